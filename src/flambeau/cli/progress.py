@@ -1,0 +1,75 @@
+"""Progress of a start: a spinner with names and seconds on a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from flambeau.config.server import Address
+from flambeau.serving.model import Model
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+
+class Progress:
+    """Shows which models are loading, and how to call them when they have loaded."""
+
+    def __init__(self, console: Console | None) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._loading: dict[str, float] = {}
+
+    @classmethod
+    def for_terminal(cls) -> Progress:
+        """One that speaks when stderr is a terminal."""
+        if not sys.stderr.isatty():
+            return cls(None)
+        from rich.console import Console
+
+        return cls(Console(stderr=True))
+
+    def __enter__(self) -> Self:
+        if self._console is not None:
+            self._status = self._console.status("starting")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    @contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """Show that a model is loading."""
+        self._loading[name] = time.monotonic()
+        self._update()
+        try:
+            yield
+        finally:
+            began = self._loading.pop(name)
+            if self._console is not None:
+                self._console.print(f"[green]●[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
+            self._update()
+
+    def announce(self, address: Address, models: Sequence[Model]) -> None:
+        """Print a line to try for each model."""
+        if self._console is None:
+            return
+        for model in models:
+            self._console.print(f"\n  [bold]{model.name}[/] answers at {address}/predictions/{model.name}")
+            example = model.config.options.get("example")
+            body = f"-H 'content-type: application/json' -d '{example}'" if example else "-T FILE"
+            self._console.print(f"  curl {address}/predictions/{model.name} {body}", soft_wrap=True, highlight=False)
+        self._console.print()
+
+    def _update(self) -> None:
+        if self._status is not None:
+            self._status.update(f"loading {', '.join(self._loading)}" if self._loading else "starting")

@@ -1,0 +1,179 @@
+"""`flambeau serve`: from paths to a running server, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flambeau.archive.manifest import MANIFEST
+from flambeau.config.logs import set_up_server_logs
+from flambeau.config.model import ModelConfig
+from flambeau.config.server import ServerConfig
+from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
+from flambeau.frontend.http.listeners import HttpFrontend
+from flambeau.serving.model import Model
+from flambeau.serving.server import Server
+from flambeau.serving.store import ARCHIVE_SUFFIXES, models_in
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the command line asks of every model it names."""
+
+    workers: int | None = None
+    batch_size: int = 1
+    max_batch_delay_ms: int | None = None
+    name: str | None = None
+    handler: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One model to load at start."""
+
+    path: Path
+    name: str | None = None
+    handler: str | None = None
+    is_required: bool = True  # named by the operator, not just found in a store
+
+
+def serve(config: ServerConfig, paths: Sequence[Path], wishes: Wishes, *, log_level: str) -> None:
+    """Serve until a signal."""
+    began = time.monotonic()
+    set_up_server_logs(log_level)
+    if not paths and config.model_store is None:
+        from flambeau.examples import digits
+
+        paths = [digits.archive()]
+    plans = [plan for path in paths for plan in plans_for(path, wishes)]
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(run(config, plans, wishes, began))
+
+
+def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop
+
+
+def store_of(paths: Sequence[Path], named: Path | None) -> Path | None:
+    """The model store: the one that was named, or a store among the paths."""
+    return named or next((path for path in paths if path.is_dir() and not is_model(path)), None)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder is a model, not a store of models."""
+    return (folder / MANIFEST).is_file() or (folder / "handler.py").is_file()
+
+
+def plans_for(path: Path, wishes: Wishes) -> Iterator[Plan]:
+    """The models that a path on the command line stands for."""
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; name a handler file, an archive, a model folder or a model store")
+    if path.suffix == ".py":
+        yield Plan(path=path, name=wishes.name or path.stem, handler=wishes.handler or path.name)
+    elif path.is_file() and not path.name.endswith(ARCHIVE_SUFFIXES):
+        raise ConfigError(f"{path} is not a handler file (.py) and not an archive ({', '.join(ARCHIVE_SUFFIXES)})")
+    elif path.is_file() or (path / MANIFEST).is_file():
+        yield Plan(path=path, name=wishes.name, handler=wishes.handler)
+    elif is_model(path):
+        yield Plan(path=path, name=wishes.name or path.resolve().name, handler=wishes.handler or "handler.py")
+    else:
+        yield from (Plan(path=found, is_required=False) for found in models_in(path))
+
+
+async def run(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, began: float) -> None:
+    """The life of the process: open, load, serve, drain, close."""
+    stop = asyncio.Event()
+    catch_signals(stop)
+    async with Server(config) as server, HttpFrontend(server):
+        logger.info("listening on %s after %.2f s", config.inference, time.monotonic() - began)
+        loading = asyncio.get_running_loop().create_task(load_all(server, plans, wishes, stop))
+        await stop.wait()
+        logger.info("stopping: accepted requests are answered first")
+        loading.cancel()
+        await asyncio.wait([loading])
+        if not loading.cancelled() and (error := loading.exception()):
+            raise error
+    logger.info("stopped")
+
+
+def catch_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and Ctrl-C drain; a second one does not wait."""
+    loop = asyncio.get_running_loop()
+    main_task = asyncio.current_task()
+
+    def on_signal() -> None:
+        if stop.is_set() and main_task is not None:
+            main_task.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+async def load_all(server: Server, plans: Sequence[Plan], wishes: Wishes, stop: asyncio.Event) -> None:
+    """Load the models named at start, all at a time, and tell how it went."""
+    from flambeau.cli.progress import Progress
+
+    progress = Progress.for_terminal()
+    with progress:
+        try:
+            await asyncio.gather(*(load(server, plan, wishes, progress) for plan in plans))
+        except FlambeauError:
+            stop.set()
+            raise
+    server.has_started = True
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: the collector need not look at it again
+    logger.info("Model server started.")
+    progress.announce(server.config.inference, [model for model in server.registry if model.is_ready])
+
+
+async def load(server: Server, plan: Plan, wishes: Wishes, progress: object) -> Model | None:
+    """Load one model. A model that cannot start stays registered and is tried again; readiness says so."""
+    from flambeau.cli.progress import Progress
+
+    assert isinstance(progress, Progress)
+    name = plan.name or plan.path.name
+    workers = 1 if wishes.workers is None else wishes.workers
+    delay = wishes.max_batch_delay_ms
+    config = ModelConfig(
+        min_workers=workers,
+        max_workers=workers,
+        batch_size=wishes.batch_size,
+        batch_delay_s=None if delay is None else delay / 1000,
+        response_timeout_s=server.config.default_response_timeout_s,
+        startup_timeout_s=server.config.default_startup_timeout_s,
+        queue_size=server.config.job_queue_size,
+    )
+    with progress.loading(name):
+        try:
+            return await server.register(
+                plan.path.name, path=plan.path, name=plan.name, handler=plan.handler, config=config, at_startup=True
+            )
+        except WorkersFailed as error:
+            logger.error("%s; it will be tried again\n%s", error, error.cause)
+        except FlambeauError as error:
+            if plan.is_required:
+                raise
+            logger.error("%s was not loaded: %s", plan.path.name, error)
+    return None
+
+
+def fail(message: str) -> None:
+    """Say why on stderr and exit."""
+    print(f"flambeau: {message}", file=sys.stderr)
+    sys.exit(1)

@@ -1,0 +1,119 @@
+"""ModelConfig: how one model is batched, placed and kept alive (`model-config.yaml`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from flambeau.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+DEFAULT_BATCH_DELAY_MS = 100  # what TorchServe calls the default; here a bound that nobody waits for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Settings of one model; `options` is the whole YAML document, for the handler."""
+
+    min_workers: int = 1
+    max_workers: int = 1
+    batch_size: int = 1
+    batch_delay_s: float | None = None  # None: an idle worker never waits
+    response_timeout_s: float = 120
+    startup_timeout_s: float = 120
+    max_retry_s: float = 300
+    client_timeout_s: float | None = None
+    queue_size: int = 100
+    concurrency: int = 64  # jobs one worker with an `async def` handler holds at a time
+    memory_limit_mb: int | None = None
+    device_type: Literal["cpu", "gpu"] | None = None
+    device_ids: tuple[int, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_options(self, options: Mapping[str, Any]) -> ModelConfig:
+        """These settings, overridden by what a model-config.yaml says."""
+        read = _Reader(options)
+        low, high = read.number("minWorkers", 0), read.number("maxWorkers", 0)
+        changes: dict[str, Any] = {"options": options}
+        if low > 0 and high >= low:  # TorchServe takes them only as a valid pair
+            changes |= {"min_workers": int(low), "max_workers": int(high)}
+        if size := read.number("batchSize", 0, at_least=1):
+            changes["batch_size"] = int(size)
+        if (delay := read.number("maxBatchDelay", -1)) >= 0:
+            changes["batch_delay_s"] = delay / 1000
+        if client := read.number("clientTimeoutInMills", 0):
+            changes["client_timeout_s"] = client / 1000
+        device = read.get("deviceType", str, "")
+        if device in ("cpu", "gpu"):
+            changes["device_type"] = device
+        elif device:
+            logger.warning("deviceType is %r; it may be cpu or gpu, so it is ignored", device)
+        for key, name in _PLAIN.items():
+            if value := read.number(key, 0):
+                changes[name] = value
+        ids = read.get("deviceIds", list, [])
+        if ids and all(type(i) is int and i >= 0 for i in ids):
+            changes["device_ids"] = tuple(ids)
+        elif ids:
+            logger.warning("deviceIds must be a list of device numbers; %r is ignored", ids)
+        return replace(self, **changes)
+
+    @property
+    def batch_delay_ms(self) -> int:
+        """The longest a job may wait for company, as `describe` reports it."""
+        return DEFAULT_BATCH_DELAY_MS if self.batch_delay_s is None else round(self.batch_delay_s * 1000)
+
+
+_PLAIN = {
+    "responseTimeout": "response_timeout_s",
+    "startupTimeout": "startup_timeout_s",
+    "maxRetryTimeoutInSec": "max_retry_s",
+    "jobQueueSize": "queue_size",
+    "maxConcurrency": "concurrency",
+    "workerMemoryLimitMb": "memory_limit_mb",
+}
+
+
+class _Reader:
+    """Takes typed values out of a YAML mapping; a wrong type is a warning, as it was in TorchServe."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+
+    def get(self, key: str, kind: type[T], default: T) -> T:
+        value = self.options.get(key, default)
+        if isinstance(value, kind):
+            return value
+        logger.warning("%s must be %s, not %r; the default is used", key, kind.__name__, value)
+        return default
+
+    def number(self, key: str, default: int, *, at_least: int = 0) -> int | float:
+        value = self.options.get(key, default)
+        if isinstance(value, str) and value.strip().isdigit():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or (key in self.options and value < at_least):
+            logger.warning("%s must be a number of at least %d, not %r; the default is used", key, at_least, value)
+            return default
+        return value
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """The mapping a model-config.yaml holds; an empty file is an empty mapping."""
+    import yaml  # only models that ship a YAML file pay for it
+
+    try:
+        document = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path.name} is not valid YAML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path.name} must hold a mapping of settings, not {type(document).__name__}")
+    return document

@@ -1,0 +1,122 @@
+"""Every exception that Flambeau raises on purpose.
+
+    FlambeauError
+    ├── ConfigError              a setting is missing, misspelt or out of range
+    ├── ArchiveError
+    │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
+    │   └── UnsafeArchive        it would write outside its folder, or grow without bound
+    ├── BadRequest               the caller asked for something that makes no sense
+    ├── ModelNotFound
+    │   └── VersionNotFound
+    ├── ModelExists              that name and version are registered already
+    ├── DefaultVersionInUse      the default version cannot go while others remain
+    ├── Unavailable              no worker, or no room in the queue; try again later
+    ├── DeadlinePassed           the job's time was over before it was answered
+    ├── WorkersFailed            a model's workers could not start
+    ├── JobFailed                the handler answered with an error
+    ├── WorkerDied               the worker that held the job ended before it answered
+    ├── HandlerError             the handler could not be found, loaded or called
+    └── PredictionException      raised by a handler to answer with a status and text of its own
+
+No class here knows of HTTP or gRPC; each frontend has one table that does.
+"""
+
+from __future__ import annotations
+
+
+class FlambeauError(Exception):
+    """Base of every error raised on purpose; its text is written for the person who reads it."""
+
+
+class ConfigError(FlambeauError):
+    """A setting is missing, misspelt or out of range."""
+
+
+class ArchiveError(FlambeauError):
+    """Something is wrong with an archive."""
+
+
+class BrokenArchive(ArchiveError):
+    """The archive cannot be read."""
+
+
+class UnsafeArchive(ArchiveError):
+    """Unpacking would write outside the target folder or exceed its limits."""
+
+
+class BadRequest(FlambeauError):
+    """The caller asked for something that makes no sense."""
+
+
+class ModelNotFound(FlambeauError):
+    """No model of that name, or nothing at that place."""
+
+
+class VersionNotFound(ModelNotFound):
+    """The model exists, the version does not."""
+
+
+class ModelExists(FlambeauError):
+    """That name and version are registered already."""
+
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(f"Model version {version} is already registered for model {name}")
+
+
+class DefaultVersionInUse(FlambeauError):
+    """The default version cannot be removed while other versions remain."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Cannot remove default version for model {name}")
+
+
+class Unavailable(FlambeauError):
+    """Nobody can take this job now."""
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlinePassed(FlambeauError):
+    """The job's time was over before it was answered."""
+
+
+class WorkersFailed(FlambeauError):
+    """A model's workers could not start; `cause` says why."""
+
+    def __init__(self, message: str, *, cause: str = "", out_of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.out_of_memory = out_of_memory
+
+
+class JobFailed(FlambeauError):
+    """The handler answered with an error; `status` is what TorchServe's handler API calls it."""
+
+    def __init__(self, message: str, *, status: int = 503, cause: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.cause = cause
+
+
+class WorkerDied(FlambeauError):
+    """The worker that held the job ended before it answered; `cause` says how."""
+
+    def __init__(self, *, cause: str, out_of_memory: bool = False) -> None:
+        super().__init__("Worker died.")
+        self.cause = cause
+        self.out_of_memory = out_of_memory
+
+
+class HandlerError(FlambeauError):
+    """The handler could not be found, loaded or called."""
+
+
+class PredictionException(FlambeauError):
+    """Raised by a handler to answer the whole batch with a status and a text of its own."""
+
+    def __init__(self, message: str, error_code: int = 500) -> None:
+        super().__init__(message)
+        self.message = message
+        self.error_code = error_code

@@ -1,0 +1,74 @@
+"""The embedded example: handwritten digits, trained in seconds at the first start and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from flambeau.archive.pack import Recipe, pack
+from flambeau.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent / "digits_model"
+
+
+def archive() -> Path:
+    """The packed model; trained now unless this version of it lies in the cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau" / "examples"
+    recipe = b"".join(path.read_bytes() for path in (Path(__file__), *sorted(SOURCES.glob("*.py"))))
+    folder = cache / hashlib.sha256(recipe).hexdigest()[:12]
+    found = folder / "digits.mar"
+    if not found.is_file():
+        logger.info("training the example model, once")
+        make(folder)
+    return found
+
+
+def make(folder: Path) -> None:
+    """Train on the digits that come with scikit-learn, and pack the result."""
+    try:
+        import torch
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigError(
+            f"the example model needs {error.name}: pip install 'flambeau[example]', or name a model to serve"
+        ) from None
+    digits = load_digits()
+    images, labels = torch.tensor(digits.data, dtype=torch.float32), torch.tensor(digits.target)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        weights, settings = Path(scratch, "digits.pth"), Path(scratch, "model-config.yaml")
+        torch.save(train(images, labels), weights)
+        example = json.dumps([int(value) for value in digits.data[7]], separators=(",", ":"))
+        settings.write_text(f"minWorkers: 1\nmaxWorkers: 1\nbatchSize: 16\nexample: '{example}'\n")
+        recipe = Recipe(
+            model_name="digits",
+            handler=str(SOURCES / "handler.py"),
+            model_file=SOURCES / "model.py",
+            serialized_file=weights,
+            config_file=settings,
+        )
+        pack(recipe, folder, force=True)
+
+
+def train(images: object, labels: object) -> dict[str, object]:
+    """The state dict of a network that has seen the digits two hundred times."""
+    import torch
+
+    from flambeau.handlers.weights import the_model_class
+
+    torch.manual_seed(0)
+    network = the_model_class(SOURCES / "model.py")()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(images), labels)  # type: ignore[arg-type]
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    state: dict[str, object] = network.state_dict()
+    return state

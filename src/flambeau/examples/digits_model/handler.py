@@ -1,0 +1,21 @@
+"""Reads digits: a JSON list of 64 grey values (0 to 16) → the digit, and how sure the model is."""
+
+import torch
+
+from flambeau.errors import PredictionException
+from flambeau.handlers.base import BaseHandler
+
+
+class DigitsHandler(BaseHandler):
+    def preprocess(self, data):
+        rows = [row.get("data") or row.get("body") for row in data]
+        if not all(isinstance(row, list) and len(row) == 64 for row in rows):
+            raise PredictionException("send a JSON list of 64 numbers from 0 to 16: an 8 by 8 image, row by row", 400)
+        return torch.tensor(rows, dtype=torch.float32, device=self.device)
+
+    def postprocess(self, data):
+        scores, digits = data.softmax(dim=1).max(dim=1)
+        return [
+            {"digit": digit, "score": round(score, 4)}
+            for digit, score in zip(digits.tolist(), scores.tolist(), strict=True)
+        ]

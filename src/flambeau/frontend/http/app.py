@@ -1,0 +1,87 @@
+"""RoutedApp: finds the endpoint of a path, and turns what it raises into an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from flambeau.errors import FlambeauError
+from flambeau.frontend.http.problems import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, problem, respond_problem
+from flambeau.frontend.http.protocol import Exchange
+
+logger = logging.getLogger(__name__)
+
+# An endpoint gets the exchange and the path's segments. It answers, or returns the work that will.
+Endpoint = Callable[[Exchange, list[str]], Coroutine[Any, Any, None] | None]
+
+
+class RoutedApp:
+    """Routes by the first segment of the path; `""` is the root."""
+
+    def __init__(self, routes: Mapping[str, Endpoint], *, details: bool) -> None:
+        self.routes = routes
+        self.details = details
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an exchange."""
+        segments = segments_of(exchange.path)
+        endpoint = self.routes.get(segments[0])
+        if endpoint is None:
+            not_found(exchange)
+            return
+        try:
+            work = endpoint(exchange, segments)
+        except Exception as error:
+            self._answer_error(exchange, error)
+            return
+        if work is not None:
+            exchange.run(self._guard(exchange, work))
+
+    def too_large(self, exchange: Exchange, limit: int) -> None:
+        """Answer a request whose body is over the limit."""
+        text = f"The request body is larger than {limit} bytes; the server's max_request_size sets this limit."
+        exchange.respond(413, problem(413, "PayloadTooLargeException", text), (JSON_TYPE,))
+
+    def malformed(self, exchange: Exchange, reason: str) -> None:
+        """Answer bytes that are not HTTP."""
+        logger.info("Invalid HTTP message: %s", reason)
+        exchange.respond(400, problem(400, "BadRequestException", "Invalid HTTP message."), (JSON_TYPE,))
+
+    async def _guard(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._answer_error(exchange, error)
+
+    def _answer_error(self, exchange: Exchange, error: Exception) -> None:
+        if exchange.is_started:
+            exchange.abort()
+        elif isinstance(error, FlambeauError):
+            respond_problem(exchange, error, details=self.details)
+            return
+        else:
+            exchange.respond(500, problem(500, "InternalServerException", "Internal server error."), (JSON_TYPE,))
+        logger.error("request %s: %s %s failed", exchange.request_id, exchange.method, exchange.path, exc_info=error)
+
+
+def segments_of(path: str) -> list[str]:
+    """The parts of a path between slashes, percent-decoded; never empty."""
+    segments = path.strip("/").split("/")
+    return [unquote(segment) for segment in segments] if "%" in path else segments
+
+
+def query_of(exchange: Exchange) -> dict[str, str]:
+    """The query's parameters; of a repeated one, the first counts."""
+    return dict(reversed(parse_qsl(exchange.query, keep_blank_values=True)))
+
+
+def not_found(exchange: Exchange) -> None:
+    """Answer that there is nothing at this path."""
+    exchange.respond(404, problem(404, "ResourceNotFoundException", NOT_FOUND), (JSON_TYPE,))
+
+
+def not_allowed(exchange: Exchange) -> None:
+    """Answer that this path does not take this method."""
+    exchange.respond(405, problem(405, "MethodNotAllowedException", NOT_ALLOWED), (JSON_TYPE,))

@@ -1,0 +1,115 @@
+"""HttpFrontend: the ports of a server, opened together and drained together."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import defaultdict
+from types import TracebackType
+from typing import Self
+
+from flambeau.config.server import Address
+from flambeau.errors import ConfigError
+from flambeau.frontend.http.app import Endpoint, RoutedApp
+from flambeau.frontend.http.inference import inference_routes
+from flambeau.frontend.http.management import management_routes
+from flambeau.frontend.http.metrics import metrics_routes
+from flambeau.frontend.http.protocol import HttpLimits, Listener
+from flambeau.serving.server import Server
+
+BACKLOG = 4096
+SWEEP_S = 5.0
+LAST_CALL_S = 0.1  # how long open connections may still send a request after the ports have closed
+
+
+class HttpFrontend:
+    """Serves a Server over HTTP. Two APIs at one address share a port."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._listeners: list[Listener] = []
+        self._sockets: list[asyncio.Server] = []
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        config = self._server.config
+        apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
+        if config.metrics is not None:
+            apis[config.metrics].update(metrics_routes(self._server))
+        apis[config.management].update(management_routes(self._server))
+        apis[config.inference].update(inference_routes(self._server))
+        try:
+            for address, routes in apis.items():
+                await self._listen(address, routes)
+        except BaseException:
+            self._close_ports()
+            raise
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the ports, answer what was accepted, then close the connections."""
+        self._close_ports()
+        for listener in self._listeners:
+            listener.is_draining = True
+        if error is None:
+            await asyncio.sleep(LAST_CALL_S)
+            await self._server.drain()
+            await self._until_idle()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for listener in self._listeners:
+            for connection in [*listener.connections]:
+                connection.close_if_idle() if error is None else connection.abort()
+
+    async def _listen(self, address: Address, routes: dict[str, Endpoint]) -> None:
+        config = self._server.config
+        limits = HttpLimits(
+            max_body_bytes=config.max_request_bytes,
+            share_from_bytes=config.shared_memory_from_bytes,
+            keep_alive_s=config.keep_alive_s,
+            read_timeout_s=config.request_read_timeout_s,
+        )
+        listener = Listener(RoutedApp(routes, details=config.tells_details), limits, self._server.segments)
+        loop = asyncio.get_running_loop()
+        try:
+            if address.path is not None:
+                opened = await loop.create_unix_server(listener.connect, address.path, backlog=BACKLOG)
+            else:
+                opened = await loop.create_server(listener.connect, address.host, address.port, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(why_not(address, error)) from None
+        self._listeners.append(listener)
+        self._sockets.append(opened)
+
+    def _close_ports(self) -> None:
+        for opened in self._sockets:
+            opened.close()
+
+    async def _until_idle(self) -> None:
+        """Answers to accepted jobs are written by now; let the last bytes of requests and tasks through."""
+        deadline = asyncio.get_running_loop().time() + 1.0
+        while asyncio.get_running_loop().time() < deadline:
+            if not any(connection.is_busy for listener in self._listeners for connection in listener.connections):
+                return
+            await asyncio.sleep(0.02)
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for listener in self._listeners:
+                listener.sweep(loop.time())
+
+
+def why_not(address: Address, error: OSError) -> str:
+    """Why a port could not be opened, and what to do about it."""
+    if error.errno == errno.EADDRINUSE or "address already in use" in str(error):
+        return f"{address} is in use by another process; stop it, or choose another port"
+    if error.errno == errno.EACCES:
+        return f"{address} may not be opened by this user; choose a port above 1023"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"{address} could not be opened: {reason}"

@@ -1,0 +1,22 @@
+"""The metrics API: /metrics in Prometheus' text format."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+from flambeau.frontend.http import describe
+from flambeau.frontend.http.app import Endpoint
+from flambeau.frontend.http.protocol import Exchange
+from flambeau.serving.server import Server
+
+TEXT = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
+
+
+def metrics_routes(server: Server) -> dict[str, Endpoint]:
+    """The paths of the metrics listener."""
+
+    def metrics(exchange: Exchange, segments: list[str]) -> None:
+        wanted = {value for key, value in parse_qsl(exchange.query) if key == "name[]"}
+        exchange.respond(200, server.metrics.text(server.state_metrics(), wanted).encode(), (TEXT,))
+
+    return {"": describe.root(describe.METRICS), "metrics": metrics}

@@ -1,0 +1,95 @@
+"""A model as `describe` shows it: TorchServe's fields in TorchServe's order, then what went wrong."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from flambeau.serving.model import Model, resident_bytes
+from flambeau.serving.recovery import Death
+from flambeau.serving.supervisor import Slot
+
+
+def model_document(model: Model, *, details: bool) -> dict[str, Any]:
+    """Everything about one model that an operator may ask."""
+    config = model.config
+    document: dict[str, Any] = {
+        "modelName": model.name,
+        "modelVersion": model.version,
+        "modelUrl": model.source.url,
+        "runtime": model.source.manifest.runtime if model.source.manifest else "python",
+        "minWorkers": model.min_workers,
+        "maxWorkers": model.max_workers,
+        "batchSize": config.batch_size,
+        "maxBatchDelay": config.batch_delay_ms,
+        "responseTimeout": round(config.response_timeout_s),
+        "startupTimeout": round(config.startup_timeout_s),
+        "maxRetryTimeoutInSec": round(config.max_retry_s),
+        "clientTimeoutInMills": round((config.client_timeout_s or 0) * 1000),
+        "parallelType": "",
+        "parallelLevel": 0,
+        "deviceType": "gpu" if any(slot.device is not None for slot in model.supervisor.slots) else "cpu",
+    }
+    if config.device_ids:
+        document["deviceIds"] = [*config.device_ids]
+    document |= {
+        "continuousBatching": False,
+        "useJobTicket": False,
+        "useVenv": False,
+        "stateful": False,
+        "sequenceMaxIdleMSec": 0,
+        "sequenceTimeoutMSec": 0,
+        "maxNumSequence": 0,
+        "maxSequenceJobQueueSize": 0,
+        "loadedAtStartup": model.loaded_at_startup,
+        "workers": [worker_document(slot, details=details) for slot in model.supervisor.slots],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, model.queue.capacity - len(model.queue)),
+            "pendingRequests": len(model.queue),
+        },
+    }
+    return document
+
+
+def worker_document(slot: Slot, *, details: bool) -> dict[str, Any]:
+    """One worker, with the cause of its last failure."""
+    worker = slot.worker
+    pid = worker.pid if worker else -1
+    started = datetime.fromtimestamp(slot.started_at, UTC)
+    document: dict[str, Any] = {
+        "id": str(slot.id),
+        "startTime": f"{started:%Y-%m-%dT%H:%M:%S}.{started.microsecond // 1000:03d}Z",
+        "status": "READY" if slot.is_ready else "UNLOADING",
+        "memoryUsage": resident_bytes(pid) if pid > 0 else 0,
+        "pid": pid,
+        "gpu": slot.device is not None,
+        "gpuUsage": "N/A" if slot.device is None else f"gpuId::{slot.device}",
+        "state": state_of(slot),
+        "restarts": slot.restarts,
+    }
+    if slot.last_death is not None:
+        document["lastFailure"] = failure_document(slot.last_death, details=details)
+    return document
+
+
+def state_of(slot: Slot) -> str:
+    """What a slot is doing, in one word; `status` keeps TorchServe's two values."""
+    if slot.has_given_up:
+        return "failed"
+    if slot.worker is None:
+        return "waiting to restart"
+    return "ready" if slot.is_ready else "loading"
+
+
+def failure_document(death: Death, *, details: bool) -> dict[str, Any]:
+    """How a worker ended."""
+    document: dict[str, Any] = {"reason": death.reason}
+    if death.exit_code is not None and death.signal is None:
+        document["exitCode"] = death.exit_code
+    if death.signal is not None:
+        document["signal"] = death.signal
+    if death.out_of_memory:
+        document["outOfMemory"] = True
+    if details and death.last_lines:
+        document["lastLines"] = [*death.last_lines]
+    return document

@@ -1,0 +1,81 @@
+"""Error → status and JSON: the one table, with TorchServe's class names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flambeau.errors import (
+    ArchiveError,
+    BadRequest,
+    ConfigError,
+    DeadlinePassed,
+    DefaultVersionInUse,
+    FlambeauError,
+    JobFailed,
+    ModelExists,
+    ModelNotFound,
+    Unavailable,
+    VersionNotFound,
+    WorkerDied,
+    WorkersFailed,
+)
+from flambeau.frontend.http.protocol import Exchange, Header
+
+JSON_TYPE: Header = ("content-type", "application/json")
+NOT_FOUND = "Requested resource is not found, please refer to API document."
+NOT_ALLOWED = "Requested method is not allowed, please refer to API document."
+
+PROBLEMS: dict[type[FlambeauError], tuple[int, str]] = {
+    ArchiveError: (400, "InvalidModelException"),
+    ConfigError: (400, "InvalidModelException"),
+    BadRequest: (400, "BadRequestException"),
+    VersionNotFound: (404, "ModelVersionNotFoundException"),
+    ModelNotFound: (404, "ModelNotFoundException"),
+    ModelExists: (409, "ConflictStatusException"),
+    DefaultVersionInUse: (403, "InvalidModelVersionException"),
+    Unavailable: (503, "ServiceUnavailableException"),
+    DeadlinePassed: (408, "RequestTimeoutException"),
+    WorkersFailed: (500, "InternalServerException"),
+    JobFailed: (503, "InternalServerException"),
+    WorkerDied: (500, "InternalServerException"),
+}
+OUT_OF_MEMORY = 507
+
+
+def status_and_type(error: FlambeauError) -> tuple[int, str]:
+    """The status and TorchServe's name for an error."""
+    if isinstance(error, JobFailed):
+        return error.status, "BadRequestException" if error.status == 400 else "InternalServerException"
+    if isinstance(error, (WorkerDied, WorkersFailed)) and error.out_of_memory:
+        return OUT_OF_MEMORY, "InternalServerException"
+    return next((PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS), (500, "InternalServerException"))
+
+
+def respond_problem(exchange: Exchange, error: FlambeauError, *, details: bool) -> int:
+    """Answer with an error; `details` adds the cause, for callers who may know."""
+    status, kind = status_and_type(error)
+    headers = [JSON_TYPE]
+    if isinstance(error, Unavailable) and error.retry_after_s is not None:
+        headers.append(("retry-after", str(error.retry_after_s)))
+    cause = getattr(error, "cause", "") if details else ""
+    exchange.respond(status, problem(status, kind, str(error), cause), headers)
+    return status
+
+
+def respond_json(exchange: Exchange, status: int, document: Any) -> None:
+    """Answer with a JSON document of the server's own."""
+    exchange.respond(status, to_json(document), (JSON_TYPE,))
+
+
+def problem(status: int, kind: str, message: str, cause: str = "") -> bytes:
+    """The body of an error answer."""
+    document: dict[str, Any] = {"code": status, "type": kind, "message": message}
+    if cause:
+        document["cause"] = cause.splitlines()
+    return to_json(document)
+
+
+def to_json(document: Any) -> bytes:
+    """JSON as the server writes it: indented by two, UTF-8, one newline at the end."""
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,1 @@
+"""Handlers that come with the server, and what user handlers build on."""

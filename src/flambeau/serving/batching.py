@@ -1,0 +1,35 @@
+"""When a batch leaves, and how far ahead a worker is fed; pure decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# A worker this quick spends as long waiting for its next batch as working on one, so a few are sent
+# ahead; a slower one gets its next batch when it is done, and no job waits behind a stranger.
+QUICK_S = 0.002
+AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """How many jobs leave together, and how long the first may wait for company (None: not at all)."""
+
+    size: int = 1
+    delay_s: float | None = None
+
+
+def wait_s(num_waiting: int, oldest_age_s: float, limits: BatchLimits) -> float:
+    """How long an idle worker should still wait for a fuller batch; 0 or less means go."""
+    if limits.delay_s is None or num_waiting >= limits.size:
+        return 0.0
+    return limits.delay_s - oldest_age_s
+
+
+def may_send_ahead(num_waiting: int, num_in_flight: int, service_s: float | None, limits: BatchLimits) -> bool:
+    """Whether a busy worker may get one more batch: it is quick, and the batch is full."""
+    return num_in_flight < AHEAD and service_s is not None and service_s < QUICK_S and num_waiting >= limits.size
+
+
+def smoothed(old: float | None, new: float) -> float:
+    """A service time that follows slow-downs at once and speed-ups gradually."""
+    return new if old is None or new > old * 8 else old + (new - old) * 0.1

@@ -1,0 +1,150 @@
+"""Job: one request in flight, from its arrival to the last part of its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+from flambeau.errors import FlambeauError
+from flambeau.wire.messages import Kind, Part, Request
+from flambeau.wire.shared import Segment
+
+_ids = itertools.count(1)
+
+
+class Receiver(Protocol):
+    """Whoever waits for a job: an HTTP exchange, a gRPC call, a test."""
+
+    def on_part(self, part: Part) -> None:
+        """Take the next part; `part.last` ends the reply."""
+
+    def on_error(self, error: FlambeauError) -> None:
+        """The job failed; nothing follows."""
+
+
+class Body:
+    """What the client sent: bytes, or a shared segment that is given back when nobody reads it any more."""
+
+    __slots__ = ("_give_back", "_readers", "content", "segment", "size_bytes")
+
+    def __init__(self, content: bytes, segment: Segment | None = None, size_bytes: int = 0) -> None:
+        self.content = content
+        self.segment = segment
+        self.size_bytes = size_bytes if segment else len(content)
+        self._give_back: Callable[[Segment], None] | None = None
+        self._readers = 1  # the job itself
+
+    @classmethod
+    def shared(cls, segment: Segment, size_bytes: int, give_back: Callable[[Segment], None]) -> Body:
+        """A body that lies in shared memory."""
+        body = cls(b"", segment, size_bytes)
+        body._give_back = give_back
+        return body
+
+    def hold(self) -> None:
+        """One more process may read the segment."""
+        self._readers += 1
+
+    def release(self) -> None:
+        """One reader less; the last one gives the segment back."""
+        self._readers -= 1
+        if not self._readers and self.segment is not None and self._give_back is not None:
+            self._give_back(self.segment)
+            self.segment = None
+
+
+class Job:
+    """One request in flight. Exactly one of these ends it: its last part, an error, or `cancel`."""
+
+    __slots__ = (
+        "arrived",
+        "body",
+        "crashes",
+        "deadline",
+        "expiry",
+        "headers",
+        "id",
+        "is_alone",
+        "is_over",
+        "kind",
+        "on_cancel",
+        "receiver",
+        "request_id",
+        "sent",
+        "started",
+        "url_path",
+    )
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        *,
+        request_id: str,
+        headers: list[tuple[str, str]],
+        body: Body,
+        arrived: float,
+        deadline: float | None = None,
+        kind: Kind = "predict",
+        url_path: str = "",
+    ) -> None:
+        self.id = next(_ids)
+        self.receiver = receiver
+        self.request_id = request_id
+        self.headers = headers
+        self.body = body
+        self.arrived = arrived
+        self.deadline = deadline
+        self.kind: Kind = kind
+        self.url_path = url_path
+        self.crashes = 0  # workers that died while they held it
+        self.is_alone = kind == "describe"  # never batched with others
+        self.is_over = False
+        self.started = False  # a part of the reply has gone out
+        self.sent = 0.0  # when it last left for a worker
+        self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
+        self.expiry: asyncio.TimerHandle | None = None
+
+    def renew_id(self) -> None:
+        """Take a new id, so that nothing said about the old one concerns this job any more."""
+        self.id = next(_ids)
+
+    def to_request(self, *, share: bool) -> Request:
+        """The job as a worker sees it."""
+        body = self.body
+        content = body.content
+        if body.segment is not None:
+            if share:
+                shared = body.segment.describe(body.size_bytes)
+                return Request(self.id, self.request_id, self.headers, shared, self.kind, self.url_path)
+            content = body.segment.memory[: body.size_bytes]
+        return Request(self.id, self.request_id, self.headers, content, self.kind, self.url_path)
+
+    def deliver(self, part: Part) -> None:
+        """Pass a part on; after the last one the job is over."""
+        if self.is_over:
+            return
+        if part.last:
+            self._end()
+        self.started = True
+        self.receiver.on_part(part)
+
+    def fail(self, error: FlambeauError) -> None:
+        """End the job with an error."""
+        if not self.is_over:
+            self._end()
+            self.receiver.on_error(error)
+
+    def cancel(self) -> None:
+        """Nobody waits any more: leave the queue, or tell the worker."""
+        if not self.is_over:
+            self._end()
+            if self.on_cancel is not None:
+                self.on_cancel(self)
+
+    def _end(self) -> None:
+        self.is_over = True
+        self.body.release()
+        if self.expiry is not None:
+            self.expiry.cancel()

@@ -1,0 +1,56 @@
+"""What happens after a worker died: who is retried, and when the worker comes back; pure decisions."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+# TorchServe's rhythm (1, 1, 2, 3, 5 … s), so that existing crash alerts keep their meaning;
+# only the first restart comes at once.
+_DELAYS_S = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How a worker ended, in words and numbers."""
+
+    reason: str
+    exit_code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
+    timed_out: bool = False
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def cause(self) -> str:
+        """The reason, followed by the worker's last words."""
+        return "\n".join([self.reason, *(f"  | {line}" for line in self.last_lines)])
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait before the restart that follows this many failures in a row."""
+    return _DELAYS_S[min(failures, len(_DELAYS_S)) - 1]
+
+
+def should_retry(death: Death, *, batch_size: int, crashes: int, reply_started: bool) -> bool:
+    """Whether a job held by a dead worker gets a second try, alone.
+
+    A job that was alone when its worker ended by its own doing is the culprit. One that was in a batch,
+    or whose worker was killed from outside, may be innocent, once.
+    """
+    if reply_started or crashes > 1:
+        return False
+    killed_from_outside = death.signal in FROM_OUTSIDE and not death.timed_out and not death.out_of_memory
+    return batch_size > 1 or killed_from_outside
+
+
+def describe_exit(code: int) -> tuple[str, int | None]:
+    """An exit status in words, and the signal number if one ended the process."""
+    if code >= 0:
+        return f"exited with code {code}", None
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "a signal"
+    return f"killed by {name} (signal {-code})", -code

@@ -1,0 +1,219 @@
+"""Server: what every protocol calls; starts models and stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from flambeau.archive.manifest import Manifest
+from flambeau.config.model import ModelConfig, read_options
+from flambeau.config.server import ServerConfig
+from flambeau.errors import BadRequest, BrokenArchive, DeadlinePassed, WorkersFailed
+from flambeau.metrics.registry import Metric, Metrics
+from flambeau.serving.devices import count_gpus
+from flambeau.serving.job import Job
+from flambeau.serving.model import Host, Model, Source
+from flambeau.serving.registry import Registry
+from flambeau.serving.store import Store
+from flambeau.wire.messages import Shared
+from flambeau.wire.shared import Segment, SegmentPool
+
+logger = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.02
+
+
+class Server:
+    """One serving process: registers models, takes jobs, tells how it is."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.registry = Registry()
+        self.metrics = Metrics()
+        self.store = Store(config.model_store)
+        self.segments: SegmentPool | None = None
+        self.is_draining = False
+        self.has_started = False  # the models named at start have loaded or failed
+        self._probe: Segment | None = None
+        self._host: Host | None = None
+
+    async def __aenter__(self) -> Self:
+        if SegmentPool.is_supported() and self.config.worker_transport == "unix":
+            self.segments = SegmentPool()
+            self._probe = self.segments.take(1)
+        gpus = range(await asyncio.to_thread(count_gpus))
+        if self.config.number_of_gpus is not None:
+            gpus = gpus[: self.config.number_of_gpus]
+        self._host = Host(
+            config=self.config,
+            gpus=gpus,
+            worker_ids=itertools.count(self.config.first_worker_id),
+            metrics=self.metrics,
+            probe=self._describe_probe,
+            devices_in_use=lambda: (slot.device for model in self.registry for slot in model.supervisor.slots),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(now=error is not None)
+
+    # ---- jobs ----
+
+    def predict(self, job: Job, name: str, version: str | None = None) -> None:
+        """Give a job to a model; its receiver gets the reply. Raises when it cannot be accepted."""
+        self.registry.find(name, version).add(job, requested_version=version)
+
+    # ---- models ----
+
+    async def register(
+        self,
+        url: str,
+        *,
+        path: Path | None = None,
+        name: str | None = None,
+        handler: str | None = None,
+        runtime: str | None = None,
+        config: ModelConfig,
+        wait: bool = True,
+        at_startup: bool = False,
+    ) -> Model:
+        """Register the model at `url` (or at a path the operator named) and start its workers.
+
+        `config` holds what the caller asked for; the model's own YAML is laid over it. When `wait` is set
+        and a worker cannot start, the model is unregistered again and WorkersFailed says why.
+        """
+        source = await asyncio.to_thread(self.store.open_path, path, url) if path else await self._open(url)
+        try:
+            model = self._build(source, name=name, handler=handler, runtime=runtime, config=config)
+            model.loaded_at_startup = at_startup
+            self.registry.add(model)
+        except BaseException:
+            self.store.discard(source)
+            raise
+        logger.info("registered %s from %s", model, url)
+        if model.config.min_workers > 0:
+            try:
+                await model.scale(model.config.min_workers, model.config.max_workers, wait=wait)
+            except WorkersFailed:
+                if not at_startup:
+                    await self._forget(model)
+                raise
+        return model
+
+    async def unregister(self, name: str, version: str | None = None) -> None:
+        """Take a model out of service: what it accepted is answered first."""
+        model = self.registry.remove(name, version)
+        try:
+            async with asyncio.timeout(self.config.unregister_timeout_s):
+                await self._retire(model)
+        except TimeoutError:
+            raise DeadlinePassed(f"Timed out while cleaning resources: {name}") from None
+        logger.info("unregistered %s", model)
+
+    async def scale(self, name: str, version: str | None, minimum: int, maximum: int, *, wait: bool) -> Model:
+        """Change how many workers a model has."""
+        if maximum < minimum:
+            raise BadRequest("max_worker cannot be less than min_worker.")
+        if minimum < 0:
+            raise BadRequest(f"min_worker is {minimum}; it cannot be less than 0.")
+        model = self.registry.find(name, version)
+        await model.scale(minimum, maximum, wait=wait)
+        return model
+
+    async def _open(self, url: str) -> Source:
+        return await asyncio.to_thread(self.store.open, url)
+
+    def _build(
+        self, source: Source, *, name: str | None, handler: str | None, runtime: str | None, config: ModelConfig
+    ) -> Model:
+        manifest = source.manifest or Manifest(model_name="")
+        name = name or manifest.model_name
+        if not name:
+            raise BrokenArchive("Model name is not defined.")
+        if runtime not in (None, "python", "python3", "LSP"):
+            raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+        self.registry.check_free(name, manifest.version)
+        handler = handler or manifest.handler or self.config.default_handler
+        if not handler:
+            raise BrokenArchive(
+                f"model {name} names no handler; give one in its manifest, in the register call, or by default"
+            )
+        options = read_options(source.folder / manifest.config_file) if manifest.config_file else {}
+        settings = replace(config, queue_size=config.queue_size or self.config.job_queue_size).with_options(options)
+        assert self._host is not None
+        return Model(name, manifest.version, handler, source, settings, self._host)
+
+    async def _forget(self, model: Model) -> None:
+        self.registry.remove(model.name, model.version)
+        await self._retire(model)
+
+    async def _retire(self, model: Model) -> None:
+        while model.num_in_flight and model.supervisor.has_hope:
+            await asyncio.sleep(DRAIN_POLL_S)
+        await model.close()
+        await asyncio.to_thread(self.store.discard, model.source)
+
+    # ---- state ----
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the default version of every model has its workers, counting those that load or are retried."""
+        return all(model.is_healthy for model in self.registry.defaults())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model that should have workers can answer now."""
+        return self.has_started and not self.is_draining and not self.not_ready()
+
+    def not_ready(self) -> list[Model]:
+        """The models that should be able to answer and are not."""
+        return [model for model in self.registry if model.min_workers > 0 and not model.is_ready]
+
+    def state_metrics(self) -> Iterator[Metric]:
+        """The present state of models and workers, as gauges and counters."""
+        answers = Metric("flambeau_requests_total", "counter", "Requests answered, by model and status.")
+        waiting = Metric("flambeau_queue_jobs", "gauge", "Jobs that wait for a worker.")
+        ready = Metric("flambeau_workers_ready", "gauge", "Workers with the model loaded.")
+        wanted = Metric("flambeau_workers_wanted", "gauge", "Workers the model should have.")
+        restarts = Metric("flambeau_worker_restarts_total", "counter", "Workers that ended and were replaced.")
+        for model in self.registry:
+            labels = (("model", model.name), ("version", model.version))
+            for status, count in model.answers.items():
+                answers.update(count, (*labels, ("status", str(status))))
+            waiting.update(len(model.queue), labels)
+            ready.update(model.supervisor.num_ready, labels)
+            wanted.update(model.min_workers, labels)
+            restarts.update(sum(slot.restarts for slot in model.supervisor.slots), labels)
+        yield from (answers, waiting, ready, wanted, restarts)
+
+    # ---- stopping ----
+
+    async def drain(self) -> None:
+        """Wait until every accepted job is answered, as long as the drain time-out allows."""
+        self.is_draining = True
+        try:
+            async with asyncio.timeout(self.config.drain_timeout_s):
+                while any(model.num_in_flight and model.supervisor.has_hope for model in self.registry):
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            left = sum(model.num_in_flight for model in self.registry)
+            logger.warning("%d jobs were not answered within %g s", left, self.config.drain_timeout_s)
+
+    async def _close(self, *, now: bool) -> None:
+        await asyncio.gather(*(model.close(now=now) for model in self.registry))
+        await asyncio.to_thread(self.store.close)
+        if self.segments is not None:
+            if self._probe is not None:
+                self._probe.close()
+            self.segments.close()
+
+    def _describe_probe(self) -> Shared | None:
+        return self._probe.describe(1) if self._probe is not None else None

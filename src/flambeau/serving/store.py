@@ -1,0 +1,103 @@
+"""Store: finds a model's files, unpacks archives into a folder of its own, and cleans up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+from flambeau.archive.manifest import MANIFEST, read_manifest
+from flambeau.archive.unpack import unpack
+from flambeau.errors import ConfigError, ModelNotFound
+from flambeau.serving.model import Source
+
+ARCHIVE_SUFFIXES = (".mar", ".tar.gz", ".tgz")
+PREFIX = "flambeau-"
+
+
+class Store:
+    """The model store of one server, and the temporary folder that holds what it unpacked."""
+
+    def __init__(self, folder: Path | None) -> None:
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"the model store {folder} is not a folder; create it, or name another one")
+        self.folder = folder.resolve() if folder else None
+        self._scratch: Path | None = None
+
+    def open(self, url: str) -> Source:
+        """The model that a registration names by `url`: an archive or a folder in the store."""
+        if self.folder is None:
+            raise ModelNotFound("Model store has not been configured.")
+        if not url:
+            raise ModelNotFound("empty url")
+        if ".." in url:
+            raise ModelNotFound(f"Relative path is not allowed in url: {url}")
+        if url.startswith(("http://", "https://", "file://")):
+            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+        path = self.folder / Path(url).name
+        if not path.resolve().is_relative_to(self.folder) or not path.exists():
+            raise ModelNotFound(f"Model not found at: {url}")
+        return self.open_path(path, url)
+
+    def open_path(self, path: Path, url: str | None = None) -> Source:
+        """The model at a path the operator named: an archive, a model folder, or a handler file."""
+        url = url or path.name
+        path = path.resolve()
+        if path.is_dir():
+            return self._in_place(path, url)
+        if not path.is_file():
+            raise ModelNotFound(f"Model not found at: {path}")
+        if path.suffix == ".py":
+            return Source(url=url, folder=path.parent, manifest=None)
+        target = self._new_folder()
+        try:
+            unpack(path, target)
+            return Source(url=url, folder=target, manifest=read_manifest(target), is_temporary=True)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+
+    def discard(self, source: Source) -> None:
+        """Delete what was unpacked for a model."""
+        if source.is_temporary:
+            shutil.rmtree(source.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Delete everything that was unpacked."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    @staticmethod
+    def _in_place(path: Path, url: str) -> Source:
+        inner = [*path.iterdir()]
+        if len(inner) == 1 and inner[0].is_dir() and inner[0].name != Path(MANIFEST).parent.name:
+            path = inner[0]
+        return Source(url=url, folder=path, manifest=read_manifest(path))
+
+    def _new_folder(self) -> Path:
+        if self._scratch is None:
+            sweep(Path(tempfile.gettempdir()))
+            self._scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        folder = self._scratch / "models" / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        return folder
+
+
+def models_in(folder: Path) -> list[Path]:
+    """The archives and model folders that lie in a store."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if (path.is_file() and path.name.endswith(ARCHIVE_SUFFIXES)) or (path / MANIFEST).is_file()
+    )
+
+
+def sweep(temporary: Path) -> None:
+    """Delete what servers that were killed left behind."""
+    for folder in temporary.glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,196 @@
+"""Supervisor: keeps the wanted number of a model's workers alive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flambeau.errors import WorkersFailed
+from flambeau.serving.recovery import Death, backoff_s
+from flambeau.serving.remote_worker import RemoteWorker
+
+logger = logging.getLogger(__name__)
+
+STEADY_S = 30.0  # a worker that lived this long after loading starts a new series of failures
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A place for one worker; it outlives the processes that fill it."""
+
+    id: int
+    device: int | None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # loaded once, or failed once
+    worker: RemoteWorker | None = None
+    task: asyncio.Task[None] | None = None
+    failures: int = 0  # in a row
+    first_failure: float | None = None
+    restarts: int = 0
+    last_death: Death | None = None
+    is_retired: bool = False
+    has_given_up: bool = False
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker in it has the model loaded."""
+        return self.worker is not None and self.worker.is_ready
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether its last worker never got to answer anything, and no new one is loaded yet."""
+        return not self.is_ready and self.failures > 0
+
+
+class Supervisor:
+    """Starts, watches, restarts and retires the workers of one model; nobody else does."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        new_worker: Callable[[Slot], RemoteWorker],
+        new_slot: Callable[[], Slot],
+        workers: list[RemoteWorker],
+        startup_timeout_s: float,
+        max_retry_s: float,
+        drain_timeout_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.slots: list[Slot] = []
+        self._name = name
+        self._new_worker = new_worker
+        self._new_slot = new_slot
+        self._workers = workers  # shared with the dispatcher
+        self._startup_timeout_s = startup_timeout_s
+        self._max_retry_s = max_retry_s
+        self._drain_timeout_s = drain_timeout_s
+        self._on_change = on_change
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_ready(self) -> int:
+        """Workers that have the model loaded."""
+        return sum(slot.is_ready for slot in self.slots)
+
+    @property
+    def has_hope(self) -> bool:
+        """Whether a worker is there, starting, or to be tried again."""
+        return any(not slot.has_given_up for slot in self.slots)
+
+    @property
+    def last_death(self) -> Death | None:
+        """How the last worker to fail ended."""
+        deaths = [slot.last_death for slot in self.slots if slot.last_death and slot.is_failing]
+        return deaths[-1] if deaths else None
+
+    def scale(self, minimum: int, maximum: int) -> list[Slot]:
+        """Start workers up to `minimum`, retire those beyond `maximum`; return the slots that are new."""
+        self.slots[:] = [slot for slot in self.slots if not slot.has_given_up]
+        fresh = [self._new_slot() for _ in range(minimum - len(self.slots))]
+        for slot in fresh:
+            slot.task = self._own(self._keep_alive(slot))
+        self.slots += fresh
+        for slot in self.slots[maximum:]:
+            self._own(self._retire(slot))
+        del self.slots[maximum:]
+        return fresh
+
+    async def wait_started(self, slots: list[Slot]) -> None:
+        """Wait until each of these has loaded; raise with the cause when one has failed."""
+        for slot in slots:
+            await slot.settled.wait()
+            if slot.failures and slot.last_death is not None:
+                death = slot.last_death
+                raise WorkersFailed(
+                    f"Failed to start workers for {self._name}", cause=death.cause, out_of_memory=death.out_of_memory
+                )
+
+    async def close(self, *, now: bool = False) -> None:
+        """Retire every worker, or kill them; then wait until all are gone."""
+        for slot in self.slots:
+            self._own(self._retire(slot, timeout_s=0.0 if now else self._drain_timeout_s))
+        self.slots.clear()
+        while self._tasks:
+            await asyncio.wait([*self._tasks])
+
+    def _own(self, work: asyncio._CoroutineLike[None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- the life of one slot ----
+
+    async def _keep_alive(self, slot: Slot) -> None:
+        """Start a worker, let it live, learn from its death; again, until retired or hopeless."""
+        while not slot.is_retired:
+            death, was_steady = await self._one_life(slot)
+            if slot.is_retired:
+                break
+            self._take_note(slot, death, was_steady)
+            slot.settled.set()
+            if self._is_hopeless(slot):
+                slot.has_given_up = True
+                logger.error("worker %d of %s: giving up: %s", slot.id, self._name, death.cause)
+                self._on_change()
+                return
+            delay = backoff_s(slot.failures)
+            logger.warning(
+                "worker %d of %s: %s\nRetry worker: %d in %g seconds.", slot.id, self._name, death.cause, slot.id, delay
+            )
+            self._on_change()
+            await asyncio.sleep(delay)
+
+    async def _one_life(self, slot: Slot) -> tuple[Death, bool]:
+        worker = slot.worker = self._new_worker(slot)
+        slot.started_at = worker.started_at
+        self._workers.append(worker)
+        timer = asyncio.get_running_loop().call_later(self._startup_timeout_s, self._on_slow_start, worker)
+        worker.ready.add_done_callback(lambda ready: self._on_ready(slot, timer, ready))
+        began = time.monotonic()
+        try:
+            death = await worker.run()
+        finally:
+            timer.cancel()
+            self._workers.remove(worker)
+            slot.worker = None
+        return death, worker.has_answered and time.monotonic() - began > STEADY_S
+
+    def _on_slow_start(self, worker: RemoteWorker) -> None:
+        if not worker.is_ready:
+            reason = f"the model was not loaded within startupTimeout, {self._startup_timeout_s:g} s"
+            worker.kill(Death(reason=reason, timed_out=True))
+
+    def _on_ready(self, slot: Slot, timer: asyncio.TimerHandle, ready: asyncio.Future[None]) -> None:
+        timer.cancel()
+        if not ready.cancelled():
+            slot.settled.set()
+            self._on_change()
+
+    @staticmethod
+    def _take_note(slot: Slot, death: Death, was_steady: bool) -> None:
+        slot.last_death = death
+        slot.restarts += 1
+        if was_steady:
+            slot.failures, slot.first_failure = 0, None
+        slot.failures += 1
+        if slot.first_failure is None:
+            slot.first_failure = time.monotonic()
+
+    def _is_hopeless(self, slot: Slot) -> bool:
+        assert slot.first_failure is not None
+        return time.monotonic() - slot.first_failure > self._max_retry_s
+
+    async def _retire(self, slot: Slot, timeout_s: float | None = None) -> None:
+        slot.is_retired = True
+        slot.settled.set()
+        if slot.worker is not None and not slot.worker.ended.done():
+            await slot.worker.retire(self._drain_timeout_s if timeout_s is None else timeout_s)
+        elif slot.task is not None:  # between two lives
+            slot.task.cancel()
+        if slot.task is not None:
+            await asyncio.wait([slot.task])

@@ -1,0 +1,99 @@
+"""A socket that speaks messages: asyncio for the server, blocking for the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from flambeau.wire.framing import BadFrame, FrameBuffer, decode_to_server, decode_to_worker, to_frame
+from flambeau.wire.messages import ToServer, ToWorker
+
+SLACK_BYTES = 1 << 20  # what a frame may hold besides one body of the largest allowed size
+
+
+class ServerChannel(asyncio.BufferedProtocol):
+    """The server's end. `on_message` gets each message, `on_closed` the reason, once, at the end."""
+
+    def __init__(
+        self,
+        on_message: Callable[[ToServer], None],
+        on_closed: Callable[[str], None],
+        max_frame_bytes: int,
+    ) -> None:
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._frames = FrameBuffer(max_frame_bytes + SLACK_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._fault = ""
+        self.on_open: Callable[[], object] = lambda: None
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message; silently nothing once the channel is closed."""
+        if self._transport is not None:
+            self._transport.write(to_frame((message,)))
+
+    def close(self) -> None:
+        """Close the channel; the worker sees the end of its input."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self.on_open()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._frames.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for payload in self._frames.filled(nbytes):
+                for message in decode_to_server(payload):
+                    self._on_message(message)
+        except BadFrame as error:
+            self._fault = f"sent a malformed frame ({error})"
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_closed(self._fault)
+
+
+class WorkerChannel:
+    """The worker's end: blocking, and polled for cancellations while the handler runs."""
+
+    def __init__(self, sock: socket.socket, max_frame_bytes: int) -> None:
+        sock.setblocking(True)
+        self.socket = sock
+        self._frames = FrameBuffer(max_frame_bytes)
+        self._arrived: deque[ToWorker] = deque()
+
+    def send(self, messages: Sequence[ToServer]) -> None:
+        """Send these messages as one frame."""
+        self.socket.sendall(to_frame(messages))
+
+    def receive(self) -> ToWorker | None:
+        """The next message; None when the server has gone."""
+        while not self._arrived:
+            if not self._read(0):
+                return None
+        return self._arrived.popleft()
+
+    def poll(self) -> deque[ToWorker]:
+        """Everything that has arrived and was not received yet, without waiting."""
+        try:
+            self._read(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        return self._arrived
+
+    def _read(self, flags: int) -> bool:
+        count = self.socket.recv_into(self._frames.space(), 0, flags)
+        if not count:
+            return False
+        for payload in self._frames.filled(count):
+            self._arrived.extend(decode_to_worker(payload))
+        return True

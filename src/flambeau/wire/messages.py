@@ -1,0 +1,100 @@
+"""The eight messages that cross between server and worker, and what they carry.
+
+To the worker: Load, Run, Cancel, Stop. To the server: Ready, Part, Failed, Samples.
+Nothing here is a tensor, a pickle or an exception.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Kind = Literal["predict", "explain", "describe"]
+
+
+class Shared(Struct, array_like=True, frozen=True, gc=False):
+    """A body that lies in shared memory: which segment, where it can be opened, and how long it is."""
+
+    serial: int
+    path: str
+    size_bytes: int
+
+
+class Request(Struct, array_like=True, frozen=True):
+    """One job as a worker sees it: headers as the client sent them, the body as bytes."""
+
+    job_id: int
+    request_id: str
+    headers: list[tuple[str, str]]
+    body: bytes | Shared
+    kind: Kind = "predict"
+    url_path: str = ""
+
+
+class Load(Struct, array_like=True, tag=1, frozen=True):
+    """Load this model; the first message a worker gets."""
+
+    model: str
+    version: str
+    folder: str
+    handler: str
+    batch_size: int
+    gpu_id: int | None
+    decode_input: bool
+    limit_max_image_pixels: bool
+    max_response_bytes: int
+    probe: Shared | None = None  # a segment to try, to find out whether memory can be shared
+
+
+class Run(Struct, array_like=True, tag=2, frozen=True):
+    """Run these jobs as one batch."""
+
+    jobs: list[Request]
+
+
+class Cancel(Struct, array_like=True, tag=3, frozen=True):
+    """Nobody waits for these jobs any more."""
+
+    job_ids: list[int]
+
+
+class Stop(Struct, array_like=True, tag=4, frozen=True):
+    """Finish what was sent before this, then exit."""
+
+
+class Ready(Struct, array_like=True, tag=5, frozen=True):
+    """The model is loaded."""
+
+    is_concurrent: bool = False  # an `async def` handler takes many batches at a time
+    can_share_memory: bool = False
+
+
+class Part(Struct, array_like=True, tag=6, frozen=True):
+    """A piece of one job's reply; status and headers count only in the first."""
+
+    job_id: int
+    body: bytes
+    last: bool = True
+    status: int = 200
+    phrase: str = ""
+    headers: list[tuple[str, str]] | None = None
+
+
+class Failed(Struct, array_like=True, tag=7, frozen=True):
+    """These jobs failed, or, with no jobs, the model could not be loaded."""
+
+    job_ids: list[int]
+    status: int
+    message: str
+    detail: str = ""  # what happened, with the traceback; for logs and for trusted callers
+
+
+class Samples(Struct, array_like=True, tag=8, frozen=True):
+    """Metric samples a handler took: (name, kind, unit, value, dimensions)."""
+
+    samples: list[tuple[str, str, str, float, list[tuple[str, str]]]]
+
+
+ToWorker = Load | Run | Cancel | Stop
+ToServer = Ready | Part | Failed | Samples

@@ -1,0 +1,221 @@
+"""Context: what a handler is told, and how it answers beyond its return value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from flambeau.metrics.samples import MetricSamples
+from flambeau.wire.messages import Request
+
+Headers = dict[str, Any]
+
+
+class RequestProcessor:
+    """The headers of one request, and the status and headers of its response."""
+
+    def __init__(self, request_header: Headers | None) -> None:
+        self._request: Headers = request_header or {}
+        self._status = 200
+        self._phrase: str | None = None
+        self._response: dict[str, str] = {}
+
+    def get_request_property(self, key: str) -> Any:
+        """A request header: by the name as sent, else whatever its case."""
+        found = self._request.get(key)
+        if found is None:
+            low = key.lower()
+            found = next((v for k, v in self._request.items() if k.lower() == low), None)
+        return found
+
+    def get_request_properties(self) -> Headers:
+        """All request headers, with their names as sent."""
+        return self._request
+
+    def report_status(self, code: int, reason_phrase: str | None = None) -> None:
+        """Set the status of the response."""
+        self._status, self._phrase = code, reason_phrase
+
+    def get_response_status_code(self) -> int:
+        """The status of the response."""
+        return self._status
+
+    def get_response_status_phrase(self) -> str | None:
+        """The reason phrase of the response."""
+        return self._phrase
+
+    def add_response_property(self, key: str, value: str) -> None:
+        """Set a header of the response."""
+        self._response[key] = value
+
+    def get_response_headers(self) -> dict[str, str]:
+        """The headers set so far."""
+        return self._response
+
+    def get_response_header(self, key: str) -> str | None:
+        """One header set so far."""
+        return self._response.get(key)
+
+
+class Outlet(Protocol):
+    """How a context reaches the server while the handler runs."""
+
+    def send_values(self, context: Context, values: Sequence[Any]) -> None:
+        """Send one chunk to each request of the batch."""
+
+    def is_cancelled(self, job_id: int) -> bool:
+        """Whether nobody waits for that job any more."""
+
+
+class Context:
+    """The same object at every call of one handler; its request fields are replaced for each batch."""
+
+    def __init__(
+        self,
+        model_name: str,
+        model_dir: str,
+        manifest: Mapping[str, Any] | None,
+        batch_size: int,
+        gpu: int | None,
+        mms_version: str,
+        limit_max_image_pixels: bool = True,
+        metrics: Any = None,
+        model_yaml_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.manifest = manifest
+        self._system_properties = {
+            "model_dir": model_dir,
+            "gpu_id": gpu,
+            "batch_size": batch_size,
+            "server_name": "MMS",
+            "server_version": mms_version,
+            "limit_max_image_pixels": limit_max_image_pixels,
+        }
+        self.metrics = metrics if metrics is not None else MetricSamples(model_name)
+        self.model_yaml_config: Mapping[str, Any] = model_yaml_config or {}
+        self.stopping_criteria: Any = None
+        self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
+        self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
+        self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
+        self.cl_socket: Outlet | None = None
+        self._requests: Sequence[Request] = ()
+        self._request_ids: dict[int, str] | None = None
+        self._processors: list[RequestProcessor] | None = []
+        self._read_headers: Callable[[Request], Headers] = lambda request: dict(request.headers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Context) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # ---- what the worker does with it ----
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Turn to the next batch. What few handlers ask for is made when it is asked for."""
+        self._requests = requests
+        self._request_ids = None
+        self._processors = None
+        self.metrics.request_ids = None
+
+    def connect(self, outlet: Outlet, read_headers: Callable[[Request], Headers]) -> None:
+        """Tell it how to reach the server and how to read a request's headers."""
+        self.cl_socket = outlet
+        self._read_headers = read_headers
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The requests of this batch."""
+        return self._requests
+
+    @property
+    def touched_processors(self) -> list[RequestProcessor] | None:
+        """The request processors, if the handler has asked for any."""
+        return self._processors
+
+    # ---- what handlers use ----
+
+    @property
+    def system_properties(self) -> dict[str, Any]:
+        """Model folder, device, batch size and server."""
+        return self._system_properties
+
+    @property
+    def request_ids(self) -> dict[int, str] | None:
+        """Index in the batch → request id; None before the first request."""
+        if self._request_ids is None and self._requests:
+            self._request_ids = {i: request.request_id for i, request in enumerate(self._requests)}
+        return self._request_ids
+
+    @request_ids.setter
+    def request_ids(self, ids: dict[int, str] | None) -> None:
+        self._request_ids = ids
+
+    @property
+    def request_processor(self) -> list[RequestProcessor]:
+        """One per request of the batch."""
+        if self._processors is None:
+            self._processors = [RequestProcessor(self._read_headers(request)) for request in self._requests]
+        return self._processors
+
+    @request_processor.setter
+    def request_processor(self, processors: list[RequestProcessor]) -> None:
+        self._processors = processors
+
+    def is_cancelled(self, idx: int = 0) -> bool:
+        """Whether the client of request `idx` has gone: its answer would reach nobody."""
+        return self.cl_socket is not None and self.cl_socket.is_cancelled(self._requests[idx].job_id)
+
+    def send(self, values: Sequence[Any]) -> None:
+        """Send one chunk to each request of the batch now; the value returned at the end is the last chunk."""
+        if self.cl_socket is not None:
+            self.cl_socket.send_values(self, values)
+
+    def get_request_id(self, idx: int = 0) -> str | None:
+        """The id of request `idx`."""
+        ids = self.request_ids
+        return ids.get(idx) if ids else None
+
+    def get_request_header(self, idx: int, key: str) -> Any:
+        """A header of request `idx`, or None."""
+        return self.request_processor[idx].get_request_property(key)
+
+    def get_all_request_header(self, idx: int) -> Headers:
+        """All headers of request `idx`."""
+        return self.request_processor[idx].get_request_properties()
+
+    def set_response_content_type(self, idx: int, value: str) -> None:
+        """Set the content type of the response to request `idx`."""
+        self.set_response_header(idx, "content-type", value)
+
+    def get_response_content_type(self, idx: int) -> str | None:
+        """The content type set for request `idx`."""
+        return self.request_processor[idx].get_response_header("content-type")
+
+    def set_response_header(self, idx: int, key: str, value: str) -> None:
+        """Set a header of the response to request `idx`."""
+        self.request_processor[idx].add_response_property(key, value)
+
+    def get_response_headers(self, idx: int) -> dict[str, str]:
+        """The headers set for request `idx`."""
+        return self.request_processor[idx].get_response_headers()
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
+        """Set the status of the response to request `idx`."""
+        if self.request_processor:
+            self.request_processor[idx].report_status(code, phrase)
+
+    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        """Set the status of every response of the batch."""
+        for processor in self.request_processor:
+            processor.report_status(code, phrase)
+
+    def get_response_status(self, idx: int) -> tuple[int, str | None]:
+        """The status and phrase set for request `idx`."""
+        processor = self.request_processor[idx]
+        return processor.get_response_status_code(), processor.get_response_status_phrase()
+
+    def get_sequence_id(self, idx: int) -> Any:
+        """The sequence that request `idx` belongs to."""
+        return self.get_request_header(idx, self.header_key_sequence_id)

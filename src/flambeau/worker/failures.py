@@ -1,0 +1,38 @@
+"""Exception → Failed: which status, what the client is told, and what the log keeps."""
+
+from __future__ import annotations
+
+import traceback
+
+from flambeau.errors import BadRequest, PredictionException
+from flambeau.wire.messages import Failed
+from flambeau.worker.replies import BadResult
+
+OUT_OF_MEMORY = 507
+
+
+def to_failed(job_ids: list[int], error: BaseException) -> Failed:
+    """The failure of jobs, with TorchServe's statuses and texts."""
+    detail = "".join(traceback.format_exception(error))
+    if isinstance(error, PredictionException):
+        status = OUT_OF_MEMORY if error.error_code == 413 else error.error_code
+        return Failed(job_ids, status, error.message, detail)
+    if isinstance(error, BadRequest):
+        return Failed(job_ids, 400, str(error), detail)
+    if is_out_of_memory(error):
+        return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail)
+    if isinstance(error, BadResult):
+        return Failed(job_ids, 503, str(error), detail)
+    return Failed(job_ids, 503, "Prediction failed", detail)
+
+
+def load_failed(error: BaseException) -> Failed:
+    """The failure to load a model; the text names the error, since only operators see it."""
+    status = OUT_OF_MEMORY if is_out_of_memory(error) else 500
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    return Failed([], status, summary, "".join(traceback.format_exception(error)))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """TorchServe calls any error that mentions CUDA out of memory; clients rely on the status."""
+    return isinstance(error, MemoryError) or "CUDA" in str(error)

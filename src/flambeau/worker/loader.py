@@ -1,0 +1,121 @@
+"""The handler a manifest names → an object ready to use."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flambeau.errors import HandlerError
+from flambeau.worker.context import Context
+
+BUILT_IN = {
+    "base_handler": "flambeau.handlers.base",
+}
+
+Handle = Callable[[Any, Context], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the worker calls for each batch, and whether many calls may run at a time."""
+
+    handle: Handle
+    is_concurrent: bool
+
+
+def load_handler(value: str, folder: Path, context: Context) -> Entry:
+    """Find the handler, instantiate and initialise it."""
+    module_name, _, wanted = value.partition(":")
+    name = Path(module_name.removesuffix(".py")).name
+    put_on_path(folder)
+    module = import_handler(name, folder)
+    function = getattr(module, wanted or "handle", None)
+    if callable(function) and not inspect.isclass(function):
+        function(None, context)  # the convention for functions: no data means initialise
+        return Entry(function, is_async(function))
+    if wanted and not handler_classes(module):
+        raise HandlerError(
+            f"{name}.py has no function {wanted!r}; it defines {', '.join(names_in(module)) or 'nothing'}"
+        )
+    handler = the_class(module)()
+    handler.initialize(context)
+    return Entry(handler.handle, is_async(handler.handle))
+
+
+def put_on_path(folder: Path) -> None:
+    """Let the handler import its neighbours, in this process and in those it starts."""
+    sys.path.insert(0, str(folder))
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{others}{os.pathsep}{folder}" if others else str(folder)
+
+
+def import_handler(name: str, folder: Path) -> ModuleType:
+    """The module of that name: the model's own file first, then the built-in handlers, then any other."""
+    file = folder / f"{name}.py"
+    if file.is_file():
+        return import_file(name, file)
+    if name in BUILT_IN:
+        return importlib.import_module(BUILT_IN[name])
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:  # the module was found; something that it imports was not
+            raise
+        raise HandlerError(
+            f"no handler {name!r}: there is no {name}.py in the archive, no built-in handler and no installed module "
+            f"of that name. Built in: {', '.join(sorted(BUILT_IN))}"
+        ) from None
+
+
+def import_file(name: str, file: Path) -> ModuleType:
+    """Import a file under its bare name, even when an imported module has that name already."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def names_in(module: ModuleType) -> list[str]:
+    """What a module defines itself, for error messages."""
+    return [k for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
+
+
+def handler_classes(module: ModuleType) -> list[type[Any]]:
+    """The classes a module defines that can be handlers; all its classes if none has both methods."""
+    classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__]
+    able = [c for c in classes if hasattr(c, "handle") and hasattr(c, "initialize")]
+    return able or classes
+
+
+def the_class(module: ModuleType) -> type[Any]:
+    """The one handler class of a module."""
+    classes = handler_classes(module)
+    if len(classes) > 1:  # a base class and its specialisation: the specialisation is meant
+        leaves = [c for c in classes if not any(c in other.__mro__[1:] for other in classes)]
+        classes = leaves if len(leaves) == 1 else classes
+    if len(classes) != 1:
+        raise ValueError(
+            "Expected only one class in custom service code or a function entry point "
+            f"{[c.__name__ for c in classes]}: {module.__name__} defines {len(classes)} possible handlers"
+        )
+    found = classes[0]
+    for method in ("handle", "initialize"):
+        if not hasattr(found, method):
+            raise ValueError(f"Expect {method} method in class {found.__name__}")
+    return found
+
+
+def is_async(function: Handle) -> bool:
+    """Whether a handler gives its thread back while it waits."""
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

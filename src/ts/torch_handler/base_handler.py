@@ -1,0 +1,3 @@
+"""What handlers import from `ts.torch_handler.base_handler`."""
+
+from flambeau.handlers.base import BaseHandler as BaseHandler

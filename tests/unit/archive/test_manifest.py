@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flambeau
+from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
+from flambeau.errors import BrokenArchive
+
+
+def write_manifest(folder: Path, content: bytes) -> None:
+    file = folder / MANIFEST
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+
+
+def test_manifest_of_the_old_archiver_is_read_whole() -> None:
+    document = {
+        "createdOn": "01/02/2023 10:11:12",
+        "runtime": "python3",
+        "model": {
+            "modelName": "digits",
+            "serializedFile": "digits.pt",
+            "handler": "handler.py:predict",
+            "modelFile": "model.py",
+            "modelVersion": "2.5",
+            "requirementsFile": "requirements.txt",
+            "configFile": "model-config.yaml",
+        },
+        "archiverVersion": "0.12.0",
+    }
+    assert Manifest.from_dict(document) == Manifest(
+        model_name="digits",
+        handler="handler.py:predict",
+        version="2.5",
+        serialized_file="digits.pt",
+        model_file="model.py",
+        requirements_file="requirements.txt",
+        config_file="model-config.yaml",
+        runtime="python3",
+        raw=document,
+    )
+
+
+def test_unknown_and_missing_fields_are_no_mistake() -> None:
+    document = {"specificationVersion": "1.0", "license": "x", "model": {"modelName": "m", "sourceVocab": "v.pt"}}
+    manifest = Manifest.from_dict(document)
+    assert (manifest.model_name, manifest.handler, manifest.version, manifest.runtime) == ("m", "", "1.0", "python")
+    assert manifest.serialized_file is None
+    assert manifest.raw["model"]["sourceVocab"] == "v.pt"
+
+
+def test_nulls_count_as_missing() -> None:
+    manifest = Manifest.from_dict({"runtime": None, "model": {"modelName": None, "handler": None, "modelVersion": ""}})
+    assert (manifest.model_name, manifest.version, manifest.runtime) == ("", "1.0", "python")
+
+
+def test_version_written_as_a_number_is_read_as_text() -> None:
+    assert Manifest.from_dict({"model": {"modelName": "m", "modelVersion": 2.0}}).version == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "must be a JSON object, not a list"),
+        ({}, "^Missing Model entry in manifest file.$"),
+        ({"model": "m"}, "Field model of the manifest must be an object, not text"),
+        ({"model": {}, "runtime": "java"}, "^Runtime is not defined or invalid.$"),
+        ({"model": {}, "runtime": ["python"]}, "^Runtime is not defined or invalid.$"),
+        ({"model": {"handler": 3}}, "model.handler of the manifest must be text, not a number"),
+        ({"model": {"modelVersion": True}}, "model.modelVersion of the manifest must be text, not a boolean"),
+    ],
+)
+def test_broken_manifest_is_refused_by_name(document: Any, message: str) -> None:
+    with pytest.raises(BrokenArchive, match=message):
+        Manifest.from_dict(document)
+
+
+def test_written_manifest_has_the_layout_of_the_old_archiver() -> None:
+    manifest = Manifest(model_name="m", handler="h.py", version="1.1", serialized_file="w.pt")
+    assert manifest.to_dict(created_on=datetime(2024, 12, 31, 23, 5, 9)) == {
+        "createdOn": "31/12/2024 23:05:09",
+        "runtime": "python",
+        "model": {"modelName": "m", "handler": "h.py", "modelVersion": "1.1", "serializedFile": "w.pt"},
+        "archiverVersion": flambeau.__version__,
+    }
+
+
+def test_manifest_survives_a_round_trip() -> None:
+    manifest = Manifest(model_name="m", handler="h", config_file="c.yaml", runtime="LSP")
+    document = manifest.to_dict()
+    assert Manifest.from_dict(document).to_dict()["model"] == document["model"]
+
+
+def test_manifest_is_read_from_a_folder(tmp_path: Path) -> None:
+    write_manifest(tmp_path, b"\xef\xbb\xbf" + json.dumps({"model": {"modelName": "m"}}).encode())
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.model_name == "m"
+
+
+def test_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path) is None
+    assert read_manifest(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\xff", b"[" * 100_000])
+def test_manifest_that_is_not_json_is_refused_by_its_path(tmp_path: Path, content: bytes) -> None:
+    write_manifest(tmp_path, content)
+    with pytest.raises(BrokenArchive, match=r"MAR-INF/MANIFEST.json is not JSON"):
+        read_manifest(tmp_path)
