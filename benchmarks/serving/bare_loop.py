@@ -1,7 +1,7 @@
-"""The handler without a server: `bare_loop.py MODEL_FOLDER BODY SECONDS` calls it in a plain loop and counts.
+"""The handler without a server: `bare_loop.py MODEL_FOLDER BODY` calls it in a plain loop and counts.
 
-It says "ready" once warm, starts at the first line on standard input, so that several loops can start together,
-prints its count as JSON, and stays until standard input closes, so that its processor time can still be read.
+It says "ready" once warm. Each line on standard input is a number of seconds: it calls the handler that long and
+prints how often as JSON.
 """
 
 import json
@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-WARM_UP_CALLS = 20
+WARM_UP_CALLS = 10
 
 
 def main() -> None:
-    folder, body, seconds = Path(sys.argv[1]), Path(sys.argv[2]).read_bytes(), float(sys.argv[3])
+    folder, body = Path(sys.argv[1]), Path(sys.argv[2]).read_bytes()
     sys.path.insert(0, str(folder))
     from bench_handler import BenchHandler
 
@@ -26,14 +26,12 @@ def main() -> None:
     for _ in range(WARM_UP_CALLS):
         handler.handle([{"body": body}], context)
     print("ready", flush=True)
-    sys.stdin.readline()
-
-    calls, started = 0, time.perf_counter()
-    while (elapsed_s := time.perf_counter() - started) < seconds:
-        handler.handle([{"body": body}], context)
-        calls += 1
-    print(json.dumps({"calls": calls, "seconds": elapsed_s}), flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        calls, started = 0, time.perf_counter()
+        while (elapsed_s := time.perf_counter() - started) < float(line):
+            handler.handle([{"body": body}], context)
+            calls += 1
+        print(json.dumps({"calls": calls, "seconds": elapsed_s}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workloads import BARE_LOOP, MEMORY_REQUESTS
+from workloads import MEMORY_REQUESTS
 
 OURS = "flambeau"
 RIVAL = "torchserve-tuned"
@@ -38,11 +38,11 @@ def _near_bare_loop(title: str, point: str) -> Goal:
     return Goal(
         title=title,
         point=point,
-        metric="rps",
-        unit="requests/s",
+        metric="of_bare_loop",
+        unit="of it",
         sense="at least",
         limit=0.97,
-        against=BARE_LOOP,
+        against=None,
     )
 
 

@@ -48,6 +48,38 @@ def run_wrk(launch: Launch, body: Body, assets: Path, connections: int, seconds:
     }
 
 
+def run_steadily(launch: Launch, body: Body, data: bytes, connections: int, seconds: float) -> dict[str, Any]:
+    """For slow models: the rate between the first answer and the last, so that no half-done work is lost or won."""
+    ends_ns: list[int] = []
+    times_ms: list[float] = []
+    errors: list[int] = []
+    stop_ns = time.monotonic_ns() + int(seconds * 1e9)
+
+    def client(_: int) -> None:
+        connection = http.client.HTTPConnection(HOST, launch.port, timeout=30)
+        while (began_ns := time.monotonic_ns()) < stop_ns:
+            connection.request("POST", launch.path, data, {"Content-Type": body.content_type})
+            response = connection.getresponse()
+            response.read()
+            if response.status != 200:
+                errors.append(response.status)
+            ends_ns.append(time.monotonic_ns())
+            times_ms.append((ends_ns[-1] - began_ns) / 1e6)
+        connection.close()
+
+    with ThreadPoolExecutor(connections) as pool:
+        list(pool.map(client, range(connections)))
+    counted = sorted(end for end in ends_ns if end <= stop_ns)
+    if len(counted) < 2:
+        raise LoadFailed("too few answers to tell a rate")
+    return {
+        "rps": (len(counted) - 1) / (counted[-1] - counted[0]) * 1e9,
+        "p50_ms": statistics.median(times_ms),
+        "p99_ms": sorted(times_ms)[int(len(times_ms) * 0.99)],
+        "errors": len(errors),
+    }
+
+
 def send(launch: Launch, body: Body, assets: Path, connections: int, requests: int, limit_s: float) -> dict[str, int]:
     """Sends at least so many requests, in as many turns of wrk as it takes, within a time limit."""
     sent = errors = 0

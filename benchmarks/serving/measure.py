@@ -2,11 +2,8 @@
 
 import json
 import shutil
-import subprocess
-import sys
-import threading
+import statistics
 import time
-import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +13,7 @@ from typing import Any
 import load
 import machine
 from assets import make_archive
+from bare_loops import BareLoops
 from peers import Peer
 from server import Server, find_ports
 from workloads import CHUNKS, MEMORY_REQUESTS, Case, Load
@@ -24,6 +22,7 @@ Record = dict[str, Any]
 Records = Generator[Record, None, None]
 
 STARTS_PER_ROUND = 3
+TURNS = 5
 MEMORY_LIMIT_S = 240
 # What a server is still busy with when a client leaves must not count in the next point.
 SETTLE_S = 0.5
@@ -55,6 +54,7 @@ def measure(bench: Bench, peer: Peer, case: Case) -> Records:
     """The records of one case on one server, each as soon as it is taken."""
     take = {
         "load": _measure_loads,
+        "beside loop": measure_beside_loop,
         "stream": _measure_stream,
         "start": _measure_start,
         "memory": _measure_memory,
@@ -70,6 +70,38 @@ def _serving(bench: Bench, peer: Peer, case: Case) -> Iterator[Server]:
     archive = make_archive(case.model, bench.assets, store)
     with Server(peer.launch(archive, folder, find_ports()), folder) as server:
         yield server
+
+
+def measure_beside_loop(bench: Bench, peer: Peer, case: Case) -> Records:
+    """Short turns of the server and of a bare loop, so that both meet the machine in the same mood."""
+    point = case.loads[0]
+    data, seconds = bench.body_of(point), bench.seconds * case.stretch / TURNS
+    with _serving(bench, peer, case) as server:
+        server.wait_answer(point.body, data)
+        server.wait_workers(case.model.workers)
+        archive = next((bench.scratch / "run" / "store").glob("*.mar"))
+        with BareLoops(bench.python, archive, bench.assets / point.body.file, case.model.workers) as loops:
+            load.run_steadily(server.launch, point.body, data, point.connections, seconds)
+            before = machine.Usage.now(server.processes())
+            turns, rates = [], []
+            for _ in range(TURNS):
+                turns.append(load.run_steadily(server.launch, point.body, data, point.connections, seconds))
+                rates.append(loops.run(seconds))
+            after = machine.Usage.now({**server.processes(), **loops.processes()})
+    ratio = statistics.median(turn["rps"] / rate for turn, rate in zip(turns, rates, strict=True))
+    cores = machine.cores_between(before, after)
+    noisy = {"noisy": cores["noisy"], "steal_cores": cores["steal_cores"], "other_cores": cores["other_cores"]}
+    loop_rps = round(statistics.median(rates), 2)
+    yield {
+        "point": point.point,
+        "rps": round(statistics.median(turn["rps"] for turn in turns), 2),
+        "p50_ms": round(statistics.median(turn["p50_ms"] for turn in turns), 1),
+        "p99_ms": round(max(turn["p99_ms"] for turn in turns), 1),
+        "errors": sum(turn["errors"] for turn in turns),
+        "of_bare_loop": round(ratio, 4),
+        "bare_loop_rps": loop_rps,
+        **noisy,
+    }
 
 
 def _measure_loads(bench: Bench, peer: Peer, case: Case) -> Records:
@@ -170,59 +202,3 @@ def _measure_memory(bench: Bench, peer: Peer, case: Case) -> Records:
         "requests": requests,
         "errors": first["errors"] + rest["errors"],
     }
-
-
-def measure_bare_loop(bench: Bench, case: Case) -> Records:
-    """The same handler called in a plain loop, in as many processes as the server has workers."""
-    point, folder, seconds = case.loads[0], bench.folder(), bench.seconds * case.stretch
-    with zipfile.ZipFile(make_archive(case.model, bench.assets, folder)) as archive:
-        archive.extractall(folder / "model")
-    script = Path(__file__).parent / "bare_loop.py"
-    command: list[Path | str] = [
-        bench.python,
-        script,
-        folder / "model",
-        bench.assets / point.body.file,
-        str(seconds),
-    ]
-    loops: list[subprocess.Popen[str]] = []
-    watchdog = threading.Timer(seconds + 120, _kill, [loops])
-    watchdog.start()
-    try:
-        for _ in range(case.model.workers):
-            loops.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
-            )
-        for loop in loops:
-            _line(loop)
-        before = machine.Usage.now(_table(loops))
-        for loop in loops:
-            assert loop.stdin
-            loop.stdin.write("go\n")
-            loop.stdin.flush()
-        results = [json.loads(_line(loop)) for loop in loops]
-        after = machine.Usage.now(_table(loops))
-    finally:
-        watchdog.cancel()
-        _kill(loops)
-    rps = sum(result["calls"] / result["seconds"] for result in results)
-    yield {"point": point.point, "rps": round(rps, 2), "errors": 0, **machine.cores_between(before, after)}
-
-
-def _kill(loops: "list[subprocess.Popen[str]]") -> None:
-    for loop in loops:
-        loop.kill()
-        loop.wait()
-
-
-def _line(loop: "subprocess.Popen[str]") -> str:
-    assert loop.stdout
-    line = loop.stdout.readline()
-    if not line:
-        raise load.LoadFailed("the bare loop ended early")
-    return line
-
-
-def _table(loops: "list[subprocess.Popen[str]]") -> dict[int, machine.Process]:
-    table = machine.process_table()
-    return {loop.pid: table[loop.pid] for loop in loops if loop.pid in table}

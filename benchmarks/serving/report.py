@@ -10,7 +10,6 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from goals import OURS, RIVAL
-from workloads import BARE_LOOP
 
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 PLOT = "benchmarks.svg"
@@ -34,8 +33,6 @@ def number(value: float | None) -> str:
 def promise(goal: Row) -> str:
     """A goal in a few words."""
     sign = "≥" if goal["sense"] == "at least" else "≤"
-    if goal["against"] == BARE_LOOP:
-        return f"{sign} {goal['limit']:.0%} of a bare loop"
     unit = "×" if goal["against"] else goal["unit"]
     return f"{sign} {goal['limit']:g} {unit}".strip()
 
@@ -54,7 +51,7 @@ def goal_row(result: Result, goal: Row) -> list[str]:
         ", ".join(filter(None, (goal["title"], goal["unit"]))),
         promise(goal),
         number(goal["flambeau"]) + mark(result, OURS, goal["point"]),
-        f"bare loop: {theirs}" if rival == BARE_LOOP else theirs,
+        theirs,
         "–" if goal["ratio"] is None else f"{goal['ratio']:.2f}",
         {True: "yes", False: "**no**", None: "not measured"}[goal["met"]],
     ]
@@ -118,7 +115,7 @@ def plot(result: Result) -> str:
     """A bar for each ratio to TorchServe, on a logarithmic scale that grows to the right as Flambeau does better."""
     bars = []
     for goal in result["goals"]:
-        if not goal["ratio"] or goal["against"] == BARE_LOOP or goal["metric"] in NOT_PLOTTED:
+        if not goal["ratio"] or goal["metric"] in NOT_PLOTTED:
             continue
         limit = goal["limit"] if goal["against"] else None
         is_less_better = goal["sense"] == "at most"

@@ -22,12 +22,22 @@ from pathlib import Path
 
 import machine
 import results
-from measure import Bench, Record, Records, measure, measure_bare_loop
+from measure import Bench, Record, Records, measure
 from peers import PEERS, Peer
-from workloads import BARE_LOOP, MEMORY_REQUESTS, WORKLOADS, Case, tasks_of
+from workloads import MEMORY_REQUESTS, WORKLOADS, Case, tasks_of
 
 SHOWN = (
-    *("chunks_per_s", "rps", "p50_ms", "p99_ms", "errors", "first_chunk_ms", "bad_answers", "slow_delay_ms"),
+    *(
+        "chunks_per_s",
+        "rps",
+        "p50_ms",
+        "p99_ms",
+        "errors",
+        "first_chunk_ms",
+        "bad_answers",
+        "slow_delay_ms",
+        "of_bare_loop",
+    ),
     *("listening_s", "first_answer_s", "idle_rss_mb", "after_rss_mb", "requests"),
     *("server_cores", "client_cores", "other_cores", "steal_cores"),
 )
@@ -81,8 +91,6 @@ def installed_peers(names: list[str], python: Path, torchserve_venv: Path) -> li
 def turns(bench: Bench, peers: list[Peer], case: Case, number: int) -> Iterator[tuple[str, Take]]:
     """Who is measured on a case, in an order that moves on by one every round."""
     order: list[tuple[str, Take]] = [(peer.name, partial(measure, bench, peer, case)) for peer in peers]
-    if case.bare_loop:
-        order.append((BARE_LOOP, partial(measure_bare_loop, bench, case)))
     first = number % len(order)
     yield from order[first:] + order[:first]
 

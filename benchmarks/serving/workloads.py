@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["load", "stream", "start", "memory"]
+Kind = Literal["load", "beside loop", "stream", "start", "memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,6 @@ class Case:
     model: Model
     loads: tuple[Load, ...]
     kind: Kind = "load"
-    bare_loop: bool = False
     # How many times longer than usual a point lasts: at 20 answers a second, one cut off at the end is worth a percent.
     stretch: int = 1
 
@@ -65,9 +64,6 @@ SLOW_CHUNKS = 20
 SLOW_PAUSE_MS = 20
 
 MEMORY_REQUESTS = 100_000
-
-# The peer that is no server: the same handler called in a plain loop.
-BARE_LOOP = "bare-loop"
 
 
 def _loads(name: str, body: Body, *connections: int) -> tuple[Load, ...]:
@@ -98,14 +94,14 @@ WORKLOADS: dict[str, tuple[Case, ...]] = {
             name="W5 w1",
             model=Model(task="image"),
             loads=_loads("W5 w1", PICTURE, 8),
-            bare_loop=True,
+            kind="beside loop",
             stretch=2,
         ),
         Case(
             name="W5 w2",
             model=Model(task="image", workers=2),
             loads=_loads("W5 w2", PICTURE, 8),
-            bare_loop=True,
+            kind="beside loop",
             stretch=2,
         ),
     ),

@@ -42,6 +42,7 @@ def run(path: Path, inputs: Sequence[Path], content_type: str | None, *, as_json
         print(f"loaded {handler} in {loaded - began:.3f} s", file=sys.stderr)
         if inputs:
             replies = worker.handle([to_request(i, file, content_type) for i, file in enumerate(inputs)])
+            worker.close()
             print(f"answered {len(inputs)} in {time.perf_counter() - loaded:.3f} s", file=sys.stderr)
             print_replies(replies, as_json=as_json)
     finally:

@@ -56,7 +56,11 @@ def serve(config: ServerConfig, paths: Sequence[Path], wishes: Wishes, *, log_le
         paths = [digits.archive()]
     plans = [plan for path in paths for plan in plans_for(path, wishes)]
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(run(config, plans, wishes, began))
+        try:
+            runner.run(run(config, plans, wishes, began))
+        except asyncio.CancelledError:
+            logger.warning("stopped at once, by a second signal")
+            sys.exit(1)
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -171,9 +175,3 @@ async def load(server: Server, plan: Plan, wishes: Wishes, progress: object) -> 
                 raise
             logger.error("%s was not loaded: %s", plan.path.name, error)
     return None
-
-
-def fail(message: str) -> None:
-    """Say why on stderr and exit."""
-    print(f"flambeau: {message}", file=sys.stderr)
-    sys.exit(1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A worker this quick spends as long waiting for its next batch as working on one, so a few are sent
-# ahead; a slower one gets its next batch when it is done, and no job waits behind a stranger.
+# A worker this quick spends as long waiting for its next batch as working on one, so a few are sent ahead.
+# A slower one gets its next batch when it is done, so that no job waits behind a stranger while another worker
+# is free; where there is no other worker, one batch ahead costs nobody anything and spares it the wait.
 QUICK_S = 0.002
-AHEAD = 4
+AHEAD_OF_QUICK = 4
+AHEAD_OF_ONLY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +27,14 @@ def wait_s(num_waiting: int, oldest_age_s: float, limits: BatchLimits) -> float:
     return limits.delay_s - oldest_age_s
 
 
-def may_send_ahead(num_waiting: int, num_in_flight: int, service_s: float | None, limits: BatchLimits) -> bool:
-    """Whether a busy worker may get one more batch: it is quick, and the batch is full."""
-    return num_in_flight < AHEAD and service_s is not None and service_s < QUICK_S and num_waiting >= limits.size
+def may_send_ahead(
+    num_waiting: int, num_in_flight: int, service_s: float | None, limits: BatchLimits, *, is_only_worker: bool
+) -> bool:
+    """Whether a busy worker may get one more batch: a full one, if it is quick or the only one."""
+    if num_waiting < limits.size:
+        return False
+    is_quick = service_s is not None and service_s < QUICK_S
+    return num_in_flight < (AHEAD_OF_QUICK if is_quick else AHEAD_OF_ONLY if is_only_worker else 1)
 
 
 def smoothed(old: float | None, new: float) -> float:

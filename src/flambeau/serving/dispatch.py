@@ -72,10 +72,15 @@ class Dispatcher:
             if best is not None and load >= len(best.batches):
                 continue
             if (worker.is_concurrent and load < self._concurrency) or (
-                not worker.is_concurrent and may_send_ahead(num_waiting, load, worker.service_s, self._limits)
+                not worker.is_concurrent and self._may_send_ahead(worker, num_waiting)
             ):
                 best = worker
         return best
+
+    def _may_send_ahead(self, worker: RemoteWorker, num_waiting: int) -> bool:
+        is_only_worker = len(self._workers) == 1
+        in_flight, service_s = len(worker.batches), worker.service_s
+        return may_send_ahead(num_waiting, in_flight, service_s, self._limits, is_only_worker=is_only_worker)
 
     def _wake_in(self, delay_s: float) -> None:
         if self._timer is None:

@@ -15,7 +15,7 @@ from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied
 from flambeau.metrics.registry import Metrics
-from flambeau.serving.batching import BatchLimits
+from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
 from flambeau.serving.devices import count_cores
 from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.job import Job
@@ -94,7 +94,7 @@ class Model:
         """Accept a job, or say at once why not."""
         if not self.supervisor.has_hope:
             raise self._no_worker(requested_version)
-        if self.queue.is_full:
+        if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
             raise self._queue_full(requested_version)
         if self.config.client_timeout_s is not None:
             job.deadline = job.arrived + self.config.client_timeout_s
@@ -143,6 +143,16 @@ class Model:
             await self.supervisor.wait_started(fresh)
 
     @property
+    def num_waiting(self) -> int:
+        """Jobs no worker has begun: those in the queue, and those sent ahead."""
+        ahead = (batch for worker in self._workers if not worker.is_concurrent for batch in [*worker.batches][1:])
+        return len(self.queue) + sum(batch.remaining for batch in ahead)
+
+    @property
+    def _most_ahead(self) -> int:
+        return AHEAD_OF_QUICK * self.config.batch_size * len(self._workers)
+
+    @property
     def num_in_flight(self) -> int:
         """Jobs accepted and not yet answered."""
         return len(self.queue) + sum(batch.remaining for worker in self._workers for batch in worker.batches)
@@ -183,7 +193,7 @@ class Model:
         timeout, limit_mb = self.config.response_timeout_s, self.config.memory_limit_mb
         if worker.seconds_without_progress() > timeout:
             logger.error("Backend worker did not respond in given time: worker %d of %s", worker.spec.id, self)
-            worker.kill(Death(reason=f"no answer within responseTimeout, {timeout:g} s", timed_out=True))
+            worker.kill(Death(reason=f"no answer within responseTimeout, {timeout:g} s"))
         elif limit_mb is not None and (used := resident_bytes(worker.pid)) > limit_mb << 20:
             reason = f"it used {used >> 20} MB of memory; workerMemoryLimitMb is {limit_mb}"
             worker.kill(Death(reason=reason, out_of_memory=True))

@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from pathlib import Path
 
-KEPT_LINES = 20
+KEPT_LINES = 30
 KEPT_LINE_BYTES = 500
 CHUNK_BYTES = 64 * 1024
 

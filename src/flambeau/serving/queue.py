@@ -18,17 +18,12 @@ class JobQueue:
         return len(self._jobs)
 
     @property
-    def is_full(self) -> bool:
-        """Whether the next job must be refused."""
-        return len(self._jobs) >= self.capacity
-
-    @property
     def oldest(self) -> Job:
         """The job that leaves next."""
         return next(iter(self._jobs.values()))
 
     def put(self, job: Job) -> None:
-        """Add a job at the end; the caller has asked `is_full`."""
+        """Add a job at the end; the caller has seen that there is room."""
         job.on_cancel = self.remove
         self._jobs[job.id] = job
 

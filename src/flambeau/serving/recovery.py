@@ -19,7 +19,7 @@ class Death:
     exit_code: int | None = None
     signal: int | None = None
     out_of_memory: bool = False
-    timed_out: bool = False
+    by_server: bool = False  # we ended it, for a reason
     last_lines: tuple[str, ...] = ()
 
     @property
@@ -41,7 +41,7 @@ def should_retry(death: Death, *, batch_size: int, crashes: int, reply_started: 
     """
     if reply_started or crashes > 1:
         return False
-    killed_from_outside = death.signal in FROM_OUTSIDE and not death.timed_out and not death.out_of_memory
+    killed_from_outside = death.signal in FROM_OUTSIDE and not death.by_server and not death.out_of_memory
     return batch_size > 1 or killed_from_outside
 
 

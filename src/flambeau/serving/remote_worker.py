@@ -201,7 +201,7 @@ class RemoteWorker:
                 exit_code=code,
                 signal=by_signal,
                 out_of_memory=fate.out_of_memory,
-                timed_out=fate.timed_out,
+                by_server=True,
                 last_lines=lines,
             )
         by_kernel = by_signal == signal.SIGKILL and output.count_kernel_kills() > self._kernel_kills

@@ -188,7 +188,7 @@ class Server:
             labels = (("model", model.name), ("version", model.version))
             for status, count in model.answers.items():
                 answers.update(count, (*labels, ("status", str(status))))
-            waiting.update(len(model.queue), labels)
+            waiting.update(model.num_waiting, labels)
             ready.update(model.supervisor.num_ready, labels)
             wanted.update(model.min_workers, labels)
             restarts.update(sum(slot.restarts for slot in model.supervisor.slots), labels)
@@ -198,7 +198,6 @@ class Server:
 
     async def drain(self) -> None:
         """Wait until every accepted job is answered, as long as the drain time-out allows."""
-        self.is_draining = True
         try:
             async with asyncio.timeout(self.config.drain_timeout_s):
                 while any(model.num_in_flight and model.supervisor.has_hope for model in self.registry):

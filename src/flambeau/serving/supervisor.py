@@ -163,7 +163,7 @@ class Supervisor:
     def _on_slow_start(self, worker: RemoteWorker) -> None:
         if not worker.is_ready:
             reason = f"the model was not loaded within startupTimeout, {self._startup_timeout_s:g} s"
-            worker.kill(Death(reason=reason, timed_out=True))
+            worker.kill(Death(reason=reason))
 
     def _on_ready(self, slot: Slot, timer: asyncio.TimerHandle, ready: asyncio.Future[None]) -> None:
         timer.cancel()

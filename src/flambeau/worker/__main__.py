@@ -22,7 +22,7 @@ MAX_FRAME_BYTES = (1 << 32) - 1  # what the server sends is limited there
 
 def main(arguments: list[str]) -> int:
     """Run the worker; the exit status is 0 when the server stopped it."""
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     set_up_worker_logs()

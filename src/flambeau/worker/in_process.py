@@ -24,7 +24,8 @@ class InProcess:
         self._reader = InputReader(decode=load.decode_input)
         self._replies: list[bytes] = []
         self.context.connect(self, read_headers)
-        self._entry = load_handler(load.handler, Path(load.folder), self.context)
+        self._loop = asyncio.new_event_loop()
+        self._entry = load_handler(load.handler, Path(load.folder), self.context, self._loop)
 
     def handle(self, requests: Sequence[Request]) -> list[bytes]:
         """Run one batch; streamed replies are joined."""
@@ -33,7 +34,7 @@ class InProcess:
         rows = [self._reader.read(request) for request in requests]
         result: Any = self._entry.handle(rows, self.context)
         if inspect.isawaitable(result) or inspect.isasyncgen(result):
-            asyncio.run(self._finish_async(result))
+            self._loop.run_until_complete(self._finish_async(result))
         elif inspect.isgenerator(result):
             for item in result:
                 self._add(item if isinstance(item, list) else [item])
@@ -52,6 +53,10 @@ class InProcess:
         for i, value in enumerate(check_result(values, len(self._replies))):
             chunks = value if inspect.isgenerator(value) else [value]
             self._replies[i] += b"".join(bytes(to_body(chunk)) for chunk in chunks)
+
+    def close(self) -> None:
+        """Let go of the event loop."""
+        self._loop.close()
 
     def send_values(self, context: Context, values: Sequence[Any]) -> None:
         """A chunk for each request."""

@@ -81,8 +81,7 @@ class InputReader:
             name = (part.field_name or b"").decode("utf-8", "replace")
             if hasattr(part, "file_object"):
                 part.file_object.seek(0)
-                kind = (getattr(part, "content_type", None) or b"application/octet-stream").decode("latin-1")
-                row[name] = self._value(bytearray(part.file_object.read()), media_type_of(kind))
+                row[name] = self._value(bytearray(part.file_object.read()), media_type_of(part.content_type or ""))
             else:
                 row[name] = bytearray(part.value or b"")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -31,23 +32,40 @@ class Entry:
     is_concurrent: bool
 
 
-def load_handler(value: str, folder: Path, context: Context) -> Entry:
-    """Find the handler, instantiate and initialise it."""
+def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
+    """Find the handler, instantiate and initialise it; what is `async` about that runs on `loop`."""
     module_name, _, wanted = value.partition(":")
     name = Path(module_name.removesuffix(".py")).name
     put_on_path(folder)
     module = import_handler(name, folder)
     function = getattr(module, wanted or "handle", None)
     if callable(function) and not inspect.isclass(function):
-        function(None, context)  # the convention for functions: no data means initialise
+        finish(function(None, context), loop)  # the convention for functions: no data means initialise
         return Entry(function, is_async(function))
     if wanted and not handler_classes(module):
         raise HandlerError(
             f"{name}.py has no function {wanted!r}; it defines {', '.join(names_in(module)) or 'nothing'}"
         )
     handler = the_class(module)()
-    handler.initialize(context)
+    finish(handler.initialize(context), loop)
     return Entry(handler.handle, is_async(handler.handle))
+
+
+def finish(result: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Let an initialisation run to its end, if calling it was only the beginning."""
+    if inspect.isasyncgen(result):
+        loop.run_until_complete(exhaust(result))
+    elif inspect.isawaitable(result):
+        loop.run_until_complete(result)
+    elif inspect.isgenerator(result):
+        for _ in result:
+            pass
+
+
+async def exhaust(items: AsyncIterator[Any]) -> None:
+    """Run an async generator to its end."""
+    async for _ in items:
+        pass
 
 
 def put_on_path(folder: Path) -> None:

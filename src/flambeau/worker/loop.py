@@ -6,7 +6,8 @@ import asyncio
 import copy
 import inspect
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,21 @@ def serve(channel: WorkerChannel) -> int:
     load = channel.receive()
     if not isinstance(load, Load):
         return 1
-    reader = InputReader(decode=load.decode_input)
-    context = new_context(load)
-    try:
-        entry = load_handler(load.handler, Path(load.folder), context)
-    except (Exception, SystemExit) as error:
-        channel.send([load_failed(error)])
-        return 1
-    channel.send([Ready(entry.is_concurrent, reader.segments.can_read(load.probe))])
-    runner = Runner(channel, reader, context, entry, load.max_response_bytes)
-    if entry.is_concurrent:
-        asyncio.run(runner.run_concurrently())
-    else:
-        runner.run_batches()
+    with closing(asyncio.new_event_loop()) as loop:
+        asyncio.set_event_loop(loop)  # a handler may use it in `initialize`, and finds the same one later
+        try:
+            context = new_context(load)
+            entry = load_handler(load.handler, Path(load.folder), context, loop)
+        except (Exception, SystemExit) as error:
+            channel.send([load_failed(error)])
+            return 1
+        reader = InputReader(decode=load.decode_input)
+        channel.send([Ready(entry.is_concurrent, reader.segments.can_read(load.probe))])
+        runner = Runner(channel, reader, context, entry, load.max_response_bytes)
+        if entry.is_concurrent:
+            loop.run_until_complete(runner.run_concurrently())
+        else:
+            runner.run_batches()
     return 0
 
 
@@ -78,6 +81,7 @@ class Runner:
         self._cancelled: set[int] = set()
         self._open: set[int] = set()  # jobs of ours that are not answered yet
         self._next_look = 0.0
+        self._wake: Callable[[], object] = lambda: None
         context.connect(self, read_headers)
 
     # ---- one batch after another ----
@@ -192,10 +196,13 @@ class Runner:
                     stopped.set()
 
         loop.add_reader(self._channel.socket, take)
+        # Whoever polls for cancellations may draw other messages out of the socket, which then stays silent.
+        self._wake = lambda: loop.call_soon(take)
         take()
         await stopped.wait()
         if tasks:
             await asyncio.wait(tasks)
+        loop.remove_reader(self._channel.socket)
 
     async def _run_async(self, run: Run) -> None:
         context = copy.copy(self._context)
@@ -271,9 +278,12 @@ class Runner:
 
     def _look_for_cancels(self) -> None:
         """Take note of cancellations that wait in the channel; they stay there until their turn comes."""
-        for message in self._channel.poll():
+        arrived = self._channel.poll()
+        for message in arrived:
             if type(message) is Cancel:
                 self._cancelled.update(message.job_ids)
+        if arrived:
+            self._wake()
 
     def _look_for_cancels_sometimes(self) -> None:
         """The same for callers in a tight loop."""

@@ -55,7 +55,7 @@ def check_size(body: bytes | bytearray, limit: int) -> None:
     """Refuse a body that is larger than the server takes."""
     if len(body) > limit:
         raise BadResult(
-            f"the response has {len(body)} bytes, max_response_size allows {limit}: raise it, or send the reply in parts"
+            f"the response has {len(body)} bytes, max_response_size is {limit}: raise it, or send the reply in parts"
         )
 
 

@@ -53,6 +53,7 @@ class HttpFrontend:
     ) -> None:
         """Close the ports, answer what was accepted, then close the connections."""
         self._close_ports()
+        self._server.is_draining = True
         for listener in self._listeners:
             listener.is_draining = True
         if error is None:

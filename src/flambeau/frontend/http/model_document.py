@@ -44,8 +44,8 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
         "loadedAtStartup": model.loaded_at_startup,
         "workers": [worker_document(slot, details=details) for slot in model.supervisor.slots],
         "jobQueueStatus": {
-            "remainingCapacity": max(0, model.queue.capacity - len(model.queue)),
-            "pendingRequests": len(model.queue),
+            "remainingCapacity": max(0, model.queue.capacity - model.num_waiting),
+            "pendingRequests": model.num_waiting,
         },
     }
     return document

@@ -1,0 +1,31 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.running import HANDLERS, RunningServer
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Start servers; a handler of tests/support/handlers may be named without its folder."""
+    running: list[RunningServer] = []
+    numbers = itertools.count()
+
+    def start_server(*arguments: str | Path, env: dict[str, str] | None = None) -> RunningServer:
+        words = [
+            str(HANDLERS / a) if isinstance(a, str) and a.endswith(".py") and "/" not in a else str(a)
+            for a in arguments
+        ]
+        server = RunningServer(tmp_path / f"server-{next(numbers)}.log", *words, env=env)
+        running.append(server)
+        return server
+
+    yield start_server
+    for server in running:
+        server.stop(timeout=40)

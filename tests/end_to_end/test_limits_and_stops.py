@@ -1,0 +1,196 @@
+"""Limits on bodies, queues and time; SIGTERM; odd HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from support.archives import pack_handler
+from support.running import Load
+
+
+def test_body_over_the_limit_is_413_before_it_is_read(start):
+    server = start("echo.py", "--max-request-size", "1000").wait_ready()
+    reply = server.predict("echo", b"x" * 1001)
+    assert (reply.status, reply.json["code"]) == (413, 413)
+    assert "max_request_size" in reply.message
+    assert server.predict("echo", b"x" * 1000).status == 200
+
+
+def test_large_body_over_the_limit_still_reads_its_answer(start):
+    server = start("echo.py", "--max-request-size", "1000").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 5000000\r\n\r\n")
+        client.sendall(b"x" * 200_000)
+        assert client.recv(65536).startswith(b"HTTP/1.1 413")
+
+
+def test_chunked_body_over_the_limit_is_413(start):
+    server = start("echo.py", "--max-request-size", "1000").wait_ready()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/predictions/echo", iter([b"x" * 600, b"x" * 600]), encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_chunked_body_under_the_limit_arrives_whole(start):
+    server = start("echo.py").wait_ready()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/predictions/echo", iter([b"a" * 600, b"b" * 600]), encode_chunked=True)
+    assert b"a" * 600 + b"b" * 600 in connection.getresponse().read()
+    connection.close()
+
+
+def test_expect_continue_is_honoured(start):
+    server = start("echo.py").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 100 Continue")
+        client.sendall(b"hi")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_pipelined_requests_are_answered_in_order(start):
+    server = start("faulty.py", "--workers", "2").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        for order in (b'{"do": "sleep", "s": 0.3}', b'{"do": "answer", "value": 1}', b'{"do": "answer", "value": 2}'):
+            head = b"POST /predictions/faulty HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            client.sendall(head % len(order) + order)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 3 or not received.endswith(b"}"):
+            received += client.recv(65536)
+    assert received.index(b'"slept"') < received.index(b'"value": 1') < received.index(b'"value": 2')
+
+
+def test_two_large_bodies_on_one_connection(start):
+    server = start("echo.py").wait_ready()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    for letter in (b"a", b"b"):
+        connection.request("POST", "/predictions/echo", letter * 1_000_000)
+        assert letter * 1_000_000 in connection.getresponse().read()
+    connection.close()
+
+
+def test_rubbish_instead_of_http_is_400(start):
+    server = start("echo.py").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"\x16\x03\x01 this is not http\r\n\r\n")
+        received = client.recv(65536)
+    assert received.startswith(b"HTTP/1.1 400")
+    assert b"Invalid HTTP message." in received
+    assert server.predict("echo", {}).status == 200
+
+
+def test_head_that_never_ends_is_refused(start):
+    server = start("echo.py").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"GET /ping HTTP/1.1\r\n")
+        try:
+            for i in range(200):
+                client.sendall(b"X-Header-%d: %s\r\n" % (i, b"y" * 1000))
+        except ConnectionError:
+            return
+        assert client.recv(65536).startswith(b"HTTP/1.1 4")
+
+
+def test_full_queue_is_503_with_retry_after(start):
+    server = start("faulty.py", "--job-queue-size", "2").wait_ready()
+    orders = [{"do": "sleep", "s": 1}] * 8
+    replies = [future.result() for future in server.at_once(lambda o: server.predict("faulty", o), orders)]
+    statuses = sorted(reply.status for reply in replies)
+    assert statuses == [200] * 3 + [503] * 5
+    refused = next(reply for reply in replies if reply.status == 503)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "has no worker to serve inference request" in refused.message
+    assert "job_queue_size" in refused.message
+
+
+def test_late_requests_are_told_and_never_reach_a_worker(start, tmp_path):
+    model = pack_handler(tmp_path, "faulty", config="clientTimeoutInMills: 300\nminWorkers: 1\nmaxWorkers: 1\n")
+    server = start(model).wait_ready()
+    futures = server.at_once(lambda o: server.predict("faulty", o), [{"do": "sleep", "s": 1}])
+    time.sleep(0.1)
+    began = time.monotonic()
+    reply = server.predict("faulty", {"do": "exit"})
+    assert (reply.status, reply.json["type"]) == (408, "RequestTimeoutException")
+    assert time.monotonic() - began < 0.8
+    assert futures[0].result().status == 408
+    server.until(lambda: server.predict("faulty", {"do": "answer"}).status == 200)
+    assert server.describe("faulty")["workers"][0]["restarts"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_answers_everything_that_was_accepted(start, number):
+    server = start("faulty.py").wait_ready()
+    futures = server.at_once(lambda o: server.predict("faulty", o), [{"do": "sleep", "s": 0.4}] * 5)
+    time.sleep(0.3)
+    began = time.monotonic()
+    assert server.stop(number) == 0
+    assert [future.result().status for future in futures] == [200] * 5
+    assert time.monotonic() - began < 5
+
+
+def test_sigterm_under_load_loses_no_accepted_request(start):
+    server = start("faulty.py", "--workers", "2", "--job-queue-size", "1000").wait_ready()
+    with Load(lambda: server.predict("faulty", {"do": "sleep", "s": 0.002}), threads=8) as load:
+        time.sleep(0.5)
+        server.stop()
+    assert load.replies
+    assert {reply.status for reply in load.replies} == {200}
+    # Refused connections are fine: nobody had accepted those.
+    assert all(isinstance(error, (ConnectionRefusedError, ConnectionResetError)) for error in load.errors), load.errors
+
+
+def test_readiness_goes_first_when_stopping(start):
+    server = start("faulty.py").wait_ready()
+    keep = http.client.HTTPConnection("127.0.0.1", server.port)
+    keep.request("GET", "/readyz")
+    assert keep.getresponse().read()
+    server.at_once(lambda o: server.predict("faulty", o), [{"do": "sleep", "s": 1}])
+    time.sleep(0.2)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    keep.request("GET", "/readyz")
+    reply = keep.getresponse()
+    assert reply.status == 503
+    assert b"draining" in reply.read()
+    assert reply.getheader("connection") == "close"
+    keep.close()
+    assert server.process.wait(10) == 0
+
+
+def test_second_signal_does_not_wait(start):
+    server = start("faulty.py").wait_ready()
+    server.at_once(lambda o: server.predict("faulty", o), [{"do": "hang"}])
+    time.sleep(0.3)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 3
+
+
+def test_drain_that_takes_too_long_ends(start):
+    server = start("faulty.py", "--drain-timeout", "1").wait_ready()
+    futures = server.at_once(lambda o: server.predict("faulty", o), [{"do": "hang"}])
+    time.sleep(0.3)
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 6
+    assert futures[0].exception() or futures[0].result().status >= 500
+
+
+def test_nothing_is_left_on_disk_or_running(start, tmp_path):
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    server = start(pack_handler(tmp_path, "echo"), env={"TMPDIR": str(scratch)}).wait_ready()
+    pid = server.worker_pids("echo")[0]
+    assert [*scratch.iterdir()]
+    server.stop()
+    assert not [*scratch.iterdir()]
+    assert not os.path.exists(f"/proc/{pid}")

@@ -1,0 +1,194 @@
+"""From a handler file to answers over HTTP."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+
+BOUNDARY = "xyzzy"
+
+
+def test_handler_file_answers_within_a_second(start):
+    server = start("echo.py").wait_ready()
+    reply = server.predict("echo", {"id": 7})
+    assert reply.status == 200
+    assert reply.json == {"row": {"body": {"id": 7}}, "batch": 1}
+    assert reply.body == json.dumps(reply.json, indent=2).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "value"),
+    [
+        ("application/json", b'{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
+        ("application/json; charset=utf-8", b"[NaN]", None),
+        ("application/json", b"not json", ["bytearray", "not json"]),
+        ("text/plain", "grüße".encode(), "grüße"),
+        ("text/plain", b"\xff\xfe", ["bytearray", "\xff\xfe"]),
+        ("application/octet-stream", b"\x00\x01", ["bytearray", "\x00\x01"]),
+        (None, b"plain", ["bytearray", "plain"]),
+        (None, b"", ["bytearray", ""]),
+    ],
+)
+def test_body_reaches_the_handler_by_its_media_type(start, kind, body, value):
+    reply = start("echo.py").wait_ready().predict("echo", body, kind=kind)
+    got = reply.json["row"]["body"]
+    assert got == value if value is not None else got[0] != got[0]
+
+
+def test_forms_become_one_entry_per_field(start):
+    server = start("echo.py").wait_ready()
+    form = (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="data"; filename="x.json"\r\n'
+        f'Content-Type: application/json\r\n\r\n{{"a": 1}}\r\n'
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="plain"\r\n\r\nvalue\r\n'
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="x.bin"\r\n\r\nraw\r\n'
+        f"--{BOUNDARY}--\r\n"
+    ).encode()
+    reply = server.predict("echo", form, kind=f"multipart/form-data; boundary={BOUNDARY}")
+    assert reply.json["row"] == {"data": {"a": 1}, "plain": ["bytearray", "value"], "file": ["bytearray", "raw"]}
+    reply = server.predict("echo", b"x=1&y=a+b%21", kind="application/x-www-form-urlencoded")
+    assert reply.json["row"] == {"x": ["bytearray", "1"], "y": ["bytearray", "a b!"]}
+
+
+def test_form_that_cannot_be_read_is_a_bad_request(start):
+    server = start("echo.py").wait_ready()
+    reply = server.predict("echo", b"nonsense", kind="multipart/form-data")
+    assert reply.status == 400
+    assert "boundary" in reply.message
+    reply = server.predict("echo", b"nonsense", kind=f"multipart/form-data; boundary={BOUNDARY}")
+    assert reply.status == 400
+    assert server.predict("echo", {"still": "alive"}).status == 200
+
+
+def test_context_tells_headers_ids_and_properties(start):
+    server = start("told.py", "--batch-size", "4").wait_ready()
+    reply = server.predict("told/1.0/more/path", {}, headers={"X-MiXeD": "Case", "X-Request-Id": "my-own-id"})
+    told = reply.json
+    assert told["id"] == "my-own-id" == reply.headers["x-request-id"]
+    assert told["headers"]["X-MiXeD"] == "Case"
+    assert told["headers"]["url_path"] == "more/path"
+    assert told["headers"]["explain"] == "False"
+    assert told["properties"]["batch_size"] == 4
+    assert told["properties"]["gpu_id"] is None
+    assert told["manifest"] is None
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-answer"] == "forty-two"
+
+
+def test_request_id_is_made_when_the_client_sends_none_or_an_unfit_one(start):
+    server = start("told.py").wait_ready()
+    assert uuid.UUID(server.predict("told", {}).headers["x-request-id"]).version == 4
+    assert uuid.UUID(server.predict("told", {}, headers={"X-Request-Id": "x" * 200}).headers["x-request-id"])
+
+
+def test_status_and_phrase_are_the_handlers(start):
+    server = start("told.py").wait_ready()
+    reply = server.predict("told", {}, headers={"X-Status": "418"})
+    assert reply.status == 418
+    assert "headers" in reply.json
+
+
+def test_any_method_predicts_and_options_describes(start):
+    server = start("echo.py").wait_ready()
+    assert server.request("GET", "/predictions/echo").status == 200
+    assert server.request("PUT", "/predictions/echo/", b"{}").status == 200
+    assert server.request("HEAD", "/predictions/echo").body == b""
+    document = server.request("OPTIONS", "/predictions/echo").json
+    assert document["info"]["title"] == "RESTful API for: echo"
+    assert server.request("OPTIONS", "/").json["openapi"] == "3.0.1"
+    assert server.request("GET", "/").status == 405
+
+
+def test_unknown_model_version_and_path_are_told_apart(start):
+    server = start("echo.py").wait_ready()
+    reply = server.predict("nobody", {})
+    assert (reply.status, reply.json["type"]) == (404, "ModelNotFoundException")
+    assert reply.message == "Model not found: nobody"
+    reply = server.predict("echo/9.9", {})
+    assert (reply.status, reply.json["type"]) == (404, "ModelVersionNotFoundException")
+    assert reply.message == "Model version: 9.9 does not exist for model: echo"
+    reply = server.request("GET", "/nowhere")
+    assert (reply.status, reply.json["type"]) == (404, "ResourceNotFoundException")
+
+
+def test_function_handlers_are_initialised_without_data(start):
+    server = start("function.py").wait_ready()
+    assert server.predict("function", {"a": 1}).body == b"function: {'a': 1}"
+
+
+def test_named_function_is_the_entry_point(start):
+    server = start("function.py", "--handler", "function:entry").wait_ready()
+    assert server.predict("function", {}).body == b"entry"
+
+
+def test_handler_without_torch_never_loads_it(start):
+    server = start("torchless.py", "--workers", "2").wait_ready()
+    assert server.predict("torchless", {}).json["torch"] is False
+
+
+def test_async_handler_takes_many_requests_at_a_time(start):
+    server = start("asynchronous.py").wait_ready()
+    futures = server.at_once(lambda i: server.predict("asynchronous", {"s": 0.3, "i": i}), list(range(10)))
+    answers = [future.result().json for future in futures]
+    assert max(answer["most"] for answer in answers) > 5
+    assert sorted(answer["i"] for answer in answers) == list(range(10))
+    assert len({answer["id"] for answer in answers}) == 10
+
+
+def test_failure_in_an_async_handler_concerns_nobody_else(start):
+    server = start("asynchronous.py").wait_ready()
+    orders = [{"s": 0.2, "raise": i == 3, "i": i} for i in range(6)]
+    replies = [future.result() for future in server.at_once(lambda o: server.predict("asynchronous", o), orders)]
+    assert [reply.status for reply in replies] == [200, 200, 200, 503, 200, 200]
+
+
+def test_jobs_that_arrive_together_leave_together(start):
+    server = start("echo.py", "--batch-size", "8", "--max-batch-delay", "300").wait_ready()
+    futures = server.at_once(lambda i: server.predict("echo", i), list(range(8)))
+    replies = [future.result().json for future in futures]
+    assert [reply["row"]["body"] for reply in replies] == list(range(8))
+    assert max(reply["batch"] for reply in replies) == 8
+
+
+def test_large_bodies_arrive_whole_and_intact(start):
+    server = start("echo.py", "--max-request-size", "30000000", "--max-response-size", "90000000").wait_ready()
+    for size in (100_000, 300_000, 1 << 20, 10 << 20):
+        body = bytes(range(256)) * (size // 256)
+        reply = server.predict("echo", body, kind="application/octet-stream")
+        assert reply.json["row"]["body"][1].encode("latin-1") == body
+
+
+def test_tcp_workers_do_the_same(start):
+    server = start("echo.py", "--worker-transport", "tcp").wait_ready()
+    body = b"x" * 2_000_000
+    assert server.predict("echo", body).json["row"]["body"][1] == body.decode()
+
+
+def test_base_handler_serves_eager_and_torchscript_models(start, tmp_path):
+    torch = pytest.importorskip("torch")
+    from flambeau.archive.pack import Recipe, pack
+
+    model_file = tmp_path / "net.py"
+    model_file.write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.linear = torch.nn.Linear(3, 2)\n\n    def forward(self, x):\n        return self.linear(x)\n"
+    )
+    handler = tmp_path / "vectors.py"
+    handler.write_text(
+        "import torch\nfrom ts.torch_handler.base_handler import BaseHandler\n\n\nclass Vectors(BaseHandler):\n"
+        "    def preprocess(self, data):\n        return torch.tensor([row['body'] for row in data])\n"
+    )
+    net = torch.nn.Linear(3, 2)
+    torch.save({f"linear.{key}": value for key, value in net.state_dict().items()}, tmp_path / "net.pth")
+    with pytest.warns(DeprecationWarning, match="torch.jit"):  # old files must still be served
+        torch.jit.trace(net, torch.zeros(1, 3)).save(tmp_path / "net.pt")
+    eager = Recipe(
+        model_name="eager", handler=str(handler), model_file=model_file, serialized_file=tmp_path / "net.pth"
+    )
+    scripted = Recipe(model_name="scripted", handler=str(handler), serialized_file=tmp_path / "net.pt")
+    server = start(pack(eager, tmp_path), pack(scripted, tmp_path, format="tgz")).wait_ready()
+    expected = net(torch.tensor([[1.0, 2.0, 3.0]])).tolist()[0]
+    assert server.predict("eager", [1.0, 2.0, 3.0]).json == pytest.approx(expected)
+    assert server.predict("scripted", [1.0, 2.0, 3.0]).json == pytest.approx(expected)

@@ -1,0 +1,108 @@
+"""Replies in parts."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+
+import pytest
+
+
+def open_stream(server, model, order):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    body = json.dumps(order).encode()
+    connection.request("POST", f"/predictions/{model}", body, {"Content-Type": "application/json"})
+    return connection, connection.getresponse()
+
+
+def test_each_chunk_is_sent_when_it_is_made(start):
+    server = start("streamer.py").wait_ready()
+    connection, response = open_stream(server, "streamer", {"n": 10, "pause": 0.05})
+    assert response.getheader("transfer-encoding") == "chunked"
+    delays = []
+    for i in range(10):
+        line = response.readline()
+        number, made = line.split()
+        assert int(number) == i
+        delays.append(time.monotonic() - float(made))
+    assert response.read() == b""
+    connection.close()
+    assert sorted(delays)[5] < 0.03
+
+
+def test_client_that_goes_away_in_mid_stream_stops_the_handler(start, tmp_path):
+    server = start("streamer.py").wait_ready()
+    note = tmp_path / "note"
+    connection, response = open_stream(server, "streamer", {"n": 2000, "pause": 0.01, "note": str(note)})
+    assert response.readline()
+    response.close()
+    connection.close()
+    began = time.monotonic()
+    server.until(note.exists)
+    assert time.monotonic() - began < 3
+    assert note.read_text() == "ended early"
+    assert server.predict("streamer", {"n": 2}).status == 200
+
+
+def test_client_that_goes_away_while_it_waits_costs_no_work(start):
+    server = start("faulty.py").wait_ready()
+    busy = server.at_once(lambda order: server.predict("faulty", order), [{"do": "sleep", "s": 1.0}])
+    time.sleep(0.2)
+    for _ in range(5):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        body = b'{"do": "exit"}'
+        head = b"POST /predictions/faulty HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(head % len(body) + body)
+        time.sleep(0.02)
+        connection.close()
+    assert busy[0].result().status == 200
+    assert server.predict("faulty", {"do": "answer"}).status == 200
+    assert server.describe("faulty")["workers"][0]["restarts"] == 0
+
+
+def test_stream_that_fails_in_the_middle_is_broken_off(start):
+    server = start("streamer.py").wait_ready()
+    for fault in ("fail at", "die at"):
+        connection, response = open_stream(server, "streamer", {"n": 10, "pause": 0.02, fault: 3})
+        assert response.readline().startswith(b"0 ")
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            response.read()
+        connection.close()
+        server.wait_ready()
+    assert "broke in the middle" in server.log
+
+
+def test_stream_that_fails_before_its_first_part_is_an_ordinary_error(start):
+    reply = start("streamer.py").wait_ready().predict("streamer", {"n": 10, "fail at": 0})
+    assert reply.status == 503
+    assert reply.message == "Prediction failed"
+
+
+def test_streams_inside_a_batch_end_one_by_one(start):
+    server = start("streams_in_list.py", "--batch-size", "4", "--max-batch-delay", "200").wait_ready()
+    futures = server.at_once(lambda body: server.predict("streams_in_list", body), [3, "plain", 20, 1])
+    assert futures[0].result().body == b"0,1,2,"
+    assert futures[1].result().body == b"plain"
+    assert futures[3].result().body == b"0,"
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        futures[2].result()
+
+
+def test_async_generators_stream(start):
+    reply = start("async_streamer.py").wait_ready().predict("async_streamer", {})
+    assert reply.body == b"0 1 2 3 4 "
+    assert reply.headers["transfer-encoding"] == "chunked"
+
+
+def test_http_1_0_client_gets_a_stream_that_ends_with_the_connection(start):
+    server = start("async_streamer.py").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"GET /predictions/async_streamer HTTP/1.0\r\n\r\n")
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert body == b"0 1 2 3 4 "

@@ -1,0 +1,229 @@
+"""Workers that crash, hang, eat memory or answer nonsense: the right client is told why, nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from support.running import Load
+
+
+def order(do, **more):
+    return {"do": do, **more}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (order("exit", code=3), "exited with code 3"),
+        (order("segfault"), "killed by SIGSEGV (signal 11)"),
+        (order("sys exit"), "exited with code 5"),
+        (order("half frame"), "exited with code 4"),
+        (order("bad frame"), "malformed frame"),
+    ],
+)
+def test_crash_is_answered_with_its_cause_and_the_worker_comes_back(start, fault, reason):
+    server = start("faulty.py").wait_ready()
+    began = time.monotonic()
+    reply = server.predict("faulty", fault)
+    assert time.monotonic() - began < 5
+    assert (reply.status, reply.message) == (500, "Worker died.")
+    assert reason in reply.cause
+    assert server.predict("faulty", order("answer")).status == 200
+    worker = server.describe("faulty")["workers"][0]
+    assert worker["restarts"] == 1
+    assert reason in worker["lastFailure"]["reason"]
+
+
+def test_last_words_of_a_worker_are_part_of_the_cause(start):
+    server = start("faulty.py").wait_ready()
+    assert "about to exit" in server.predict("faulty", order("exit")).cause
+    segfault = server.predict("faulty", order("segfault"))
+    assert "Fatal Python error: Segmentation fault" in segfault.cause
+
+
+def test_cause_stays_inside_when_details_are_off(start):
+    server = start("faulty.py", "--no-error-details").wait_ready()
+    reply = server.predict("faulty", order("exit"))
+    assert reply.json == {"code": 500, "type": "InternalServerException", "message": "Worker died."}
+    reply = server.predict("faulty", order("raise"))
+    assert reply.json == {"code": 503, "type": "InternalServerException", "message": "Prediction failed"}
+    assert "the secret is 42" in server.log
+
+
+def test_kill_9_under_load_loses_no_request(start):
+    server = start("faulty.py", "--workers", "2", "--job-queue-size", "1000").wait_ready()
+    with Load(lambda: server.predict("faulty", order("sleep", s=0.005)), threads=8) as load:
+        for _ in range(3):
+            time.sleep(0.3)
+            os.kill(server.until(lambda: server.worker_pids("faulty"))[0], signal.SIGKILL)
+        time.sleep(0.5)
+    assert not load.errors
+    assert {reply.status for reply in load.replies} == {200}
+    assert len(load.replies) > 100
+
+
+def test_job_that_kills_workers_is_found_and_its_neighbours_are_answered(start):
+    server = start("faulty.py", "--batch-size", "6", "--max-batch-delay", "300").wait_ready()
+    orders = [order("answer", value=i) for i in range(6)]
+    orders[3] = order("exit", code=7)
+    replies = [future.result() for future in server.at_once(lambda o: server.predict("faulty", o), orders)]
+    assert [reply.status for reply in replies] == [200, 200, 200, 500, 200, 200]
+    assert [reply.json["value"] for reply in replies if reply.status == 200] == [0, 1, 2, 4, 5]
+    assert "exited with code 7" in replies[3].cause
+    assert server.describe("faulty")["workers"][0]["restarts"] == 2
+
+
+def test_job_whose_worker_is_killed_from_outside_is_tried_once_more_and_no_third_time(start):
+    server = start("faulty.py").wait_ready()
+    reply = server.predict("faulty", order("kill"))
+    assert reply.status == 500
+    assert "SIGKILL" in reply.cause
+    assert server.describe("faulty")["workers"][0]["restarts"] == 2
+
+
+def test_worker_that_hangs_is_replaced_and_its_client_told(start):
+    server = start("faulty.py", "--response-timeout", "1").wait_ready()
+    began = time.monotonic()
+    reply = server.predict("faulty", order("hang"))
+    assert reply.status == 500
+    assert "no answer within responseTimeout, 1 s" in reply.cause
+    assert time.monotonic() - began < 4
+    assert server.predict("faulty", order("answer")).status == 200
+
+
+def test_neighbours_of_a_hanging_job_are_answered(start):
+    server = start("faulty.py", "--response-timeout", "1", "--batch-size", "3", "--max-batch-delay", "300").wait_ready()
+    orders = [order("answer", value=1), order("hang"), order("answer", value=3)]
+    replies = [future.result() for future in server.at_once(lambda o: server.predict("faulty", o), orders)]
+    assert [reply.status for reply in replies] == [200, 500, 200]
+
+
+def test_jobs_do_not_wait_behind_a_stuck_one_while_another_worker_is_idle(start):
+    server = start("faulty.py", "--workers", "2").wait_ready()
+    for _ in range(200):  # let the server learn that this model is quick
+        server.predict("faulty", order("answer"))
+    orders = [order("sleep", s=3), *(order("answer", value=i) for i in range(12))]
+    futures = server.at_once(lambda o: server.predict("faulty", o), orders)
+    began = time.monotonic()
+    assert all(future.result().status == 200 for future in futures[1:])
+    assert time.monotonic() - began < 2
+    assert futures[0].result().status == 200
+
+
+def test_worker_over_its_memory_limit_is_stopped(start, tmp_path):
+    from support.archives import pack_handler
+
+    model = pack_handler(tmp_path, "faulty", config="workerMemoryLimitMb: 200\nminWorkers: 1\nmaxWorkers: 1\n")
+    server = start(model).wait_ready()
+    reply = server.predict("faulty", order("eat"))
+    assert reply.status == 507
+    assert "workerMemoryLimitMb is 200" in reply.cause
+    assert server.predict("faulty", order("answer")).status == 200
+
+
+def test_memory_error_is_out_of_resources(start):
+    server = start("faulty.py").wait_ready()
+    reply = server.predict("faulty", order("memory error"))
+    assert (reply.status, reply.message) == (507, "Out of resources")
+    assert server.describe("faulty")["workers"][0]["restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (order("raise"), "Prediction failed"),
+        (order("no json"), "Unsupported model output data type."),
+        (order("count"), "number of batch response mismatched"),
+    ],
+)
+def test_wrong_answer_is_an_error_and_the_worker_lives_on(start, fault, message):
+    server = start("faulty.py").wait_ready()
+    pid = server.predict("faulty", order("answer")).json["pid"]
+    reply = server.predict("faulty", fault)
+    assert (reply.status, reply.json["type"], reply.message) == (503, "InternalServerException", message)
+    assert server.predict("faulty", order("answer")).json["pid"] == pid
+
+
+def test_answer_over_the_limit_names_the_limit_and_spares_the_worker(start):
+    server = start("faulty.py", "--max-response-size", "100000").wait_ready()
+    pid = server.predict("faulty", order("answer")).json["pid"]
+    reply = server.predict("faulty", order("huge", bytes=100_001))
+    assert reply.status == 503
+    assert "max_response_size" in reply.message
+    assert server.predict("faulty", order("huge", bytes=100_000)).status == 200
+    assert server.predict("faulty", order("answer")).json["pid"] == pid
+
+
+def test_ten_megabytes_of_prints_disturb_nobody(start):
+    server = start("faulty.py", "--workers", "2").wait_ready()
+    futures = server.at_once(lambda o: server.predict("faulty", o), [order("print", mb=10)])
+    slowest = 0.0
+    while not futures[0].done():
+        began = time.monotonic()
+        assert server.request("GET", "/livez").status == 200
+        slowest = max(slowest, time.monotonic() - began)
+    assert futures[0].result().body == b"printed"
+    assert slowest < 1
+
+
+def test_junk_on_stdout_stays_in_the_log(start):
+    server = start("faulty.py").wait_ready()
+    assert server.predict("faulty", order("junk")).body == b"junked"
+    assert server.predict("faulty", order("answer")).status == 200
+    server.until(lambda: "junk" in server.log or server.predict("faulty", order("exit")))
+
+
+def test_worker_that_cannot_start_is_told_in_readiness_and_describe(start):
+    server = start("broken.py").wait_started()
+    ready = server.request("GET", "/readyz")
+    assert ready.status == 503
+    assert "a_module_that_nobody_has" in str(ready.json)
+    server.until(lambda: server.describe("broken")["workers"][0].get("lastFailure"))
+    assert "a_module_that_nobody_has" in str(server.describe("broken")["workers"][0]["lastFailure"])
+    assert server.request("GET", "/livez").status == 200
+
+
+def test_worker_that_never_starts_is_given_up_and_requests_are_refused_with_the_cause(start, tmp_path):
+    from support.archives import pack_handler
+
+    model = pack_handler(tmp_path, "broken", config="maxRetryTimeoutInSec: 1\nminWorkers: 1\nmaxWorkers: 1\n")
+    server = start(model).wait_started()
+    waiting = server.at_once(lambda body: server.predict("broken", body), [{}])
+    server.until(lambda: server.request("GET", "/ping").status == 500)
+    assert waiting[0].result().status == 503
+    reply = server.predict("broken", {})
+    assert reply.status == 503
+    assert "has no worker to serve inference request" in reply.message
+    assert "a_module_that_nobody_has" in reply.message
+
+
+def test_start_that_takes_too_long_is_stopped(start):
+    server = start("slow_start.py", "--startup-timeout", "0.5", env={"SLOW_START_S": "60"}).wait_started()
+    assert "startupTimeout" in str(server.request("GET", "/readyz").json)
+
+
+def test_requests_wait_while_the_model_loads(start):
+    server = start("slow_start.py", env={"SLOW_START_S": "1"}).wait_listening()
+    server.until(lambda: server.manage("GET", "/models/slow_start").status == 200)
+    assert server.request("GET", "/startupz").status == 503
+    assert server.request("GET", "/readyz").status == 503
+    assert server.request("GET", "/ping").status == 200
+    assert server.predict("slow_start", {}).body == b"at last"
+    assert server.request("GET", "/readyz").status == 200
+
+
+def test_workers_die_with_their_server(start):
+    server = start("faulty.py").wait_ready()
+    pid = server.worker_pids("faulty")[0]
+    server.at_once(lambda o: server.predict("faulty", o, timeout=1), [order("hang")])
+    time.sleep(0.2)
+    server.process.kill()
+    server.process.wait()
+    deadline = time.monotonic() + 5
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid}")

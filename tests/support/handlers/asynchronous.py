@@ -1,0 +1,19 @@
+"""An `async def` handler: many requests at a time in one worker."""
+
+import asyncio
+
+
+class Asynchronous:
+    def initialize(self, context):
+        self.running = 0
+        self.most = 0
+
+    async def handle(self, data, context):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        order = data[0]["body"]
+        await asyncio.sleep(order.get("s", 0))
+        self.running -= 1
+        if order.get("raise"):
+            raise ValueError("as told")
+        return [{"most": self.most, "id": context.get_request_id(0), "i": order.get("i")}]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from flambeau.config.model import ModelConfig, read_options
+from flambeau.config.server import Address, ServerConfig
+from flambeau.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://127.0.0.1:9000", Address("127.0.0.1", 9000)),
+        ("http://0.0.0.0", Address("0.0.0.0", 8080)),
+        ("localhost:1", Address("localhost", 1)),
+        ("http://[::1]:7", Address("::1", 7)),
+        ("unix:/tmp/s", Address(path="/tmp/s")),
+    ],
+)
+def test_addresses_are_read(text, address):
+    assert Address.parse(text, default_port=8080) == address
+
+
+@pytest.mark.parametrize("text", ["ftp://x", "http://", "http://host:port"])
+def test_bad_addresses_are_named(text):
+    with pytest.raises(ConfigError, match="is not an address"):
+        Address.parse(text, default_port=1)
+
+
+def test_details_are_for_this_machine_only():
+    assert ServerConfig().tells_details
+    assert not ServerConfig(inference=Address("0.0.0.0", 1)).tells_details
+    assert ServerConfig(inference=Address("0.0.0.0", 1), error_details=True).tells_details
+    assert str(Address("::1", 7)) == "http://[::1]:7"
+
+
+def test_yaml_overrides_what_the_caller_asked_for():
+    options = {
+        "minWorkers": 2,
+        "maxWorkers": 3,
+        "batchSize": 4,
+        "maxBatchDelay": 0,
+        "responseTimeout": 5,
+        "clientTimeoutInMills": 250,
+        "deviceType": "cpu",
+        "deviceIds": [0, 1],
+        "mine": {"a": 1},
+    }
+    config = ModelConfig(min_workers=1, max_workers=1).with_options(options)
+    assert (config.min_workers, config.max_workers, config.batch_size) == (2, 3, 4)
+    assert (config.batch_delay_s, config.response_timeout_s, config.client_timeout_s) == (0, 5, 0.25)
+    assert (config.device_type, config.device_ids) == ("cpu", (0, 1))
+    assert config.options["mine"] == {"a": 1}
+
+
+def test_workers_count_only_as_a_valid_pair():
+    config = ModelConfig(min_workers=1, max_workers=1)
+    assert config.with_options({"minWorkers": 3}).min_workers == 1
+    assert config.with_options({"minWorkers": 3, "maxWorkers": 2}).min_workers == 1
+
+
+def test_wrong_types_are_warnings_that_name_the_key(caplog):
+    with caplog.at_level(logging.WARNING):
+        config = ModelConfig().with_options({"batchSize": "many", "deviceType": "tpu", "deviceIds": ["x"]})
+    assert config.batch_size == 1
+    assert config.device_type is None
+    for key in ("batchSize", "deviceType", "deviceIds"):
+        assert key in caplog.text
+
+
+def test_absent_delay_means_no_waiting_and_reads_as_torchserves_default():
+    assert ModelConfig().batch_delay_s is None
+    assert ModelConfig().batch_delay_ms == 100
+    assert ModelConfig(batch_delay_s=0.005).batch_delay_ms == 5
+
+
+def test_yaml_files(tmp_path):
+    file = tmp_path / "model-config.yaml"
+    file.write_text("")
+    assert read_options(file) == {}
+    file.write_text("- a list")
+    with pytest.raises(ConfigError, match=r"model-config\.yaml must hold a mapping"):
+        read_options(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_options(tmp_path / "missing.yaml")

@@ -1,0 +1,98 @@
+"""Batching, placement and recovery: decisions without effects."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits, may_send_ahead, smoothed, wait_s
+from flambeau.serving.placement import next_device, threads_per_worker
+from flambeau.serving.recovery import Death, backoff_s, describe_exit, should_retry
+
+QUICK, SLOW = 0.0001, 0.5
+
+
+def test_idle_worker_never_waits_unless_the_model_asks_for_it():
+    assert wait_s(1, 0.0, BatchLimits(size=8)) == 0
+
+
+def test_batch_leaves_when_it_is_full_or_its_oldest_job_has_waited_long_enough():
+    limits = BatchLimits(size=8, delay_s=0.1)
+    assert wait_s(7, 0.04, limits) == pytest.approx(0.06)
+    assert wait_s(8, 0.0, limits) == 0
+    assert wait_s(1, 0.1, limits) <= 0
+
+
+def ahead(waiting, in_flight, service_s, size=1, only=False):
+    return may_send_ahead(waiting, in_flight, service_s, BatchLimits(size=size), is_only_worker=only)
+
+
+def test_quick_worker_is_fed_ahead_and_a_slow_one_is_not():
+    assert ahead(1, 1, QUICK)
+    assert not ahead(1, AHEAD_OF_QUICK, QUICK)
+    assert not ahead(1, 1, SLOW)
+    assert not ahead(1, 1, None)
+
+
+def test_only_worker_is_fed_one_batch_ahead():
+    assert ahead(1, 1, SLOW, only=True)
+    assert not ahead(1, 2, SLOW, only=True)
+
+
+def test_only_full_batches_are_sent_ahead():
+    assert not ahead(3, 1, QUICK, size=4)
+    assert ahead(4, 1, QUICK, size=4)
+
+
+def test_service_time_follows_a_slow_down_at_once():
+    assert smoothed(None, 0.5) == 0.5
+    assert smoothed(0.001, 1.0) == 1.0
+    assert 0.9 < smoothed(1.0, 0.001) < 1.0
+
+
+def test_device_with_the_fewest_workers_comes_next():
+    taken = []
+    for _ in range(5):
+        taken.append(next_device(range(3), taken))
+    assert taken == [0, 1, 2, 0, 1]
+    assert next_device([2, 0], []) == 2
+    assert next_device([], []) is None
+
+
+def test_workers_share_the_cores():
+    assert threads_per_worker(8, 2) == 4
+    assert threads_per_worker(2, 4) == 1
+    assert threads_per_worker(4, 0) == 4
+
+
+def test_first_restart_comes_at_once_and_the_next_ones_later():
+    assert [backoff_s(n) for n in range(1, 8)] == [0, 1, 1, 2, 3, 5, 8]
+    assert backoff_s(1000) == 1597
+
+
+def retry(death, batch_size=1, crashes=1, started=False):
+    return should_retry(death, batch_size=batch_size, crashes=crashes, reply_started=started)
+
+
+def test_lone_job_whose_worker_ended_by_its_own_doing_is_the_culprit():
+    assert not retry(Death(reason="", exit_code=3))
+    assert not retry(Death(reason="", signal=signal.SIGSEGV))
+
+
+def test_job_of_a_batch_or_of_a_worker_killed_from_outside_may_be_innocent_once():
+    assert retry(Death(reason="", exit_code=3), batch_size=4)
+    assert retry(Death(reason="", signal=signal.SIGKILL))
+    assert not retry(Death(reason="", signal=signal.SIGKILL), crashes=2)
+    assert not retry(Death(reason="", signal=signal.SIGKILL, by_server=True))
+    assert not retry(Death(reason="", signal=signal.SIGKILL, out_of_memory=True))
+
+
+def test_reply_that_has_begun_is_never_repeated():
+    assert not retry(Death(reason="", signal=signal.SIGKILL), batch_size=4, started=True)
+
+
+def test_exit_statuses_in_words():
+    assert describe_exit(3) == ("exited with code 3", None)
+    assert describe_exit(-11) == ("killed by SIGSEGV (signal 11)", 11)
+    assert describe_exit(-64)[1] == 64

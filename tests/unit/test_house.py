@@ -1,0 +1,67 @@
+"""The house stays as ARCHITECTURE.md draws it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from house import LAZY, LOAD, TYPE, House, knots  # noqa: E402
+
+SERVER_SIDE = ("cli", "frontend", "serving", "wire", "archive", "config", "metrics", "errors")
+ALLOWED = {  # who may import whom, at load time
+    "cli": {"frontend", "serving", "worker", "archive", "config", "wire", "errors", "(root)"},
+    "frontend": {"serving", "config", "wire", "errors", "(root)"},
+    "serving": {"archive", "config", "metrics", "wire", "errors", "(root)"},
+    "worker": {"archive", "config", "metrics", "wire", "errors", "(root)"},
+    "handlers": {"errors"},
+    "examples": {"archive", "handlers", "errors"},
+    "archive": {"errors", "(root)"},
+    "config": {"errors"},
+    "metrics": set(),
+    "wire": set(),
+    "errors": set(),
+    "(root)": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def house():
+    return House(ROOT / "src" / "flambeau")
+
+
+def test_no_import_cycle_between_rooms_or_modules(house):
+    assert knots(house.room_graph(LOAD)) == []
+    assert knots(house.room_graph(LOAD, LAZY, TYPE)) == []
+    modules = {m.name: {t for t, kind in house.inner_imports(m) if kind == LOAD} for m in house.modules.values()}
+    assert knots(modules) == []
+
+
+def test_imports_point_one_way(house):
+    graph = house.room_graph(LOAD)
+    assert graph.keys() == ALLOWED.keys()
+    assert {room: targets - ALLOWED[room] for room, targets in graph.items() if targets - ALLOWED[room]} == {}
+
+
+def test_only_cli_run_knows_both_columns(house):
+    doors = [m.name for m in house.modules.values() for t, _ in house.inner_imports(m) if ".worker" in t]
+    outside = {name for name in doors if not name.startswith(("flambeau.worker", "flambeau.handlers"))}
+    assert outside == {"flambeau.cli.run"}
+
+
+def test_server_side_never_loads_torch(house):
+    assert not set(house.rooms_loading("torch")) & set(SERVER_SIDE)
+    program = "import flambeau.cli.main, flambeau.cli.serve, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_worker_without_a_handler_loads_neither_torch_nor_the_server():
+    program = (
+        "import flambeau.worker.loop, sys; "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'flambeau.serving', 'flambeau.frontend', 'typer', 'uvloop')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

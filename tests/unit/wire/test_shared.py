@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from flambeau.wire.shared import KEPT_BYTES, SMALLEST, SegmentPool, SegmentReader
+
+pytestmark = pytest.mark.skipif(not SegmentPool.is_supported(), reason="needs memory files and /proc")
+
+
+def test_reader_sees_what_the_pool_wrote():
+    pool, reader = SegmentPool(), SegmentReader()
+    segment = pool.take(5)
+    segment.memory[:5] = b"hello"
+    assert reader.can_read(segment.describe(1))
+    assert reader.read(segment.describe(5)) == bytearray(b"hello")
+    segment.memory[:5] = b"world"
+    assert reader.read(segment.describe(4)) == bytearray(b"worl")
+    segment.close()
+
+
+def test_segments_are_reused_by_size():
+    pool = SegmentPool()
+    first = pool.take(SMALLEST + 1)
+    pool.give_back(first)
+    assert pool.take(SMALLEST * 2) is first
+    assert pool.take(SMALLEST) is not first
+    pool.close()
+
+
+def test_pool_keeps_only_so_much():
+    pool = SegmentPool()
+    segments = [pool.take(KEPT_BYTES // 2) for _ in range(4)]
+    for segment in segments:
+        pool.give_back(segment)
+    kept = [segment for segment in segments if os.path.exists(f"/proc/self/fd/{segment.fd}")]
+    assert sum(segment.capacity for segment in kept) <= KEPT_BYTES
+    pool.close()
+
+
+def test_segment_that_is_gone_cannot_be_read():
+    pool = SegmentPool()
+    segment = pool.take(1)
+    shared = segment.describe(1)
+    segment.close()
+    assert not SegmentReader().can_read(shared)
+    assert not SegmentReader().can_read(None)

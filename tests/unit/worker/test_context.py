@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from flambeau.wire.messages import Request
+from flambeau.worker.context import Context, RequestProcessor
+
+
+def new_context():
+    return Context("m", "/model", {"model": {}}, 4, 1, "0.1", model_yaml_config={"a": 1})
+
+
+def begin(context, *headers):
+    context.begin([Request(i, f"id-{i}", list(h.items()), b"") for i, h in enumerate(headers)])
+
+
+def test_properties_are_torchserves():
+    assert new_context().system_properties == {
+        "model_dir": "/model",
+        "gpu_id": 1,
+        "batch_size": 4,
+        "server_name": "MMS",
+        "server_version": "0.1",
+        "limit_max_image_pixels": True,
+    }
+
+
+def test_headers_are_found_whatever_their_case_and_keep_their_names():
+    context = new_context()
+    begin(context, {"X-Thing": "1"}, {"other": "2"})
+    assert context.get_request_header(0, "x-thing") == "1"
+    assert context.get_request_header(0, "X-Thing") == "1"
+    assert context.get_request_header(1, "x-thing") is None
+    assert context.get_all_request_header(0) == {"X-Thing": "1"}
+
+
+def test_ids_are_there_only_with_requests():
+    context = new_context()
+    assert context.request_ids is None
+    assert context.get_request_id() is None
+    begin(context, {}, {})
+    assert context.request_ids == {0: "id-0", 1: "id-1"}
+    assert context.get_request_id(1) == "id-1"
+
+
+def test_response_settings_belong_to_one_request_and_one_batch():
+    context = new_context()
+    begin(context, {}, {})
+    context.set_response_status(404, "Nope", 1)
+    context.set_response_content_type(0, "text/plain")
+    context.set_response_header(0, "a", "b")
+    assert context.get_response_status(0) == (200, None)
+    assert context.get_response_status(1) == (404, "Nope")
+    assert context.get_response_headers(0) == {"content-type": "text/plain", "a": "b"}
+    assert context.get_response_content_type(0) == "text/plain"
+    context.set_all_response_status(500, "All")
+    assert context.get_response_status(0) == (500, "All")
+    begin(context, {})
+    assert context.get_response_status(0) == (200, None)
+    assert context.get_response_headers(0) == {}
+
+
+def test_status_without_a_request_is_ignored():
+    new_context().set_response_status(404)
+
+
+def test_handlers_may_put_anything_on_it():
+    context = new_context()
+    context.cache = {"x": 1}
+    assert context.cache == {"x": 1}
+    assert context == context
+    assert context != new_context()
+
+
+def test_nobody_goes_away_without_a_server():
+    context = new_context()
+    begin(context, {})
+    assert context.is_cancelled(0) is False
+    context.send(["chunk"])
+
+
+def test_request_processor_speaks_torchserves_words():
+    processor = RequestProcessor({"k": "v"})
+    processor.report_status(201, "Made")
+    processor.add_response_property("h", "x")
+    assert processor.get_request_property("k") == "v"
+    assert processor.get_request_properties() == {"k": "v"}
+    assert (processor.get_response_status_code(), processor.get_response_status_phrase()) == (201, "Made")
+    assert processor.get_response_header("h") == "x"

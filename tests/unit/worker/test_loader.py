@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from flambeau.errors import HandlerError
+from flambeau.worker.context import Context
+from flambeau.worker.loader import load_handler
+
+
+@pytest.fixture(autouse=True)
+def _clean_imports(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setenv("PYTHONPATH", "")
+
+
+@pytest.fixture
+def load(tmp_path):
+    loop = asyncio.new_event_loop()
+
+    def load(source: str, value: str = "mine.py"):
+        (tmp_path / "mine.py").write_text(source)
+        return load_handler(value, tmp_path, Context("m", str(tmp_path), None, 1, None, "1"), loop)
+
+    yield load
+    loop.close()
+
+
+HANDLER = "class Mine:\n    def initialize(self, c): pass\n    def handle(self, data, c): return ['mine']\n"
+
+
+def test_the_one_class_is_the_handler(load):
+    assert load(HANDLER).handle([{}], None) == ["mine"]
+    assert load(HANDLER, "some/where/mine.py").handle([{}], None) == ["mine"]
+    assert load(HANDLER, "mine").handle([{}], None) == ["mine"]
+
+
+def test_function_handle_wins_over_a_class(load):
+    entry = load(HANDLER + "def handle(data, c): return data and ['function']\n")
+    assert entry.handle([{}], None) == ["function"]
+
+
+def test_named_function_is_used_and_initialised_with_none(load):
+    entry = load("calls = []\ndef go(data, c):\n    calls.append(data)\n    return calls\n", "mine.py:go")
+    assert entry.handle([{}], None) == [None, [{}]]
+
+
+def test_helper_classes_beside_the_handler_do_no_harm(load):
+    assert load("class Helper: pass\n" + HANDLER).handle([{}], None) == ["mine"]
+
+
+def test_base_and_specialisation_in_one_file(load):
+    source = HANDLER + "class Special(Mine):\n    def handle(self, data, c): return ['special']\n"
+    assert load(source).handle([{}], None) == ["special"]
+
+
+def test_two_handlers_in_one_file_are_one_too_many(load):
+    with pytest.raises(ValueError, match="Expected only one class in custom service code"):
+        load(HANDLER + HANDLER.replace("Mine", "Other"))
+
+
+def test_class_without_handle_is_told(load):
+    with pytest.raises(ValueError, match="Expect handle method in class Mine"):
+        load("class Mine: pass\n")
+
+
+def test_import_error_inside_the_handler_is_reported_as_it_is(load):
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        load("import not_installed_anywhere\n")
+
+
+def test_unknown_handler_names_the_built_in_ones(load):
+    with pytest.raises(HandlerError, match=r"no handler 'nothing'.*base_handler"):
+        load(HANDLER, "nothing")
+
+
+def test_missing_function_names_what_is_there(load):
+    with pytest.raises(HandlerError, match=r"no function 'go'.*it defines handle_it"):
+        load("def handle_it(data, c): pass\n", "mine:go")
+
+
+def test_handler_may_have_the_name_of_a_module_that_is_loaded_already(load, tmp_path):
+    (tmp_path / "json.py").write_text(HANDLER)
+    assert load(HANDLER, "json.py").handle([{}], None) == ["mine"]
+
+
+def test_async_handlers_and_initialisers_are_awaited(load):
+    source = (
+        "class Mine:\n    async def initialize(self, c): self.ready = True\n"
+        "    async def handle(self, data, c): return [self.ready]\n"
+    )
+    entry = load(source)
+    assert entry.is_concurrent

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flambeau.worker.replies import BadResult, check_result, to_body, to_json
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers() | st.floats() | st.booleans(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_json_is_byte_for_byte_that_of_the_standard_library(value):
+    assert to_json(value) == json.dumps(value, indent=2).encode()
+
+
+@pytest.mark.parametrize(
+    "value", [1e16, 1e-7, -0.0, 2**70, math.nan, math.inf, [], {}, "\x7f", "é", {"a": [], "b": {}}, (1, 2), None, True]
+)
+def test_odd_values_too(value):
+    assert to_json(value) == json.dumps(value, indent=2).encode()
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, b"x".hex])
+def test_what_is_not_json_is_refused(value):
+    with pytest.raises(BadResult, match=r"Unsupported model output data type\."):
+        to_body(value)
+
+
+def test_common_types_that_the_standard_library_refuses_are_understood():
+    assert json.loads(to_body({"when": datetime(2024, 1, 2, 3, 4, 5), "set": {1}})) == {
+        "when": "2024-01-02T03:04:05",
+        "set": [1],
+    }
+
+
+def test_bytes_and_text_are_sent_as_they_are():
+    assert to_body(b"\x00") == b"\x00"
+    assert to_body(bytearray(b"x")) == b"x"
+    assert to_body("ü") == "ü".encode()
+
+
+def test_result_must_be_a_list_with_one_element_per_request():
+    assert check_result([1, 2], 2) == [1, 2]
+    with pytest.raises(BadResult, match="Invalid model predict output"):
+        check_result((1, 2), 2)
+    with pytest.raises(BadResult, match="number of batch response mismatched"):
+        check_result([1], 2)
