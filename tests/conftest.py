@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from support.running import HANDLERS, RunningServer
+
+settings.register_profile("steady", deadline=None)  # a busy machine is no counter-example
+settings.load_profile("steady")
 
 
 @pytest.fixture

@@ -152,6 +152,15 @@ def test_jobs_that_arrive_together_leave_together(start):
     assert max(reply["batch"] for reply in replies) == 8
 
 
+def test_one_bad_request_in_a_batch_fails_alone(start):
+    server = start("echo.py", "--batch-size", "6", "--max-batch-delay", "300").wait_ready()
+    bodies = ["a", "b", "raise", "c", "d", "e"]
+    replies = [future.result() for future in server.at_once(lambda body: server.predict("echo", body), bodies)]
+    assert [reply.status for reply in replies] == [200, 200, 503, 200, 200, 200]
+    assert [reply.json["row"]["body"] for reply in replies if reply.status == 200] == ["a", "b", "c", "d", "e"]
+    assert "one of you said raise" in replies[2].cause
+
+
 def test_large_bodies_arrive_whole_and_intact(start):
     server = start("echo.py", "--max-request-size", "30000000", "--max-response-size", "90000000").wait_ready()
     for size in (100_000, 300_000, 1 << 20, 10 << 20):

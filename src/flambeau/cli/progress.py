@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from flambeau.serving.model import Model
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
+
+logger = logging.getLogger(__name__)
 
 
 class Progress:
@@ -61,14 +64,15 @@ class Progress:
 
     def announce(self, address: Address, models: Sequence[Model]) -> None:
         """Print a line to try for each model."""
-        if self._console is None:
-            return
         for model in models:
-            self._console.print(f"\n  [bold]{model.name}[/] answers at {address}/predictions/{model.name}")
+            url = f"{address}/predictions/{model.name}"
             example = model.config.options.get("example")
             body = f"-H 'content-type: application/json' -d '{example}'" if example else "-T FILE"
-            self._console.print(f"  curl {address}/predictions/{model.name} {body}", soft_wrap=True, highlight=False)
-        self._console.print()
+            if self._console is None:
+                logger.info("try: curl %s %s", url, body)
+            else:
+                self._console.print(f"\n  [bold]{model.name}[/] is ready. Try:\n")
+                self._console.print(f"  curl {url} {body}\n", soft_wrap=True, highlight=False, markup=False)
 
     def _update(self) -> None:
         if self._status is not None:

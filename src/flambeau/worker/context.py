@@ -100,6 +100,7 @@ class Context:
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
         self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
         self.cl_socket: Outlet | None = None
+        self.has_sent = False  # a part of this batch's replies has gone out
         self._requests: Sequence[Request] = ()
         self._request_ids: dict[int, str] | None = None
         self._processors: list[RequestProcessor] | None = []
@@ -117,6 +118,7 @@ class Context:
         self._requests = requests
         self._request_ids = None
         self._processors = None
+        self.has_sent = False
         self.metrics.request_ids = None
 
     def connect(self, outlet: Outlet, read_headers: Callable[[Request], Headers]) -> None:

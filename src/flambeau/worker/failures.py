@@ -13,12 +13,11 @@ OUT_OF_MEMORY = 507
 
 def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     """The failure of jobs, with TorchServe's statuses and texts."""
-    detail = "".join(traceback.format_exception(error))
-    if isinstance(error, PredictionException):
-        status = OUT_OF_MEMORY if error.error_code == 413 else error.error_code
-        return Failed(job_ids, status, error.message, detail)
+    if isinstance(error, PredictionException):  # an answer, not an accident
+        return Failed(job_ids, OUT_OF_MEMORY if error.error_code == 413 else error.error_code, error.message)
     if isinstance(error, BadRequest):
-        return Failed(job_ids, 400, str(error), detail)
+        return Failed(job_ids, 400, str(error))
+    detail = "".join(traceback.format_exception(error))
     if is_out_of_memory(error):
         return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail)
     if isinstance(error, BadResult):

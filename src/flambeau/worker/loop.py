@@ -109,6 +109,10 @@ class Runner:
             else:
                 self._reply(context, result)
         except Exception as error:
+            if self._may_try_each(context):
+                for request in [*context.requests]:
+                    self._run(Run([request]))
+                return
             self._fail(context, error)
         self._send_samples(context)
 
@@ -153,6 +157,7 @@ class Runner:
         """Generators inside the result are advanced in turn; plain values are answered at once."""
         processors = context.touched_processors
         streams: dict[int, Iterator[Any]] = {}
+        context.has_sent = True
         for i, value in enumerate(values):
             if is_stream(value):
                 streams[i] = value
@@ -223,14 +228,24 @@ class Runner:
             else:
                 self._finish(context, check_result(result, len(rows)))
         except Exception as error:
+            if self._may_try_each(context):
+                for request in [*context.requests]:
+                    await self._run_async(Run([request]))
+                return
             self._fail(context, error)
         self._send_samples(context)
 
     # ---- replies ----
 
+    def _may_try_each(self, context: Context) -> bool:
+        """Whether the requests of a failed batch can be run one by one, so that one bad request fails alone."""
+        requests = context.requests
+        return len(requests) > 1 and not context.has_sent and all(r.job_id in self._open for r in requests)
+
     def send_values(self, context: Context, values: Sequence[Any]) -> None:
         """Send one chunk to each request of the batch, now."""
         parts = to_parts(context, check_result(values, len(context.requests)), self._max_bytes, last=False)
+        context.has_sent = True
         self._channel.send(parts)
 
     def _finish(self, context: Context, values: Sequence[Any]) -> None:

@@ -87,7 +87,7 @@ class Prediction:
     def on_error(self, error: FlambeauError) -> None:
         """Answer with the error; a reply that has begun is broken off, so that nobody takes it for whole."""
         exchange = self._exchange
-        if isinstance(error, JobFailed):
+        if isinstance(error, JobFailed) and error.cause:
             logger.warning("request %s to %s: %s\n%s", exchange.request_id, self._model, error, error.cause.rstrip())
         if exchange.is_started:
             exchange.abort()

@@ -1,0 +1,161 @@
+"""The `flambeau` command, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support.archives import pack_handler
+from support.running import HANDLERS
+
+MODULE = [sys.executable, "-m", "flambeau.cli.main"]
+
+
+def flambeau(*words, stdin=b"", **options):
+    return subprocess.run([*MODULE, *map(str, words)], input=stdin, capture_output=True, timeout=30, **options)
+
+
+def test_models_are_looked_after_from_the_terminal(start, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    pack_handler(store, "echo")
+    server = start("--model-store", store).wait_ready()
+    url = ["--url", f"http://127.0.0.1:{server.management_port}"]
+    result = flambeau("models", "register", "echo.mar", *url)
+    assert result.stdout.decode() == 'Model "echo" Version: 1.0 registered with 1 initial workers\n'
+    assert flambeau("models", "scale", "echo", "2", *url).returncode == 0
+    listed = json.loads(flambeau("models", "ls", "--json", *url).stdout)
+    assert (listed[0]["modelName"], len(listed[0]["workers"])) == ("echo", 2)
+    table = flambeau("models", "ls", *url).stdout.decode().splitlines()
+    assert table[1].split()[:3] == ["echo", "1.0", "2/2"]
+    assert b"batchSize" in flambeau("models", "describe", "echo", *url).stdout
+    assert flambeau("models", "default", "echo", "1.0", *url).returncode == 0
+    assert flambeau("models", "rm", "echo", *url).stdout == b'Model "echo" unregistered\n'
+    result = flambeau("models", "rm", "echo", *url)
+    assert result.returncode == 1
+    assert result.stderr.decode() == "flambeau: Model not found: echo (HTTP 404)\n"
+
+
+def test_predict_sends_files_and_standard_input(start, tmp_path):
+    server = start("echo.py").wait_ready()
+    url = ["--url", f"http://127.0.0.1:{server.port}"]
+    file = tmp_path / "x.json"
+    file.write_text('{"a": 1}')
+    assert json.loads(flambeau("predict", "echo", file, *url).stdout)["row"] == {"body": {"a": 1}}
+    assert json.loads(flambeau("predict", "echo", "-", *url, stdin=b"[1]").stdout)["row"] == {"body": [1]}
+    raw = json.loads(flambeau("predict", "echo", "-", *url, stdin=b"\xff").stdout)
+    assert raw["row"]["body"][0] == "bytearray"
+    missing = flambeau("predict", "echo", tmp_path / "none", *url)
+    assert missing.returncode == 1
+    assert b"cannot be read" in missing.stderr
+
+
+def test_predict_shows_why_a_request_failed(start):
+    server = start("faulty.py").wait_ready()
+    result = flambeau("predict", "faulty", "-", "--url", f"http://127.0.0.1:{server.port}", stdin=b'{"do": "raise"}')
+    assert result.returncode == 1
+    assert b"Prediction failed (HTTP 503)" in result.stderr
+    assert b"the secret is 42" in result.stderr
+
+
+def test_no_server_is_said_plainly():
+    result = flambeau("models", "ls", "--url", "http://127.0.0.1:9")
+    assert result.returncode == 1
+    assert b"start one with `flambeau serve`" in result.stderr
+    assert b"Traceback" not in result.stderr
+
+
+def test_archives_are_packed_inspected_and_unpacked(tmp_path):
+    words = ["--model-name", "m", "--handler", HANDLERS / "echo.py", "--export-path", tmp_path]
+    result = flambeau("archive", "pack", *words, "--version", "2.0")
+    assert result.stdout.decode().strip() == str(tmp_path / "m.mar")
+    assert flambeau("archive", "pack", *words).returncode == 1
+    assert flambeau("archive", "pack", *words, "--format", "rar").returncode == 1
+    shown = json.loads(flambeau("archive", "inspect", tmp_path / "m.mar", "--json").stdout)
+    assert shown["manifest"]["model"]["modelVersion"] == "2.0"
+    assert {file["name"] for file in shown["files"]} == {"echo.py", "MAR-INF/MANIFEST.json"}
+    assert b"echo.py" in flambeau("archive", "inspect", tmp_path / "m.mar").stdout
+    assert flambeau("archive", "unpack", tmp_path / "m.mar", "--into", tmp_path / "out").returncode == 0
+    assert (tmp_path / "out" / "echo.py").is_file()
+    assert flambeau("archive", "unpack", tmp_path / "m.mar", "--into", tmp_path / "out").returncode == 1
+
+
+def test_handlers_run_in_process(tmp_path):
+    inputs = []
+    for i in range(2):
+        file = tmp_path / f"{i}.json"
+        file.write_text(json.dumps({"i": i}))
+        inputs += ["--input", file]
+    result = flambeau("run", HANDLERS / "echo.py", *inputs, "--json")
+    replies = [json.loads(text) for text in json.loads(result.stdout)]
+    assert [reply["row"]["body"]["i"] for reply in replies] == [0, 1]
+    assert replies[0]["batch"] == 2
+    assert b"loaded echo.py" in result.stderr
+    packed = pack_handler(tmp_path, "function")
+    assert flambeau("run", packed, *inputs[:2]).stdout == b"function: {'i': 0}\n"
+
+
+def test_exceptions_come_through_when_run_in_process(tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text('{"do": "raise"}')
+    result = flambeau("run", HANDLERS / "faulty.py", "--input", file)
+    assert result.returncode == 1
+    assert b"ValueError: the secret is 42" in result.stderr
+
+
+def test_streams_run_in_process_too(tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text("{}")
+    assert flambeau("run", HANDLERS / "async_streamer.py", "--input", file).stdout == b"0 1 2 3 4 \n"
+
+
+def test_doctor_looks_at_the_machine():
+    findings = json.loads(flambeau("doctor", "--json").stdout)
+    assert {"cores", "uvloop", "shared memory", "torch"} <= {finding["what"] for finding in findings}
+    assert b"flambeau" in flambeau("doctor").stdout
+
+
+def test_wrong_words_name_the_right_ones():
+    result = flambeau("serve", "--worker-transport", "pigeon")
+    assert result.returncode == 2
+    assert b"unix or tcp" in result.stderr
+    assert flambeau("serve", "--log-level", "loud").returncode == 2
+
+
+def test_terminal_sees_progress_and_a_line_to_try(tmp_path, start):
+    from support.running import free_ports
+
+    leader, follower = pty.openpty()
+    port, management, metrics = map(str, free_ports(3))
+    command = [*MODULE, "serve", str(HANDLERS / "slow_start.py"), "--port", port]
+    command += ["--management-port", management, "--metrics-port", metrics]
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, env={**os.environ, "TERM": "xterm"})
+    os.close(follower)
+    seen, deadline = "", time.monotonic() + 20
+    while f"curl http://127.0.0.1:{port}/predictions/slow_start" not in seen and time.monotonic() < deadline:
+        seen += os.read(leader, 65536).decode(errors="replace")
+    process.terminate()
+    process.wait(20)
+    os.close(leader)
+    assert "loading slow_start" in seen
+    assert f"curl http://127.0.0.1:{port}/predictions/slow_start" in seen
+
+
+@pytest.mark.slow
+def test_example_is_trained_once_and_answers(start, tmp_path):
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    server = start(env=env).wait_ready()
+    example = server.log.partition("-d '")[2].partition("'")[0]
+    reply = server.predict("digits", json.loads(example))
+    assert reply.json["digit"] == 7
+    assert reply.json["score"] > 0.9
+    reply = server.predict("digits", [1, 2])
+    assert (reply.status, "64 numbers" in reply.message) == (400, True)
+    server.stop()
+    assert "training" not in start(env=env).wait_ready().log

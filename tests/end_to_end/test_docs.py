@@ -1,0 +1,65 @@
+"""Snippets in README and docs run as written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+
+
+def snippets(file: str, language: str) -> list[str]:
+    return [code for kind, code in FENCE.findall((ROOT / file).read_text()) if kind == language]
+
+
+def run(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shell = ["bash", "-euo", "pipefail", "-c", command]
+    return subprocess.run(
+        shell, cwd=folder, env={**os.environ, **env, "PATH": path}, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_readme_can_be_followed(start, tmp_path):
+    [handler] = snippets("README.md", "python")
+    (tmp_path / "shout.py").write_text(handler)
+    shells = snippets("README.md", "sh")
+    [answer] = snippets("README.md", "text")
+    assert shells[0] == "make serve\n"
+    assert shells[1] == "flambeau serve shout.py\n"
+    server = start(tmp_path / "shout.py").wait_ready()
+    urls = {
+        "FLAMBEAU_URL": f"http://127.0.0.1:{server.port}",
+        "FLAMBEAU_MANAGEMENT_URL": f"http://127.0.0.1:{server.management_port}",
+    }
+    for shell in shells[2:]:
+        result = run(shell.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}"), tmp_path, **urls)
+        assert result.returncode == 0, result.stderr
+        if "curl" in shell or "flambeau run" in shell:
+            assert result.stdout.strip() == answer.strip()
+    assert (tmp_path / "model_store" / "shout.mar").is_file()
+
+
+@pytest.mark.parametrize("number", range(len(snippets("docs/handlers.md", "python"))))
+def test_handlers_of_the_docs_answer(start, tmp_path, number):
+    code = snippets("docs/handlers.md", "python")[number]
+    handler = tmp_path / "documented.py"
+    handler.write_text(code)
+    if "BaseHandler" in code:
+        compile(code, "documented.py", "exec")  # needs a model; test_predictions serves one like it
+        return
+    server = start(handler).wait_ready()
+    assert server.predict("documented", {"text": "a b"}).status == 200
+
+
+def test_error_in_the_docs_is_what_the_server_says(start):
+    [documented] = snippets("docs/operate.md", "json")
+    reply = start("faulty.py").wait_ready().predict("faulty", {"do": "exit", "code": 3})
+    assert reply.json == json.loads(documented)
