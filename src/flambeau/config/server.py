@@ -75,7 +75,7 @@ class ServerConfig:
     decode_input_request: bool = True
     limit_max_image_pixels: bool = True
     worker_transport: Literal["unix", "tcp"] = "unix"
-    shared_memory_from_bytes: int = 256 * 1024
+    shared_memory_from_bytes: int = 128 * 1024
     error_details: bool | None = None  # None: only on a loopback bind
     hidden_env: str = ""  # variables whose whole name matches are kept from workers
     handler_paths: tuple[str, ...] = field(default=())  # put before the model folder on the import path

@@ -14,7 +14,7 @@ from collections import OrderedDict, defaultdict
 
 from flambeau.wire.messages import Shared
 
-SMALLEST = 256 * 1024
+SMALLEST = 128 * 1024
 KEPT_BYTES = 64 << 20  # free segments kept for reuse: touching fresh pages costs more than copying
 MAPS_KEPT = 32
 
