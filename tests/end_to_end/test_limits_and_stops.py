@@ -86,6 +86,32 @@ def test_rubbish_instead_of_http_is_400(start):
     assert server.predict("echo", {}).status == 200
 
 
+def test_rubbish_behind_a_request_does_not_cost_its_answer(start):
+    server = start("faulty.py").wait_ready()
+    body = b'{"do": "sleep", "s": 0.3}'
+    head = b"POST /predictions/faulty HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(head % len(body) + body + b"\x00\x01 rubbish\r\n\r\n")
+        received = b""
+        while data := client.recv(65536):
+            received += data
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b'"slept"' in received
+    assert received.count(b"HTTP/1.1") == 1
+
+
+def test_wish_to_upgrade_is_declined_by_answering(start):
+    server = start("echo.py").wait_ready()
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABk"}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    for method, body in (("GET", None), ("POST", b"[1]"), ("POST", b"[2]")):
+        connection.request(method, "/predictions/echo", body, {**headers, "Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200
+        assert (body or b"") in response.read().replace(b"\n", b"").replace(b" ", b"")
+    connection.close()
+
+
 def test_head_that_never_ends_is_refused(start):
     server = start("echo.py").wait_ready()
     with socket.create_connection(("127.0.0.1", server.port)) as client:

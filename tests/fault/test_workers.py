@@ -114,6 +114,15 @@ def test_jobs_do_not_wait_behind_a_stuck_one_while_another_worker_is_idle(start)
     assert futures[0].result().status == 200
 
 
+def test_job_that_kills_an_async_worker_is_found_among_those_it_ran_beside(start):
+    server = start("asynchronous.py").wait_ready()
+    orders = [{"s": 0.3, "i": i, "exit": i == 4} for i in range(8)]
+    replies = [future.result() for future in server.at_once(lambda o: server.predict("asynchronous", o), orders)]
+    assert [reply.status for reply in replies] == [200] * 4 + [500] + [200] * 3
+    assert "exited with code 6" in replies[4].cause
+    assert server.describe("asynchronous")["workers"][0]["restarts"] == 2
+
+
 def test_worker_over_its_memory_limit_is_stopped(start, tmp_path):
     from support.archives import pack_handler
 
@@ -137,6 +146,7 @@ def test_memory_error_is_out_of_resources(start):
     [
         (order("raise"), "Prediction failed"),
         (order("no json"), "Unsupported model output data type."),
+        (order("odd text"), "Prediction failed"),
         (order("count"), "number of batch response mismatched"),
     ],
 )
@@ -146,6 +156,12 @@ def test_wrong_answer_is_an_error_and_the_worker_lives_on(start, fault, message)
     reply = server.predict("faulty", fault)
     assert (reply.status, reply.json["type"], reply.message) == (503, "InternalServerException", message)
     assert server.predict("faulty", order("answer")).json["pid"] == pid
+
+
+def test_status_given_as_text_is_understood(start):
+    server = start("faulty.py").wait_ready()
+    reply = server.predict("faulty", order("status as text"))
+    assert (reply.status, reply.body) == (418, b"odd")
 
 
 def test_answer_over_the_limit_names_the_limit_and_spares_the_worker(start):

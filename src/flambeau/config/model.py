@@ -55,7 +55,7 @@ class ModelConfig:
             logger.warning("deviceType is %r; it may be cpu or gpu, so it is ignored", device)
         for key, name in _PLAIN.items():
             if value := read.number(key, 0):
-                changes[name] = value
+                changes[name] = value if name.endswith("_s") else int(value)
         ids = read.get("deviceIds", list, [])
         if ids and all(type(i) is int and i >= 0 for i in ids):
             changes["device_ids"] = tuple(ids)

@@ -54,7 +54,7 @@ class MetricSamples:
         labels = [(str(dimension.name), str(dimension.value)) for dimension in dimensions]
         given = {label for label, _ in labels}
         labels += [pair for pair in (("ModelName", self.model_name), ("Level", "Model")) if pair[0] not in given]
-        self._samples.append((name, kind, UNITS.get(unit, unit), float(value), labels))
+        self._samples.append((str(name), kind, UNITS.get(unit, str(unit)), float(value), labels))
 
     def add_counter(
         self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()

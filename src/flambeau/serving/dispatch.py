@@ -71,11 +71,14 @@ class Dispatcher:
                 return worker
             if best is not None and load >= len(best.batches):
                 continue
-            if (worker.is_concurrent and load < self._concurrency) or (
-                not worker.is_concurrent and self._may_send_ahead(worker, num_waiting)
-            ):
+            if self._may_send_beside(worker) if worker.is_concurrent else self._may_send_ahead(worker, num_waiting):
                 best = worker
         return best
+
+    def _may_send_beside(self, worker: RemoteWorker) -> bool:
+        """Whether a worker that runs many jobs may get one more; one that may be poisonous is run alone."""
+        is_crowded = len(worker.batches) >= self._concurrency
+        return not (is_crowded or worker.has_suspect or self._queue.oldest.crashes)
 
     def _may_send_ahead(self, worker: RemoteWorker, num_waiting: int) -> bool:
         is_only_worker = len(self._workers) == 1

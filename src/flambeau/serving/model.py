@@ -22,8 +22,9 @@ from flambeau.serving.job import Job
 from flambeau.serving.placement import next_device, threads_per_worker
 from flambeau.serving.queue import JobQueue
 from flambeau.serving.recovery import Death, should_retry
-from flambeau.serving.remote_worker import RemoteWorker, WorkerSpec, environment_for
+from flambeau.serving.remote_worker import RemoteWorker
 from flambeau.serving.supervisor import Slot, Supervisor
+from flambeau.serving.worker_process import WorkerSpec, environment_for
 from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)

@@ -52,12 +52,14 @@ class Registry:
         self._versions.setdefault(model.name, {})[model.version] = model
         self._default.setdefault(model.name, model.version)
 
-    def remove(self, name: str, version: str | None = None) -> Model:
-        """Take a model out; the default version only when it is the last one."""
+    def remove(self, name: str, version: str | None = None, *, even_default: bool = False) -> Model:
+        """Take a model out; the default version only when it is the last one, unless `even_default`."""
         model = self.find(name, version)
         versions = self._versions[name]
         if self.is_default(model) and len(versions) > 1:
-            raise DefaultVersionInUse(name)
+            if not even_default:
+                raise DefaultVersionInUse(name)
+            self._default[name] = next(other for other in versions if other != model.version)
         del versions[model.version]
         if not versions:
             del self._versions[name], self._default[name]

@@ -1,31 +1,24 @@
-"""RemoteWorker: the server's end of one worker: its process, its channel, the jobs it holds."""
+"""RemoteWorker: the server's end of one worker: its channel and the jobs it holds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
 
 from flambeau.errors import JobFailed
-from flambeau.serving import output
 from flambeau.serving.batching import smoothed
 from flambeau.serving.job import Job
-from flambeau.serving.recovery import Death, describe_exit
+from flambeau.serving.recovery import Death
+from flambeau.serving.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Run, Samples, Stop, ToServer
+from flambeau.wire.messages import Cancel, Failed, Part, Ready, Run, Samples, Stop, ToServer
 
 logger = logging.getLogger(__name__)
 
-SOCKET_BUFFER_BYTES = 1 << 20
 EXIT_GRACE_S = 2.0  # between the end of the channel and SIGKILL
 
 
@@ -37,18 +30,6 @@ class Batch:
     remaining: int
     progress: float
     started: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """Everything a worker process needs to start."""
-
-    id: int
-    load: Load
-    environment: Mapping[str, str]
-    max_frame_bytes: int
-    transport: str = "unix"
-    python: str = sys.executable
 
 
 class RemoteWorker:
@@ -73,6 +54,7 @@ class RemoteWorker:
         self.shares_memory = False
         self.service_s: float | None = None
         self.has_answered = False
+        self.has_suspect = False  # the job sent last has seen a worker die
         self.batches: deque[Batch] = deque()
         self._jobs: dict[int, tuple[Job | None, Batch]] = {}
         self._on_free = on_free
@@ -80,18 +62,14 @@ class RemoteWorker:
         self._on_samples = on_samples
         self._now = loop.time
         self._channel: ServerChannel | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._tail = output.Tail()
-        self._fate: Death | None = None  # decided by us, before the process is gone
-        self._load_failure: Failed | None = None
-        self._kernel_kills = 0
+        self._process = WorkerProcess(spec, self._new_channel)
 
     # ---- life ----
 
     @property
     def pid(self) -> int:
         """The process id, or -1 before there is one."""
-        return self._process.pid if self._process else -1
+        return self._process.pid
 
     @property
     def num_in_flight(self) -> int:
@@ -105,53 +83,7 @@ class RemoteWorker:
 
     async def run(self) -> Death:
         """Start the process, let it live, and return how it ended; jobs it held go to `on_lost`."""
-        self._kernel_kills = output.count_kernel_kills()
-        ours: socket.socket | None = None
-        listener: asyncio.Server | None = None
-        if self.spec.transport == "tcp":
-            arguments, listener = await self._listen()
-            inherited: tuple[int, ...] = ()
-        else:
-            ours, theirs = socket.socketpair()
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-            arguments, inherited = ["--fd", str(theirs.fileno())], (theirs.fileno(),)
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(self.spec.python, "-P", "-m", "flambeau.worker", *arguments),
-                cwd=self.spec.load.folder,
-                env=dict(self.spec.environment),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                pass_fds=inherited,
-                start_new_session=True,  # a Ctrl-C in the terminal is for the server, which then drains
-            )
-        except OSError as error:
-            if ours is not None:
-                ours.close()
-            return self._end(Death(reason=f"could not be started: {error}"))
-        finally:
-            if inherited:
-                theirs.close()
-        if ours is not None:
-            await asyncio.get_running_loop().create_unix_connection(self._new_channel, sock=ours)
-        try:
-            return await self._watch(self._process)
-        finally:
-            if listener is not None:
-                listener.close()
-
-    async def _listen(self) -> tuple[list[str], asyncio.Server]:
-        """A TCP listener on loopback for this worker alone; the worker proves itself with a token."""
-        import secrets
-
-        token = secrets.token_hex(16)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: TokenGate(token.encode(), self._new_channel), "127.0.0.1", 0
-        )
-        port = server.sockets[0].getsockname()[1]
-        return ["--connect", f"127.0.0.1:{port}", "--token", token], server
+        return self._end(await self._process.run())
 
     def _new_channel(self) -> ServerChannel:
         self._channel = ServerChannel(self._receive, self._on_channel_closed, self.spec.max_frame_bytes)
@@ -162,67 +94,13 @@ class RemoteWorker:
         assert self._channel is not None
         self._channel.send(self.spec.load)
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> Death:
-        name = f"W-{self.spec.id}-{self.spec.load.model}_{self.spec.load.version}"
-        assert process.stdout is not None
-        assert process.stderr is not None
-        async with asyncio.TaskGroup() as tasks:
-            readers = [
-                tasks.create_task(output.forward(process.stdout, f"{name}-stdout", None)),
-                tasks.create_task(output.forward(process.stderr, f"{name}-stderr", self._tail)),
-            ]
-            try:
-                code = await process.wait()
-                # A grandchild may hold the pipes open; the worker's own last words are there by now.
-                await asyncio.wait(readers, timeout=0.5)
-            finally:
-                for reader in readers:
-                    reader.cancel()
-                if process.returncode is None:
-                    self.kill(Death(reason="the server stopped"))
-        return self._end(self._death_from(code))
-
-    def _death_from(self, code: int) -> Death:
-        """Put together what is known about the end of the process."""
-        words, by_signal = describe_exit(code)
-        lines = self._tail.lines()
-        if self._load_failure is not None:
-            failure = self._load_failure
-            return Death(
-                reason=f"the model could not be loaded: {failure.message}",
-                exit_code=code,
-                out_of_memory=failure.status == 507,
-                last_lines=tuple(failure.detail.strip().splitlines()[-12:]) or lines,
-            )
-        if self._fate is not None:
-            fate = self._fate
-            return Death(
-                reason=fate.reason,
-                exit_code=code,
-                signal=by_signal,
-                out_of_memory=fate.out_of_memory,
-                by_server=True,
-                last_lines=lines,
-            )
-        by_kernel = by_signal == signal.SIGKILL and output.count_kernel_kills() > self._kernel_kills
-        if by_kernel:
-            words += ", by the kernel because memory ran out"
-        elif by_signal == signal.SIGKILL:
-            words += ", from outside the server: an operator, or the kernel's out-of-memory killer"
-        return Death(
-            reason=words,
-            exit_code=code,
-            signal=by_signal,
-            out_of_memory=by_kernel or code == 137,
-            last_lines=lines,
-        )
-
     def _end(self, death: Death) -> Death:
         """Hand back the jobs: those of the batch it worked on, and those it had not begun."""
         self.is_ready = False
         if self._channel is not None:
             self._channel.close()
         begun = [*self.batches] if self.is_concurrent else [*self.batches][:1]
+        company = len(self._jobs) if self.is_concurrent else 0  # they shared the process, as a batch does
         suspects, innocent = [], []
         for job, batch in self._jobs.values():
             if job is None:
@@ -232,7 +110,7 @@ class RemoteWorker:
             if job.is_over:
                 continue
             if batch in begun:
-                suspects.append((job, batch.size))
+                suspects.append((job, company or batch.size))
             else:
                 innocent.append(job)
         self._jobs.clear()
@@ -245,17 +123,14 @@ class RemoteWorker:
 
     def kill(self, fate: Death) -> None:
         """End the process and its children now; `fate` says why."""
-        self._fate = self._fate or fate
-        if self._process is not None and self._process.returncode is None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        self._process.kill(fate)
 
     async def retire(self, timeout_s: float) -> None:
         """Let it finish what it holds, then stop it; kill it when that takes too long."""
         self.is_retiring = True
-        if self._channel is not None:
+        if not self.is_ready:
+            self.kill(Death(reason="it was stopped before its model had loaded"))
+        elif self._channel is not None:
             self._channel.send(Stop())
         done, _ = await asyncio.wait([self.ended], timeout=timeout_s)
         if not done:
@@ -268,6 +143,7 @@ class RemoteWorker:
         now = self._now()
         batch = Batch(len(jobs), len(jobs), now, now)
         self.batches.append(batch)
+        self.has_suspect = jobs[0].crashes > 0
         share = self.shares_memory
         requests = []
         for job in jobs:
@@ -330,7 +206,10 @@ class RemoteWorker:
             return
         job, batch = entry
         if job is not None:
-            job.deliver(part)
+            try:
+                job.deliver(part)
+            except Exception:  # a receiver's mistake must not cost the other jobs of this worker
+                logger.exception("request %s: its answer could not be delivered", job.request_id)
         if part.last:
             self._finish(part.job_id, job, batch)
         else:
@@ -338,7 +217,7 @@ class RemoteWorker:
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:
-            self._load_failure = failed
+            self._process.load_failure = failed
             return
         for job_id in failed.job_ids:
             entry = self._jobs.get(job_id)
@@ -375,47 +254,3 @@ class RemoteWorker:
         elif not self.ended.done():
             fate = Death(reason="it closed its channel without exiting")
             asyncio.get_running_loop().call_later(EXIT_GRACE_S, self.kill, fate)
-
-
-class TokenGate(asyncio.Protocol):
-    """Lets a TCP worker through once it has shown its token, and nobody else."""
-
-    def __init__(self, token: bytes, new_channel: Callable[[], ServerChannel]) -> None:
-        self._token = token
-        self._new_channel = new_channel
-        self._seen = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-
-    def data_received(self, data: bytes) -> None:
-        import hmac
-
-        self._seen += data
-        if len(self._seen) < len(self._token):
-            return
-        if not hmac.compare_digest(self._seen, self._token):
-            self._transport.abort()
-            return
-        channel = self._new_channel()
-        self._transport.pause_reading()  # reading restarts in the way the new protocol wants it
-        self._transport.set_protocol(channel)
-        channel.connection_made(self._transport)
-        self._transport.resume_reading()
-
-
-def environment_for(load: Load, *, threads: int, paths: Sequence[str], hidden: str) -> dict[str, str]:
-    """The environment of a worker: the server's, less what is hidden, with threads and import path set."""
-    import re
-
-    pattern = re.compile(hidden) if hidden else None
-    environment = {k: v for k, v in os.environ.items() if not (pattern and pattern.fullmatch(k))}
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        environment.setdefault(variable, str(threads))
-    inherited = environment.get("PYTHONPATH", "")
-    environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [inherited])])
-    environment["FLAMBEAU_MODEL_PATH"] = str(Path(load.folder).resolve())
-    environment["TS_DECODE_INPUT_REQUEST"] = str(load.decode_input).lower()
-    if not environment["PYTHONPATH"]:
-        del environment["PYTHONPATH"]
-    return environment

@@ -115,6 +115,7 @@ class Server:
             async with asyncio.timeout(self.config.unregister_timeout_s):
                 await self._retire(model)
         except TimeoutError:
+            await model.close(now=True)
             raise DeadlinePassed(f"Timed out while cleaning resources: {name}") from None
         logger.info("unregistered %s", model)
 
@@ -152,7 +153,7 @@ class Server:
         return Model(name, manifest.version, handler, source, settings, self._host)
 
     async def _forget(self, model: Model) -> None:
-        self.registry.remove(model.name, model.version)
+        self.registry.remove(model.name, model.version, even_default=True)
         await self._retire(model)
 
     async def _retire(self, model: Model) -> None:

@@ -14,10 +14,11 @@ OUT_OF_MEMORY = 507
 def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     """The failure of jobs, with TorchServe's statuses and texts."""
     if isinstance(error, PredictionException):  # an answer, not an accident
-        return Failed(job_ids, OUT_OF_MEMORY if error.error_code == 413 else error.error_code, error.message)
+        status = int(error.error_code)
+        return Failed(job_ids, OUT_OF_MEMORY if status == 413 else status, printable(str(error.message)))
     if isinstance(error, BadRequest):
         return Failed(job_ids, 400, str(error))
-    detail = "".join(traceback.format_exception(error))
+    detail = printable("".join(traceback.format_exception(error)))
     if is_out_of_memory(error):
         return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail)
     if isinstance(error, BadResult):
@@ -29,7 +30,12 @@ def load_failed(error: BaseException) -> Failed:
     """The failure to load a model; the text names the error, since only operators see it."""
     status = OUT_OF_MEMORY if is_out_of_memory(error) else 500
     summary = "".join(traceback.format_exception_only(error)).strip()
-    return Failed([], status, summary, "".join(traceback.format_exception(error)))
+    return Failed([], status, printable(summary), printable("".join(traceback.format_exception(error))))
+
+
+def printable(text: str) -> str:
+    """Text that can be sent, whatever an exception was made of."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -85,5 +85,5 @@ def to_part(job_id: int, body: bytes | bytearray, processor: RequestProcessor | 
     if processor is None:
         return Part(job_id, body, last)  # type: ignore[arg-type]
     headers = [(str(key), str(value)) for key, value in processor.get_response_headers().items()]
-    status, phrase = processor.get_response_status_code(), processor.get_response_status_phrase()
-    return Part(job_id, body, last, status, phrase or "", headers or None)  # type: ignore[arg-type]
+    status, phrase = int(processor.get_response_status_code()), processor.get_response_status_phrase()
+    return Part(job_id, body, last, status, str(phrase or ""), headers or None)  # type: ignore[arg-type]

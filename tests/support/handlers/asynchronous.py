@@ -1,6 +1,7 @@
 """An `async def` handler: many requests at a time in one worker."""
 
 import asyncio
+import os
 
 
 class Asynchronous:
@@ -14,6 +15,8 @@ class Asynchronous:
         order = data[0]["body"]
         await asyncio.sleep(order.get("s", 0))
         self.running -= 1
+        if order.get("exit"):
+            os._exit(6)
         if order.get("raise"):
             raise ValueError("as told")
         return [{"most": self.most, "id": context.get_request_id(0), "i": order.get("i")}]

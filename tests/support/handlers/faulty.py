@@ -46,6 +46,11 @@ class Faulty:
                 raise MemoryError
             case "raise":
                 raise ValueError("the secret is 42")
+            case "odd text":
+                raise ValueError("a lone surrogate: \udcff")
+            case "status as text":
+                context.set_response_status("418", 7)
+                return "odd"
             case "no json":
                 return object()
             case "not a list":

@@ -36,7 +36,10 @@ def test_version_cannot_be_registered_twice(registry):
 def test_default_version_goes_last(registry):
     with pytest.raises(DefaultVersionInUse):
         registry.remove("b")
-    registry.remove("b", "2")
+    registry.remove("b", "1", even_default=True)
+    assert registry.find("b").version == "2"
+    registry.add(SimpleNamespace(name="b", version="1"))
+    registry.remove("b", "1")
     registry.remove("b")
     with pytest.raises(ModelNotFound):
         registry.find("b")

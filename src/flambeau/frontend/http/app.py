@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from flambeau.errors import FlambeauError
+from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.problems import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, problem, respond_problem
-from flambeau.frontend.http.protocol import Exchange
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from flambeau import __version__
 from flambeau.frontend.http.app import Endpoint, not_allowed
+from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.problems import respond_json
-from flambeau.frontend.http.protocol import Exchange
 
 # (path, method, operation id, what it does)
 Operation = tuple[str, str, str, str]

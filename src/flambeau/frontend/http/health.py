@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau.frontend.http.app import Endpoint
+from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.problems import respond_json
-from flambeau.frontend.http.protocol import Exchange
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 

@@ -8,9 +8,9 @@ from functools import partial
 from flambeau.errors import FlambeauError, JobFailed
 from flambeau.frontend.http import describe
 from flambeau.frontend.http.app import Endpoint, not_found
+from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.health import health_routes
 from flambeau.frontend.http.problems import respond_json, respond_problem
-from flambeau.frontend.http.protocol import Exchange
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -21,16 +21,17 @@ logger = logging.getLogger(__name__)
 
 def inference_routes(server: Server) -> dict[str, Endpoint]:
     """The paths of the inference listener."""
+    details = server.config.tells_details
     return {
         "": describe.root(describe.INFERENCE),
         "api-description": describe.always(describe.INFERENCE),
-        "predictions": partial(predict, server, "predict"),
-        "explanations": partial(predict, server, "explain"),
+        "predictions": partial(predict, server, "predict", details),
+        "explanations": partial(predict, server, "explain", details),
         **health_routes(server),
     }
 
 
-def predict(server: Server, kind: Kind, exchange: Exchange, segments: list[str]) -> None:
+def predict(server: Server, kind: Kind, details: bool, exchange: Exchange, segments: list[str]) -> None:
     """/predictions/{model}[/{version}[/{more}]]: any method but OPTIONS runs the model."""
     if len(segments) < 2:
         not_found(exchange)
@@ -41,7 +42,7 @@ def predict(server: Server, kind: Kind, exchange: Exchange, segments: list[str])
     if exchange.method == "OPTIONS":
         respond_json(exchange, 200, describe.model_document(model.name))
         return
-    reply = Prediction(exchange, model, server.config.tells_details)
+    reply = Prediction(exchange, model, details)
     job = Job(
         reply,
         request_id=exchange.request_id,

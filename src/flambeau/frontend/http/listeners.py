@@ -20,7 +20,7 @@ from flambeau.serving.server import Server
 
 BACKLOG = 4096
 SWEEP_S = 5.0
-LAST_CALL_S = 0.1  # how long open connections may still send a request after the ports have closed
+LAST_CALL_S = 0.1  # how long clients that are on their way are still let in, after readiness has gone
 
 
 class HttpFrontend:
@@ -52,12 +52,13 @@ class HttpFrontend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the ports, answer what was accepted, then close the connections."""
-        self._close_ports()
         self._server.is_draining = True
         for listener in self._listeners:
             listener.is_draining = True
         if error is None:
             await asyncio.sleep(LAST_CALL_S)
+        self._close_ports()
+        if error is None:
             await self._server.drain()
             await self._until_idle()
         if self._sweeper is not None:

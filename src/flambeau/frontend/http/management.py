@@ -12,10 +12,10 @@ from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, FlambeauError, Unavailable
 from flambeau.frontend.http import describe
 from flambeau.frontend.http.app import Endpoint, not_allowed, not_found, query_of
+from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.health import health_routes
 from flambeau.frontend.http.model_document import model_document
 from flambeau.frontend.http.problems import respond_json
-from flambeau.frontend.http.protocol import Exchange
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 
 from flambeau.frontend.http import describe
 from flambeau.frontend.http.app import Endpoint
-from flambeau.frontend.http.protocol import Exchange
+from flambeau.frontend.http.exchange import Exchange
 from flambeau.serving.server import Server
 
 TEXT = ("content-type", "text/plain; version=0.0.4; charset=utf-8")

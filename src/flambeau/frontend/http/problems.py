@@ -20,7 +20,7 @@ from flambeau.errors import (
     WorkerDied,
     WorkersFailed,
 )
-from flambeau.frontend.http.protocol import Exchange, Header
+from flambeau.frontend.http.exchange import Exchange, Header
 
 JSON_TYPE: Header = ("content-type", "application/json")
 NOT_FOUND = "Requested resource is not found, please refer to API document."

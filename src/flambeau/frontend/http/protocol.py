@@ -1,4 +1,4 @@
-"""HTTP/1.1 on asyncio: bytes → Exchange → bytes, with as little in between as possible.
+"""HTTP/1.1 on asyncio: bytes → Exchange, with as little in between as possible.
 
 Parsing is httptools' (llhttp). This module adds what a model server needs and ASGI cannot say: header names
 as the client wrote them, reason phrases, large bodies received straight into shared memory, and a client's
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http import HTTPStatus
+from functools import partial
 from typing import Any, Protocol, cast
 
 import httptools
 
+from flambeau.frontend.http.exchange import Exchange, Header, is_request_id, new_request_id, target_of
 from flambeau.serving.job import Body
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -28,19 +28,6 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 LINGER_S = 2.0  # how long an answer to a request that was cut short may take to reach its client
 SLOW_CLIENT_BYTES = 64 << 20  # a client that lets this much pile up has stopped reading
-
-Header = tuple[str, str]
-
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-_COMMON = (
-    b"Pragma: no-cache\r\n"
-    b"Cache-Control: no-cache; no-store, must-revalidate, private\r\n"
-    b"Expires: Thu, 01 Jan 1970 00:00:00 UTC\r\n"
-)
-_KEEP_ALIVE = b"connection: keep-alive\r\n"
-_CLOSE = b"connection: close\r\n"
-_FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding", "connection"})
-_UNSAFE = str.maketrans({"\r": " ", "\n": " ", "\0": " "})
 
 # One buffer serves every connection: what is received is consumed before the next read.
 _buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -87,120 +74,6 @@ class Listener:
         """Close connections that have been idle, or in the middle of a request, for too long."""
         for connection in [*self.connections]:
             connection.close_if_stale(now)
-
-
-class Exchange:
-    """One request and its response."""
-
-    __slots__ = (
-        "_connection",
-        "_is_chunked",
-        "_task",
-        "arrived",
-        "body",
-        "headers",
-        "is_finished",
-        "is_started",
-        "keeps_alive",
-        "method",
-        "on_gone",
-        "path",
-        "query",
-        "request_id",
-        "version",
-    )
-
-    def __init__(
-        self, connection: HttpConnection, method: str, target: str, headers: list[Header], version: str, arrived: float
-    ) -> None:
-        self._connection = connection
-        self.method = method
-        self.path, _, self.query = target.partition("?")
-        self.headers = headers
-        self.version = version
-        self.arrived = arrived
-        self.body = Body(b"")
-        self.keeps_alive = True
-        self.request_id = ""
-        self.is_started = False
-        self.is_finished = False
-        self.on_gone: Callable[[], object] | None = None
-        self._is_chunked = False
-        self._task: asyncio.Task[None] | None = None
-
-    def header(self, name: str) -> str | None:
-        """A request header, whatever its case."""
-        return next((value for key, value in self.headers if key.lower() == name), None)
-
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Answer from a task; it is cancelled when the client goes away."""
-        task = self._task = asyncio.get_running_loop().create_task(work)
-        self.on_gone = task.cancel
-
-    # ---- the response ----
-
-    def respond(self, status: int, body: bytes, headers: Iterable[Header] = (), phrase: str = "") -> None:
-        """Send a whole response."""
-        head = self._head(status, headers, phrase)
-        head.append(b"content-length: %d\r\n\r\n" % len(body))
-        if self.method == "HEAD":
-            body = b""
-        write = self._connection.write
-        if len(body) < RECEIVE_BYTES:
-            head.append(body)
-            write(b"".join(head))
-        else:
-            write(b"".join(head))
-            write(body)
-        self._finish()
-
-    def start(self, status: int, headers: Iterable[Header] = (), phrase: str = "", chunk: bytes = b"") -> None:
-        """Send the head of a streamed response, with its first chunk."""
-        self._is_chunked = self.version != "1.0"
-        if not self._is_chunked:
-            self.keeps_alive = False  # the end of the connection ends the body
-        head = self._head(status, headers, phrase)
-        head.append(b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n")
-        if chunk:
-            head.append(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
-        self._connection.write(b"".join(head))
-
-    def send_chunk(self, chunk: bytes) -> None:
-        """Send the next piece of a streamed response, now."""
-        if chunk:  # an empty chunk would end the body
-            self._connection.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
-
-    def end(self, chunk: bytes = b"") -> None:
-        """Send the last piece and end the response."""
-        if self._is_chunked:
-            self._connection.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n")
-        elif chunk:
-            self._connection.write(chunk)
-        self._finish()
-
-    def abort(self) -> None:
-        """Break off a streamed response, so that the client sees that it is not complete."""
-        self._connection.abort()
-
-    def _head(self, status: int, headers: Iterable[Header], phrase: str) -> list[bytes]:
-        self.is_started = True
-        if self._connection.listener.is_draining:
-            self.keeps_alive = False
-        line = _STATUS_LINES.get(status)
-        if phrase or line is None:
-            line = f"HTTP/1.1 {status} {phrase.translate(_UNSAFE)}\r\n".encode("latin-1", "replace")
-        head = [line, b"x-request-id: %b\r\n" % self.request_id.encode("latin-1", "replace"), _COMMON]
-        for name, value in headers:
-            if name.lower() not in _FRAMING_HEADERS:
-                text = f"{name.translate(_UNSAFE)}: {value.translate(_UNSAFE)}\r\n"
-                head.append(text.encode("latin-1", "replace"))
-        head.append(_KEEP_ALIVE if self.keeps_alive else _CLOSE)
-        return head
-
-    def _finish(self) -> None:
-        self.is_finished = True
-        self.on_gone = None
-        self._connection.on_finished(self)
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -255,27 +128,20 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.listener.connections.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        segment = self._segment
-        if segment is not None and self._filled:  # the head is behind us: receive into shared memory
-            return memoryview(segment.memory)[self._filled : self._content_length]
+        if self._segment is not None:  # the head is behind us: receive into shared memory
+            return memoryview(self._segment.memory)[self._filled : self._content_length]
         return _buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._discarding:
             return
-        if self._segment is not None and self._filled:
+        if self._segment is not None:
             self._filled += nbytes
             if self._filled == self._content_length:
                 self._parser = httptools.HttpRequestParser(self)  # the old one still waits for this body
                 self.on_message_complete()
             return
-        try:
-            self._parser.feed_data(_buffer[:nbytes])
-        except httptools.HttpParserUpgrade:
-            self._refuse("upgrading the connection is not supported")
-        except httptools.HttpParserError as error:
-            if not self._discarding:
-                self._refuse(str(error))
+        self._parse(_buffer[:nbytes])
 
     def eof_received(self) -> None:
         return None  # close: a client that has stopped sending has gone
@@ -330,7 +196,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._version = parser.get_http_version()
         self._keeps_alive = parser.should_keep_alive()
         if self._content_length > limits.max_body_bytes:
-            self._refuse_body()
+            self._refuse(self._too_large)
             return
         if self._wants_continue and self._active is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -347,7 +213,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self._size += len(data)
         if self._size > self.listener.limits.max_body_bytes:
-            self._refuse_body()
+            self._refuse(self._too_large)
             return
         self._parts.append(data)
 
@@ -373,6 +239,17 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
     # ---- our side ----
+
+    def _parse(self, data: memoryview) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:  # declined: the request is answered as any other
+            self._parser = httptools.HttpRequestParser(self)
+            if rest := data[upgrade.args[0] :]:
+                self._parse(rest)
+        except httptools.HttpParserError as error:
+            if not self._discarding:
+                self._refuse(partial(self.listener.app.malformed, reason=str(error)))
 
     def write(self, data: bytes) -> None:
         """Send bytes to the client; silently nothing when it has gone."""
@@ -408,6 +285,11 @@ class HttpConnection(asyncio.BufferedProtocol):
                 transport.resume_reading()
             self.listener.app.handle(following)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is stopping."""
+        return self.listener.is_draining
+
     def close_if_idle(self) -> None:
         """Close a connection on which nothing is going on."""
         if self._transport is not None and self._active is None and not self._reading:
@@ -428,30 +310,26 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _new_exchange(self) -> Exchange:
         target = target_of(self._target)
-        exchange = Exchange(self, self._method, target, self._headers, self._version, self._since)
+        exchange = Exchange(self, self._method, target, self._headers, self._version, self._loop.time())
         exchange.keeps_alive = self._keeps_alive
         given = self._request_id
         exchange.request_id = given if given and is_request_id(given) else new_request_id()
         return exchange
 
-    def _refuse_body(self) -> None:
-        limit = self.listener.limits.max_body_bytes
-        exchange = self._give_up()
-        self.listener.app.too_large(exchange, limit)
+    def _too_large(self, exchange: Exchange) -> None:
+        self.listener.app.too_large(exchange, self.listener.limits.max_body_bytes)
 
-    def _refuse(self, reason: str) -> None:
-        exchange = self._give_up()
-        self.listener.app.malformed(exchange, reason)
-
-    def _give_up(self) -> Exchange:
-        """Stop listening to this client, and answer it a last time."""
+    def _refuse(self, answer: Callable[[Exchange], None]) -> None:
+        """Stop listening to this client and answer it a last time; answers it is owed come first and end it."""
         self._discarding = True
         self._reading = False
-        exchange = Exchange(self, "", "", [], "1.1", self._since)
+        if self._active is not None:
+            (self._waiting[-1] if self._waiting else self._active).keeps_alive = False
+            return
+        self._active = exchange = Exchange(self, "", "", [], "1.1", self._since)
         exchange.request_id = new_request_id()
         exchange.keeps_alive = False
-        self._active = exchange
-        return exchange
+        answer(exchange)
 
     def _linger(self, transport: asyncio.Transport) -> None:
         """Let the answer arrive: closing at once, with unread data, would reset the connection."""
@@ -472,22 +350,3 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._parts: list[bytes] = []
         self._size = 0
         self._filled = 0
-
-
-def target_of(raw: bytes) -> str:
-    """The path and query of a request line; an absolute URL loses its scheme and host."""
-    target = raw.decode("latin-1")
-    if not target.startswith("/") and "://" in target:
-        target = "/" + target.partition("://")[2].partition("/")[2]
-    return target
-
-
-def is_request_id(text: str) -> bool:
-    """Whether a client's own request id is fit to be repeated in headers and logs."""
-    return len(text) <= 128 and text.isascii() and text.isprintable()
-
-
-def new_request_id() -> str:
-    """A random UUID (version 4); ids need to be distinct, not secret."""
-    digits = f"{random.getrandbits(128):032x}"
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"

@@ -1,0 +1,176 @@
+"""Exchange: one HTTP request and its response."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from flambeau.serving.job import Body
+
+Header = tuple[str, str]
+
+JOINED_BYTES = 256 * 1024  # a body up to this size is cheaper to copy behind its head than to send by itself
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_COMMON = (
+    b"Pragma: no-cache\r\n"
+    b"Cache-Control: no-cache; no-store, must-revalidate, private\r\n"
+    b"Expires: Thu, 01 Jan 1970 00:00:00 UTC\r\n"
+)
+_KEEP_ALIVE = b"connection: keep-alive\r\n"
+_CLOSE = b"connection: close\r\n"
+_FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding", "connection"})
+_UNSAFE = str.maketrans({"\r": " ", "\n": " ", "\0": " "})
+
+
+class Connection(Protocol):
+    """Where an exchange's response goes."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no further request is wanted."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+
+    def abort(self) -> None:
+        """Close without ceremony."""
+
+    def on_finished(self, exchange: Exchange) -> None:
+        """The response is complete."""
+
+
+class Exchange:
+    """One request and its response."""
+
+    __slots__ = (
+        "_connection",
+        "_is_chunked",
+        "_task",
+        "arrived",
+        "body",
+        "headers",
+        "is_finished",
+        "is_started",
+        "keeps_alive",
+        "method",
+        "on_gone",
+        "path",
+        "query",
+        "request_id",
+        "version",
+    )
+
+    def __init__(
+        self, connection: Connection, method: str, target: str, headers: list[Header], version: str, arrived: float
+    ) -> None:
+        self._connection = connection
+        self.method = method
+        self.path, _, self.query = target.partition("?")
+        self.headers = headers
+        self.version = version
+        self.arrived = arrived
+        self.body = Body(b"")
+        self.keeps_alive = True
+        self.request_id = ""
+        self.is_started = False
+        self.is_finished = False
+        self.on_gone: Callable[[], object] | None = None
+        self._is_chunked = False
+        self._task: asyncio.Task[None] | None = None
+
+    def header(self, name: str) -> str | None:
+        """A request header, whatever its case."""
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Answer from a task; it is cancelled when the client goes away."""
+        task = self._task = asyncio.get_running_loop().create_task(work)
+        self.on_gone = task.cancel
+
+    # ---- the response ----
+
+    def respond(self, status: int, body: bytes, headers: Iterable[Header] = (), phrase: str = "") -> None:
+        """Send a whole response."""
+        head = self._head(status, headers, phrase)
+        head.append(b"content-length: %d\r\n\r\n" % len(body))
+        if self.method == "HEAD":
+            body = b""
+        write = self._connection.write
+        if len(body) < JOINED_BYTES:
+            head.append(body)
+            write(b"".join(head))
+        else:
+            write(b"".join(head))
+            write(body)
+        self._finish()
+
+    def start(self, status: int, headers: Iterable[Header] = (), phrase: str = "", chunk: bytes = b"") -> None:
+        """Send the head of a streamed response, with its first chunk."""
+        self._is_chunked = self.version != "1.0"
+        if not self._is_chunked:
+            self.keeps_alive = False  # the end of the connection ends the body
+        head = self._head(status, headers, phrase)
+        head.append(b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n")
+        if chunk:
+            head.append(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
+        self._connection.write(b"".join(head))
+
+    def send_chunk(self, chunk: bytes) -> None:
+        """Send the next piece of a streamed response, now."""
+        if chunk:  # an empty chunk would end the body
+            self._connection.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
+
+    def end(self, chunk: bytes = b"") -> None:
+        """Send the last piece and end the response."""
+        if self._is_chunked:
+            self._connection.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n")
+        elif chunk:
+            self._connection.write(chunk)
+        self._finish()
+
+    def abort(self) -> None:
+        """Break off a streamed response, so that the client sees that it is not complete."""
+        self._connection.abort()
+
+    def _head(self, status: int, headers: Iterable[Header], phrase: str) -> list[bytes]:
+        self.is_started = True
+        if self._connection.is_draining:
+            self.keeps_alive = False
+        line = _STATUS_LINES.get(status)
+        if phrase or line is None:
+            line = f"HTTP/1.1 {status} {phrase.translate(_UNSAFE)}\r\n".encode("latin-1", "replace")
+        head = [line, b"x-request-id: %b\r\n" % self.request_id.encode("latin-1", "replace"), _COMMON]
+        for name, value in headers:
+            if name.lower() not in _FRAMING_HEADERS:
+                text = f"{name.translate(_UNSAFE)}: {value.translate(_UNSAFE)}\r\n"
+                head.append(text.encode("latin-1", "replace"))
+        head.append(_KEEP_ALIVE if self.keeps_alive else _CLOSE)
+        return head
+
+    def _finish(self) -> None:
+        self.is_finished = True
+        self.on_gone = None
+        self._connection.on_finished(self)
+
+
+def target_of(raw: bytes) -> str:
+    """The path and query of a request line; an absolute URL loses its scheme and host."""
+    target = raw.decode("latin-1")
+    if not target.startswith("/") and "://" in target:
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    return target
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a client's own request id is fit to be repeated in headers and logs."""
+    return len(text) <= 128 and text.isascii() and text.isprintable()
+
+
+def new_request_id() -> str:
+    """A random UUID (version 4); ids need to be distinct, not secret."""
+    digits = f"{random.getrandbits(128):032x}"
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
