@@ -109,6 +109,8 @@ def test_wish_to_upgrade_is_declined_by_answering(start):
         response = connection.getresponse()
         assert response.status == 200
         assert (body or b"") in response.read().replace(b"\n", b"").replace(b" ", b"")
+    connection.request("CONNECT", "example.com:443")
+    assert connection.getresponse().status == 400
     connection.close()
 
 

@@ -151,6 +151,7 @@ def _stage(into: Path) -> Path:
 
 def _fill(staging: Path, archive: Path, limits: UnpackLimits) -> Path:
     """Write every entry below `staging` and return the folder that is the root of the archive."""
+    may_be_wrapped = is_tar(archive)
     meter = Meter(archive, limits)
     links: dict[Parts, str] = {}
     tops: set[str] = set()
@@ -169,7 +170,7 @@ def _fill(staging: Path, archive: Path, limits: UnpackLimits) -> Path:
                 links[parts] = item.target
             else:
                 _write(staging, parts, item, meter)
-    top = _wrapping_folder(tops, staging) if is_tar(archive) and tuple(tops) not in links else ()
+    top = _wrapping_folder(tops, staging) if may_be_wrapped and tuple(tops) not in links else ()
     _write_links(staging.joinpath(*top), {parts[len(top) :]: target for parts, target in links.items()})
     return staging.joinpath(*top)
 

@@ -99,6 +99,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_slow",
         "_target",
         "_transport",
+        "_upgrades",
         "_version",
         "_waiting",
         "_wants_continue",
@@ -192,9 +193,12 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         parser, limits = self._parser, self.listener.limits
+        self._upgrades = parser.should_upgrade()
         self._method = parser.get_method().decode("latin-1")
         self._version = parser.get_http_version()
         self._keeps_alive = parser.should_keep_alive()
+        if self._upgrades:
+            return
         if self._content_length > limits.max_body_bytes:
             self._refuse(self._too_large)
             return
@@ -218,7 +222,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        if self._discarding:
+        if self._discarding or self._upgrades:
             return
         self._reading = False
         exchange = self._new_exchange()
@@ -243,13 +247,23 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _parse(self, data: memoryview) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # declined: the request is answered as any other
+        except httptools.HttpParserUpgrade as upgrade:
+            head = self._head_without_upgrade()
             self._parser = httptools.HttpRequestParser(self)
-            if rest := data[upgrade.args[0] :]:
-                self._parse(rest)
+            self._parse(memoryview(head + data[upgrade.args[0] :]))
         except httptools.HttpParserError as error:
             if not self._discarding:
                 self._refuse(partial(self.listener.app.malformed, reason=str(error)))
+
+    def _head_without_upgrade(self) -> bytes:
+        """The request again without its wish for another protocol, which every client can do without."""
+        if self._method == "CONNECT":
+            self._method = "INVALID"  # a proxy's business, not ours
+        lines = [f"{self._method} ".encode() + self._target + b" HTTP/1.1"]
+        for name, value in self._headers:
+            if name.lower() not in ("upgrade", "connection", "http2-settings"):
+                lines.append(f"{name}: {value}".encode("latin-1"))
+        return b"\r\n".join([*lines, b"", b""])
 
     def write(self, data: bytes) -> None:
         """Send bytes to the client; silently nothing when it has gone."""
@@ -342,6 +356,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._method = ""
         self._version = "1.1"
         self._keeps_alive = True
+        self._upgrades = False
         self._headers: list[Header] = []
         self._head_bytes = 0
         self._content_length = 0
