@@ -17,8 +17,8 @@ _ids = itertools.count(1)
 class Receiver(Protocol):
     """Whoever waits for a job: an HTTP exchange, a gRPC call, a test."""
 
-    def on_part(self, part: Part) -> None:
-        """Take the next part; `part.last` ends the reply."""
+    def on_parts(self, parts: list[Part]) -> None:
+        """Take the next parts; one that is `last` ends the reply."""
 
     def on_error(self, error: FlambeauError) -> None:
         """The job failed; nothing follows."""
@@ -121,14 +121,14 @@ class Job:
             content = body.segment.memory[: body.size_bytes]
         return Request(self.id, self.request_id, self.headers, content, self.kind, self.url_path)
 
-    def deliver(self, part: Part) -> None:
-        """Pass a part on; after the last one the job is over."""
+    def deliver(self, parts: list[Part]) -> None:
+        """Pass parts on; after the last one the job is over."""
         if self.is_over:
             return
-        if part.last:
+        if parts[-1].last:
             self._end()
         self.started = True
-        self.receiver.on_part(part)
+        self.receiver.on_parts(parts)
 
     def fail(self, error: FlambeauError) -> None:
         """End the job with an error."""

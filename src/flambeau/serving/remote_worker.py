@@ -60,7 +60,7 @@ class RemoteWorker:
         self._on_free = on_free
         self._on_lost = on_lost
         self._on_samples = on_samples
-        self._now = loop.time
+        self._now = time.monotonic  # the event loop's clock ticks in milliseconds
         self._channel: ServerChannel | None = None
         self._process = WorkerProcess(spec, self._new_channel)
 
@@ -185,33 +185,49 @@ class RemoteWorker:
 
     # ---- what it says ----
 
-    def _receive(self, message: ToServer) -> None:
-        if type(message) is Part:
-            self._on_part(message)
-        elif type(message) is Failed:
-            self._on_failed(message)
-        elif type(message) is Ready:
-            self.is_concurrent = message.is_concurrent
-            self.shares_memory = message.can_share_memory
-            self.is_ready = True
-            if not self.ready.done():
-                self.ready.set_result(None)
-            self._on_free()
-        elif type(message) is Samples:
-            self._on_samples(message)
+    def _receive(self, messages: list[ToServer]) -> None:
+        """Take what has arrived; parts of one reply that arrived together are passed on together."""
+        i = 0
+        while i < len(messages):
+            message = messages[i]
+            i += 1
+            if type(message) is Part:
+                parts = [message]
+                while not message.last and i < len(messages):
+                    following = messages[i]
+                    if type(following) is not Part or following.job_id != message.job_id:
+                        break
+                    parts.append(following)
+                    i += 1
+                self._on_parts(parts)
+            elif type(message) is Failed:
+                self._on_failed(message)
+            elif type(message) is Ready:
+                self._on_ready(message)
+            elif type(message) is Samples:
+                self._on_samples(message)
 
-    def _on_part(self, part: Part) -> None:
-        entry = self._jobs.get(part.job_id)
+    def _on_ready(self, message: Ready) -> None:
+        self.is_concurrent = message.is_concurrent
+        self.shares_memory = message.can_share_memory
+        self.is_ready = True
+        if not self.ready.done():
+            self.ready.set_result(None)
+        self._on_free()
+
+    def _on_parts(self, parts: list[Part]) -> None:
+        job_id = parts[0].job_id
+        entry = self._jobs.get(job_id)
         if entry is None:
             return
         job, batch = entry
         if job is not None:
             try:
-                job.deliver(part)
+                job.deliver(parts)
             except Exception:  # a receiver's mistake must not cost the other jobs of this worker
                 logger.exception("request %s: its answer could not be delivered", job.request_id)
-        if part.last:
-            self._finish(part.job_id, job, batch)
+        if parts[-1].last:
+            self._finish(job_id, job, batch)
         else:
             batch.progress = self._now()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -247,6 +248,7 @@ class Runner:
         parts = to_parts(context, check_result(values, len(context.requests)), self._max_bytes, last=False)
         context.has_sent = True
         self._channel.send(parts)
+        os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the chunk now
 
     def _finish(self, context: Context, values: Sequence[Any]) -> None:
         parts = to_parts(context, values, self._max_bytes, last=True)

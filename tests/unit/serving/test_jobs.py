@@ -11,8 +11,8 @@ class Listener:
         self.parts: list[Part] = []
         self.errors: list[FlambeauError] = []
 
-    def on_part(self, part):
-        self.parts.append(part)
+    def on_parts(self, parts):
+        self.parts += parts
 
     def on_error(self, error):
         self.errors.append(error)
@@ -24,12 +24,12 @@ def new_job(kind="predict", body=None):
 
 def test_job_ends_exactly_once():
     job = new_job()
-    job.deliver(Part(job.id, b"a", last=False))
-    job.deliver(Part(job.id, b"b"))
-    job.deliver(Part(job.id, b"c"))
+    job.deliver([Part(job.id, b"a", last=False), Part(job.id, b"b", last=False)])
+    job.deliver([Part(job.id, b"c")])
+    job.deliver([Part(job.id, b"d")])
     job.fail(BadRequest("late"))
     job.cancel()
-    assert [part.body for part in job.receiver.parts] == [b"a", b"b"]
+    assert [part.body for part in job.receiver.parts] == [b"a", b"b", b"c"]
     assert job.receiver.errors == []
 
 
@@ -39,7 +39,7 @@ def test_cancelled_job_hears_nothing_and_leaves_the_queue():
     for job in jobs:
         queue.put(job)
     jobs[1].cancel()
-    jobs[1].deliver(Part(jobs[1].id, b"x"))
+    jobs[1].deliver([Part(jobs[1].id, b"x")])
     assert jobs[1].receiver.parts == []
     assert queue.take(10) == [jobs[0], jobs[2]]
 

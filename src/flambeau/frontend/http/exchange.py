@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -108,29 +108,24 @@ class Exchange:
             write(body)
         self._finish()
 
-    def start(self, status: int, headers: Iterable[Header] = (), phrase: str = "", chunk: bytes = b"") -> None:
-        """Send the head of a streamed response, with its first chunk."""
+    def start(self, status: int, headers: Iterable[Header] = (), phrase: str = "") -> None:
+        """Send the head of a streamed response."""
         self._is_chunked = self.version != "1.0"
         if not self._is_chunked:
             self.keeps_alive = False  # the end of the connection ends the body
         head = self._head(status, headers, phrase)
         head.append(b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n")
-        if chunk:
-            head.append(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
         self._connection.write(b"".join(head))
 
-    def send_chunk(self, chunk: bytes) -> None:
-        """Send the next piece of a streamed response, now."""
-        if chunk:  # an empty chunk would end the body
-            self._connection.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
-
-    def end(self, chunk: bytes = b"") -> None:
-        """Send the last piece and end the response."""
-        if self._is_chunked:
-            self._connection.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n")
-        elif chunk:
-            self._connection.write(chunk)
-        self._finish()
+    def send(self, chunks: Sequence[bytes], *, ends: bool = False) -> None:
+        """Send the next pieces of a streamed response, now; with `ends` they are the last."""
+        if self._is_chunked:  # an empty chunk would end the body
+            chunks = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks if chunk]
+            if ends:
+                chunks.append(b"0\r\n\r\n")
+        self._connection.write(b"".join(chunks))
+        if ends:
+            self._finish()
 
     def abort(self) -> None:
         """Break off a streamed response, so that the client sees that it is not complete."""

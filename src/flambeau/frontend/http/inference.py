@@ -70,20 +70,16 @@ class Prediction:
         self._model = model
         self._details = details
 
-    def on_part(self, part: Part) -> None:
-        """Send a part, now."""
-        exchange = self._exchange
+    def on_parts(self, parts: list[Part]) -> None:
+        """Send parts, now."""
+        exchange, first = self._exchange, parts[0]
         if not exchange.is_started:
-            self._model.answers[part.status] += 1
-            if part.last:
-                exchange.respond(part.status, part.body, part.headers or (), part.phrase)
-            else:
-                headers = [*(part.headers or ()), ("ts_stream_next", "true")]
-                exchange.start(part.status, headers, part.phrase, part.body)
-        elif part.last:
-            exchange.end(part.body)
-        else:
-            exchange.send_chunk(part.body)
+            self._model.answers[first.status] += 1
+            if first.last:
+                exchange.respond(first.status, first.body, first.headers or (), first.phrase)
+                return
+            exchange.start(first.status, [*(first.headers or ()), ("ts_stream_next", "true")], first.phrase)
+        exchange.send([part.body for part in parts], ends=parts[-1].last)
 
     def on_error(self, error: FlambeauError) -> None:
         """Answer with the error; a reply that has begun is broken off, so that nobody takes it for whole."""

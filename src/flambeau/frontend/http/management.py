@@ -163,10 +163,10 @@ class Answer:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._parts: list[bytes] = []
 
-    def on_part(self, part: Part) -> None:
-        """Take a part."""
-        self._parts.append(part.body)
-        if part.last and not self.done.done():
+    def on_parts(self, parts: list[Part]) -> None:
+        """Take parts."""
+        self._parts += [part.body for part in parts]
+        if parts[-1].last and not self.done.done():
             self.done.set_result(b"".join(self._parts))
 
     def on_error(self, error: FlambeauError) -> None:
