@@ -47,14 +47,22 @@ class Plan:
 
 
 def serve(config: ServerConfig, paths: Sequence[Path], wishes: Wishes, *, log_level: str) -> None:
-    """Serve until a signal."""
-    began = time.monotonic()
+    """Serve what these paths stand for, until a signal."""
     set_up_server_logs(log_level)
     if not paths and config.model_store is None:
         from flambeau.examples import digits
 
         paths = [digits.archive()]
-    plans = [plan for path in paths for plan in plans_for(path, wishes)]
+    start(config, [plan for path in paths for plan in plans_for(path, wishes)], wishes, log_level=log_level)
+
+
+def start(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, *, log_level: str) -> None:
+    """Serve these models until a signal."""
+    began = time.monotonic()
+    set_up_server_logs(log_level)
+    for address in (config.inference, config.management):
+        if not address.is_loopback:
+            logger.warning("%s can be reached from other machines, and there is no authorisation yet", address)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             runner.run(run(config, plans, wishes, began))
