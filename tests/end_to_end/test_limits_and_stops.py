@@ -114,6 +114,82 @@ def test_wish_to_upgrade_is_declined_by_answering(start):
     connection.close()
 
 
+def open_files(server):
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+def test_large_bodies_that_nobody_wants_leave_nothing_behind(start):
+    server = start("echo.py").wait_ready()
+    body = b"x" * 300_000
+    for path in ("/predictions/nobody", "/ping", "/nowhere", "/predictions/echo"):
+        server.request("POST", path, body)
+    before = open_files(server)
+    for _ in range(20):
+        for path in ("/predictions/nobody", "/ping", "/nowhere", "/predictions/echo/9"):
+            server.request("POST", path, body)
+        server.request("OPTIONS", "/predictions/echo", body)
+        server.manage("POST", "/models", body)
+        with socket.create_connection(("127.0.0.1", server.port)) as client:  # gone in the middle of it
+            client.sendall(b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 300000\r\n\r\nxxx")
+    time.sleep(0.2)
+    assert open_files(server) <= before + 2
+
+
+def test_many_quick_requests_behind_a_slow_one(start):
+    server = start("faulty.py").wait_ready()
+    body = b'{"do": "sleep", "s": 0.5}'
+    head = b"POST /predictions/faulty HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(head % len(body) + body + b"GET /ping HTTP/1.1\r\n\r\n" * 300)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 301:
+            received += client.recv(65536)
+    assert received.index(b'"slept"') < received.index(b'"Healthy"')
+
+
+def test_responses_without_a_body_do_not_disturb_the_next_one(start):
+    server = start("faulty.py", "streamer.py").wait_ready()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    kind = {"Content-Type": "application/json"}
+    for method, path, body, status in (
+        ("POST", "/predictions/faulty", b'{"do": "no content"}', 204),
+        ("HEAD", "/predictions/streamer", b'{"n": 3}', 200),
+        ("POST", "/predictions/faulty", b'{"do": "answer"}', 200),
+    ):
+        connection.request(method, path, body, kind)
+        response = connection.getresponse()
+        assert (response.status, bool(response.read())) == (status, method == "POST" and status == 200)
+    connection.close()
+
+
+def test_reply_larger_than_any_buffer_arrives_whole(start):
+    server = start("faulty.py", "--max-response-size", "100000000").wait_ready()
+    assert len(server.predict("faulty", {"do": "huge", "bytes": 80_000_000}).body) == 80_000_000
+
+
+@pytest.mark.parametrize("start_line", [b"GET /ping HTTP/1.1\r\nX-Endless: ", b"GET /"])
+def test_one_endless_header_or_path_is_refused(start, start_line):
+    server = start("echo.py").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(start_line)
+        try:
+            for _ in range(100):
+                client.sendall(b"x" * 10_000)
+        except ConnectionError:
+            return
+        assert client.recv(65536).startswith(b"HTTP/1.1 4")
+
+
+def test_form_with_too_many_fields_is_refused(start):
+    reply = (
+        start("echo.py")
+        .wait_ready()
+        .predict("echo", b"&".join(b"f%d=1" % i for i in range(1001)), kind="application/x-www-form-urlencoded")
+    )
+    assert reply.status == 400
+    assert "1000 fields" in reply.message
+
+
 def test_head_that_never_ends_is_refused(start):
     server = start("echo.py").wait_ready()
     with socket.create_connection(("127.0.0.1", server.port)) as client:

@@ -166,12 +166,19 @@ def test_handler_describes_itself_on_request(start, tmp_path):
 
 def test_model_settings_come_from_its_yaml(start, tmp_path):
     config = "minWorkers: 2\nmaxWorkers: 2\nbatchSize: 5\nmaxBatchDelay: 7\nresponseTimeout: 33\nmy_option: {a: 1}\n"
-    server = start(pack_handler(tmp_path, "told", config=config), "--workers", "1").wait_ready()
+    server = start(pack_handler(tmp_path, "told", config=config)).wait_ready()
     described = server.describe("told")
     assert (described["minWorkers"], described["batchSize"], described["maxBatchDelay"]) == (2, 5, 7)
     assert described["responseTimeout"] == 33
     assert described["loadedAtStartup"] is True
     assert server.predict("told", {}).json["config"]["my_option"] == {"a": 1}
+
+
+def test_flags_beat_the_models_yaml(start, tmp_path):
+    config = "minWorkers: 2\nmaxWorkers: 2\nbatchSize: 5\n"
+    server = start(pack_handler(tmp_path, "echo", config=config), "--workers", "1", "--batch-size", "3").wait_ready()
+    described = server.describe("echo")
+    assert (described["minWorkers"], described["batchSize"]) == (1, 3)
 
 
 def test_metrics_tell_requests_workers_and_queue(start):

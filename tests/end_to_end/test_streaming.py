@@ -82,6 +82,7 @@ def test_stream_that_fails_before_its_first_part_is_an_ordinary_error(start):
 
 def test_streams_inside_a_batch_end_one_by_one(start):
     server = start("streams_in_list.py", "--batch-size", "4", "--max-batch-delay", "200").wait_ready()
+    assert server.predict("streams_in_list", 2).headers["x-from"] == "inside"
     futures = server.at_once(lambda body: server.predict("streams_in_list", body), [3, "plain", 20, 1])
     assert futures[0].result().body == b"0,1,2,"
     assert futures[1].result().body == b"plain"

@@ -95,6 +95,16 @@ def test_bad_archive_is_refused_at_start_and_at_registration(start, tmp_path, ma
     assert not (tmp_path / "escaped.txt").exists()
 
 
+def test_two_archives_of_one_file_name_are_both_served(start, tmp_path):
+    paths = []
+    for number in ("1", "2"):
+        folder = tmp_path / number
+        folder.mkdir()
+        paths.append(pack_handler(folder, "echo", name=f"m{number}", file="same.mar"))
+    server = start(*paths).wait_ready()
+    assert [server.predict(name, {}).status for name in ("m1", "m2")] == [200, 200]
+
+
 def test_bad_settings_file_is_named(tmp_path):
     model = pack_handler(tmp_path, "echo", config="minWorkers: [unclosed\n")
     result = run(model, "--port", 0, "--management-port", 0, "--metrics-port", 0)

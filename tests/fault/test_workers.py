@@ -147,6 +147,7 @@ def test_memory_error_is_out_of_resources(start):
         (order("raise"), "Prediction failed"),
         (order("no json"), "Unsupported model output data type."),
         (order("odd text"), "Prediction failed"),
+        (order("long text"), "Prediction failed"),
         (order("count"), "number of batch response mismatched"),
     ],
 )
@@ -191,6 +192,40 @@ def test_junk_on_stdout_stays_in_the_log(start):
     assert server.predict("faulty", order("junk")).body == b"junked"
     assert server.predict("faulty", order("answer")).status == 200
     server.until(lambda: "junk" in server.log or server.predict("faulty", order("exit")))
+
+
+def test_json_nested_without_end_reaches_the_handler_as_bytes(start):
+    server = start("echo.py").wait_ready()
+    for body in (b"[" * 5_000, b"[" * 100_000 + b"]" * 100_000):
+        reply = server.predict("echo", body, kind="application/json")
+        assert reply.json["row"]["body"] == ["bytearray", body.decode()]
+    assert server.describe("echo")["workers"][0]["restarts"] == 0
+
+
+def test_children_of_a_worker_go_with_it(start, tmp_path):
+    server = start("faulty.py").wait_ready()
+    note = tmp_path / "child"
+    began = time.monotonic()
+    assert server.predict("faulty", order("child", note=str(note))).status == 500
+    assert time.monotonic() - began < 5
+    server.until(lambda: not is_running(int(note.read_text())))
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_scaling_to_zero_between_two_lives_answers_who_waits(start):
+    server = start("broken.py").wait_started()
+    server.until(lambda: server.describe("broken")["workers"][0]["restarts"] >= 3)  # now it waits longer
+    waiting = server.at_once(lambda body: server.predict("broken", body), [{}])
+    time.sleep(0.2)
+    assert server.manage("PUT", "/models/broken?min_worker=0").status == 202
+    assert waiting[0].result().status == 503
 
 
 def test_worker_that_cannot_start_is_told_in_readiness_and_describe(start):

@@ -12,19 +12,20 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from house import LAZY, LOAD, TYPE, House, knots  # noqa: E402
 
-SERVER_SIDE = ("cli", "frontend", "serving", "wire", "archive", "config", "metrics", "errors")
+SERVER_SIDE = ("cli", "frontend", "serving", "wire", "archive", "config", "metrics", "errors", "importing")
 ALLOWED = {  # who may import whom, at load time
     "cli": {"frontend", "serving", "worker", "archive", "config", "wire", "errors", "(root)"},
     "frontend": {"serving", "config", "wire", "errors", "(root)"},
     "serving": {"archive", "config", "metrics", "wire", "errors", "(root)"},
-    "worker": {"archive", "config", "metrics", "wire", "errors", "(root)"},
-    "handlers": {"errors"},
+    "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
+    "handlers": {"errors", "importing"},
     "examples": {"archive", "handlers", "errors"},
     "archive": {"errors", "(root)"},
     "config": {"errors"},
     "metrics": set(),
     "wire": set(),
     "errors": set(),
+    "importing": set(),
     "(root)": set(),
 }
 

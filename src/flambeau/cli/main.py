@@ -38,10 +38,10 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The name of the model; else from its manifest or file.")] = None,
     handler: Annotated[str | None, typer.Option(help="Replaces the handler the model names.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Workers per model; else its own number, or 1.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="The most requests run together.")] = 1,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="The most requests run together.")] = None,
     max_batch_delay: Annotated[int | None, typer.Option(min=0, help="Ms to wait for a batch to fill.")] = None,
-    response_timeout: Annotated[float, typer.Option(help="Seconds a worker may take to answer.")] = 120,
-    startup_timeout: Annotated[float, typer.Option(help="Seconds a worker may take to load its model.")] = 120,
+    response_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds to answer; else 120.")] = None,
+    startup_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds to load; else 120.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port of the inference API.")] = 8080,
     management_port: Annotated[int, typer.Option(help="The port of the management API.")] = 8081,
@@ -72,15 +72,20 @@ def serve(
         job_queue_size=job_queue_size,
         max_request_bytes=max_request_size,
         max_response_bytes=max_response_size,
-        default_response_timeout_s=response_timeout,
-        default_startup_timeout_s=startup_timeout,
         drain_timeout_s=drain_timeout,
         worker_transport="tcp" if worker_transport == "tcp" else "unix",
         error_details=error_details,
     )
-    wishes = work.Wishes(
-        workers=workers, batch_size=batch_size, max_batch_delay_ms=max_batch_delay, name=name, handler=handler
-    )
+    settings = {
+        "min_workers": workers,
+        "max_workers": workers,
+        "batch_size": batch_size,
+        "batch_delay_s": None if max_batch_delay is None else max_batch_delay / 1000,
+        "response_timeout_s": response_timeout,
+        "startup_timeout_s": startup_timeout,
+    }
+    given = {key: value for key, value in settings.items() if value is not None}
+    wishes = work.Wishes(settings=given, name=name, handler=handler)
     work.serve(config, paths or [], wishes, log_level=log_level)
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -20,13 +21,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Outcome:
+    """How the loading of a model went."""
+
+    failed: bool = False
+
+
 class Progress:
     """Shows which models are loading, and how to call them when they have loaded."""
 
     def __init__(self, console: Console | None) -> None:
         self._console = console
         self._status: Status | None = None
-        self._loading: dict[str, float] = {}
+        self._loading: list[str] = []
 
     @classmethod
     def for_terminal(cls) -> Progress:
@@ -50,16 +58,18 @@ class Progress:
             self._status.stop()
 
     @contextmanager
-    def loading(self, name: str) -> Iterator[None]:
-        """Show that a model is loading."""
-        self._loading[name] = time.monotonic()
+    def loading(self, name: str) -> Iterator[Outcome]:
+        """Show that a model is loading, and how that went."""
+        began, outcome = time.monotonic(), Outcome()
+        self._loading.append(name)
         self._update()
         try:
-            yield
+            yield outcome
         finally:
-            began = self._loading.pop(name)
+            self._loading.remove(name)
             if self._console is not None:
-                self._console.print(f"[green]●[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
+                colour = "red" if outcome.failed else "green"
+                self._console.print(f"[{colour}]●[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
             self._update()
 
     def announce(self, address: Address, models: Sequence[Model]) -> None:

@@ -8,11 +8,13 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flambeau.archive.manifest import MANIFEST
+from flambeau.cli.progress import Progress
 from flambeau.config.logs import set_up_server_logs
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
@@ -29,9 +31,8 @@ logger = logging.getLogger(__name__)
 class Wishes:
     """What the command line asks of every model it names."""
 
-    workers: int | None = None
-    batch_size: int = 1
-    max_batch_delay_ms: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # they beat the model's own YAML
+    default_workers: int = 1
     name: str | None = None
     handler: str | None = None
 
@@ -53,13 +54,12 @@ def serve(config: ServerConfig, paths: Sequence[Path], wishes: Wishes, *, log_le
         from flambeau.examples import digits
 
         paths = [digits.archive()]
-    start(config, [plan for path in paths for plan in plans_for(path, wishes)], wishes, log_level=log_level)
+    start(config, [plan for path in paths for plan in plans_for(path, wishes)], wishes)
 
 
-def start(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, *, log_level: str) -> None:
+def start(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes) -> None:
     """Serve these models until a signal."""
     began = time.monotonic()
-    set_up_server_logs(log_level)
     for address in (config.inference, config.management):
         if not address.is_loopback:
             logger.warning("%s can be reached from other machines, and there is no authorisation yet", address)
@@ -138,13 +138,11 @@ def catch_signals(stop: asyncio.Event) -> None:
 
 async def load_all(server: Server, plans: Sequence[Plan], wishes: Wishes, stop: asyncio.Event) -> None:
     """Load the models named at start, all at a time, and tell how it went."""
-    from flambeau.cli.progress import Progress
-
     progress = Progress.for_terminal()
     with progress:
         try:
             await asyncio.gather(*(load(server, plan, wishes, progress) for plan in plans))
-        except FlambeauError:
+        except Exception:
             stop.set()
             raise
     server.has_started = True
@@ -154,31 +152,32 @@ async def load_all(server: Server, plans: Sequence[Plan], wishes: Wishes, stop: 
     progress.announce(server.config.inference, [model for model in server.registry if model.is_ready])
 
 
-async def load(server: Server, plan: Plan, wishes: Wishes, progress: object) -> Model | None:
+async def load(server: Server, plan: Plan, wishes: Wishes, progress: Progress) -> Model | None:
     """Load one model. A model that cannot start stays registered and is tried again; readiness says so."""
-    from flambeau.cli.progress import Progress
-
-    assert isinstance(progress, Progress)
     name = plan.name or plan.path.name
-    workers = 1 if wishes.workers is None else wishes.workers
-    delay = wishes.max_batch_delay_ms
     config = ModelConfig(
-        min_workers=workers,
-        max_workers=workers,
-        batch_size=wishes.batch_size,
-        batch_delay_s=None if delay is None else delay / 1000,
+        min_workers=wishes.default_workers,
+        max_workers=wishes.default_workers,
         response_timeout_s=server.config.default_response_timeout_s,
         startup_timeout_s=server.config.default_startup_timeout_s,
         queue_size=server.config.job_queue_size,
     )
-    with progress.loading(name):
+    with progress.loading(name) as outcome:
         try:
             return await server.register(
-                plan.path.name, path=plan.path, name=plan.name, handler=plan.handler, config=config, at_startup=True
+                plan.path.name,
+                path=plan.path,
+                name=plan.name,
+                handler=plan.handler,
+                config=config,
+                wishes=wishes.settings,
+                at_startup=True,
             )
         except WorkersFailed as error:
+            outcome.failed = True
             logger.error("%s; it will be tried again\n%s", error, error.cause)
         except FlambeauError as error:
+            outcome.failed = True
             if plan.is_required:
                 raise
             logger.error("%s was not loaded: %s", plan.path.name, error)

@@ -19,6 +19,7 @@ from pathlib import Path
 from flambeau import __version__
 from flambeau.cli import serve as work
 from flambeau.cli.serve import Plan
+from flambeau.config.logs import set_up_server_logs
 from flambeau.config.properties import Properties, read_properties
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError, FlambeauError
@@ -69,12 +70,18 @@ def run(arguments: argparse.Namespace) -> int:
     if running_pid() is not None:
         print(RUNNING)
         return 1
-    problem = missing(arguments)
+    set_up_server_logs("info")
+    config = os.environ.get("TS_CONFIG_FILE") or arguments.ts_config
+    if config and not Path(config).is_file():
+        print(f"--ts-config file not found: {config}")
+        return 1
+    given = settings(config)
+    problem = missing(arguments, given)
     if problem:
         print(problem)
         return 1
     if os.environ.get("FLAMBEAU_TORCHSERVE_CHILD") == "1" or arguments.foreground:
-        serve(arguments)
+        serve(arguments, given)
         return 0
     environment = {**os.environ, "FLAMBEAU_TORCHSERVE_CHILD": "1"}
     child = subprocess.Popen([sys.executable, "-m", "flambeau.cli.torchserve", *sys.argv[1:]], env=environment)
@@ -82,14 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def missing(arguments: argparse.Namespace) -> str | None:
+def missing(arguments: argparse.Namespace, given: Properties) -> str | None:
     """What is not where the flags say, in TorchServe's words."""
     if arguments.log_config and not Path(arguments.log_config).is_file():
         return f"--log-config file not found: {arguments.log_config}"
-    config = os.environ.get("TS_CONFIG_FILE") or arguments.ts_config
-    if config and not Path(config).is_file():
-        return f"--ts-config file not found: {config}"
-    store = arguments.model_store or settings(arguments).server.model_store
+    store = arguments.model_store or given.server.model_store
     if not store:
         return "Missing mandatory parameter --model-store"
     if not Path(store).is_dir():
@@ -99,23 +103,21 @@ def missing(arguments: argparse.Namespace) -> str | None:
     return None
 
 
-def settings(arguments: argparse.Namespace) -> Properties:
+def settings(named: str | None) -> Properties:
     """The configuration file, if there is one."""
-    named = os.environ.get("TS_CONFIG_FILE") or arguments.ts_config
     path = Path(named) if named else Path("config.properties")
     return read_properties(path, ServerConfig()) if path.is_file() else Properties(server=ServerConfig())
 
 
-def serve(arguments: argparse.Namespace) -> None:
+def serve(arguments: argparse.Namespace, given: Properties) -> None:
     """Serve until a signal."""
-    given = settings(arguments)
     store = Path(arguments.model_store or given.server.model_store or ".")
     wanted = ",".join(arguments.models) if arguments.models else given.load_models or ""
     pid_file().write_text(str(os.getpid()))
     try:
         config = replace(given.server, model_store=store)
-        wishes = work.Wishes(workers=given.default_workers or None)
-        work.start(config, [*plans(store, wanted)], wishes, log_level="info")
+        wishes = work.Wishes(default_workers=given.default_workers or 1)
+        work.start(config, [*plans(store, wanted)], wishes)
     finally:
         pid_file().unlink(missing_ok=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -78,7 +78,6 @@ class ServerConfig:
     shared_memory_from_bytes: int = 128 * 1024
     error_details: bool | None = None  # None: only on a loopback bind
     hidden_env: str = ""  # variables whose whole name matches are kept from workers
-    handler_paths: tuple[str, ...] = field(default=())  # put before the model folder on the import path
 
     @property
     def tells_details(self) -> bool:

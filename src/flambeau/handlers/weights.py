@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flambeau.errors import HandlerError
+from flambeau.importing import import_file
 
 
 def load_torchscript(path: Path, device: torch.device) -> torch.nn.Module:
@@ -44,16 +43,8 @@ def load_state_dict(path: Path, device: torch.device) -> dict[str, Any]:
 
 def the_model_class(model_file: Path) -> type[Any]:
     """The one class that a model file defines."""
-    name = model_file.stem
-    spec = importlib.util.spec_from_file_location(name, model_file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == name]
-    if len(classes) > 1:  # building blocks beside the model: the class that none of the others uses by inheritance
-        classes = [c for c in classes if issubclass(c, torch.nn.Module)] or classes
+    module = import_file(model_file)
+    classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__]
     if len(classes) != 1:
         raise ValueError(f"Expected only one class as model definition. {[c.__name__ for c in classes]}")
     return classes[0]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, str, str, float, list[tuple[str, str]]]  # name, kind, unit, value, dimensions
+KINDS = ("counter", "gauge", "histogram")
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
 
 
@@ -56,6 +57,7 @@ class Metrics:
     def add_samples(self, samples: Iterable[Sample]) -> None:
         """Take samples that a handler measured."""
         for name, kind, unit, value, dimensions in samples:
+            kind = kind if kind in KINDS else "gauge"
             self.metric(name, kind, f"Measured by a handler, in {unit}.").update(
                 value, tuple((clean(key), text) for key, text in dimensions)
             )

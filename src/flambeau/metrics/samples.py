@@ -32,7 +32,6 @@ class MetricSamples:
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
-        self.request_ids: dict[int, str] | None = None
         self._samples: list[Sample] = []
 
     def take(self) -> list[Sample]:

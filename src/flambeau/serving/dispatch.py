@@ -55,7 +55,7 @@ class Dispatcher:
         if self._queue or not any(worker.is_idle for worker in self._workers):
             return
         for worker in self._workers:
-            if worker.num_in_flight > 1 and worker.seconds_without_progress() > STUCK_S:
+            if worker.num_batches > 1 and worker.seconds_without_progress() > STUCK_S:
                 for job in reversed(worker.take_back()):
                     self._queue.put_back(job)
         self.feed()

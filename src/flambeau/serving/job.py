@@ -62,7 +62,6 @@ class Job:
         "arrived",
         "body",
         "crashes",
-        "deadline",
         "expiry",
         "headers",
         "id",
@@ -72,7 +71,6 @@ class Job:
         "on_cancel",
         "receiver",
         "request_id",
-        "sent",
         "started",
         "url_path",
     )
@@ -85,7 +83,6 @@ class Job:
         headers: list[tuple[str, str]],
         body: Body,
         arrived: float,
-        deadline: float | None = None,
         kind: Kind = "predict",
         url_path: str = "",
     ) -> None:
@@ -95,14 +92,12 @@ class Job:
         self.headers = headers
         self.body = body
         self.arrived = arrived
-        self.deadline = deadline
         self.kind: Kind = kind
         self.url_path = url_path
         self.crashes = 0  # workers that died while they held it
         self.is_alone = kind == "describe"  # never batched with others
         self.is_over = False
         self.started = False  # a part of the reply has gone out
-        self.sent = 0.0  # when it last left for a worker
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
@@ -40,7 +40,6 @@ class Source:
     folder: Path
     manifest: Manifest | None
     is_temporary: bool = False  # unpacked by us, so ours to delete
-    paths: tuple[str, ...] = ()  # extra entries of the import path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,6 @@ class Model:
         self.min_workers = config.min_workers
         self.max_workers = config.max_workers
         self.answers: Counter[int] = Counter()
-        self.changed = asyncio.Event()  # set, and cleared, whenever a worker's state changes
         self._host = host
         self._workers: list[RemoteWorker] = []
         self._watch: asyncio.Task[None] | None = None
@@ -98,9 +96,8 @@ class Model:
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
             raise self._queue_full(requested_version)
         if self.config.client_timeout_s is not None:
-            job.deadline = job.arrived + self.config.client_timeout_s
-            loop = asyncio.get_running_loop()
-            job.expiry = loop.call_at(job.deadline, self._expire, job)
+            deadline = job.arrived + self.config.client_timeout_s
+            job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
         self._dispatcher.add(job)
 
     def _expire(self, job: Job) -> None:
@@ -140,6 +137,7 @@ class Model:
         fresh = self.supervisor.scale(minimum, maximum)
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._look_after())
+        self._on_change()
         if wait:
             await self.supervisor.wait_started(fresh)
 
@@ -168,18 +166,13 @@ class Model:
         """Whether as many workers as wanted have the model loaded."""
         return self.supervisor.num_ready >= self.min_workers > 0
 
-    async def wait_ready(self) -> None:
-        """Wait until the model is ready or has failed to start."""
-        while not self.is_ready and not any(slot.is_failing for slot in self.supervisor.slots):
-            await self.changed.wait()
-
-    async def close(self, *, now: bool = False) -> None:
+    async def close(self, reason: str, *, now: bool = False) -> None:
         """Refuse what waits, finish what runs, stop the workers."""
-        for job in self.queue.take_all():
-            job.fail(Unavailable(f'Model "{self.name}" is being unregistered.'))
+        self._refuse_all(Unavailable(reason))
         if self._watch is not None:
             self._watch.cancel()
         await self.supervisor.close(now=now)
+        self._refuse_all(Unavailable(reason))  # what a worker that had to be killed gave back
         self._dispatcher.close()
 
     async def _look_after(self) -> None:
@@ -227,9 +220,7 @@ class Model:
         spec = WorkerSpec(
             id=slot.id,
             load=load,
-            environment=environment_for(
-                load, threads=threads, paths=(*server.handler_paths, *self.source.paths), hidden=server.hidden_env
-            ),
+            environment=environment_for(load, threads=threads, hidden=server.hidden_env),
             max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
             transport=server.worker_transport,
         )
@@ -246,33 +237,19 @@ class Model:
                 self.queue.put_back(job)
             else:
                 job.fail(WorkerDied(cause=death.cause, out_of_memory=death.out_of_memory))
-        if not self.supervisor.has_hope:
-            self._refuse_all()
+        self._on_change()
         self._dispatcher.feed()
 
-    def _refuse_all(self) -> None:
+    def _refuse_all(self, error: Unavailable) -> None:
         for job in self.queue.take_all():
-            job.fail(self._no_worker(None))
+            job.fail(error)
 
     def _on_change(self) -> None:
-        self.changed.set()
-        self.changed.clear()
         if not self.supervisor.has_hope:
-            self._refuse_all()
+            self._refuse_all(self._no_worker(None))
 
     def _on_samples(self, message: Samples) -> None:
         self._host.metrics.add_samples(message.samples)
-
-    # ---- description ----
-
-    def workers(self) -> Iterator[tuple[Slot, RemoteWorker | None]]:
-        """Each slot with the worker in it, if any."""
-        return ((slot, slot.worker) for slot in self.supervisor.slots)
-
-    @property
-    def manifest_document(self) -> Mapping[str, Any] | None:
-        """The manifest as it was written."""
-        return self.source.manifest.raw if self.source.manifest else None
 
 
 def resident_bytes(pid: int) -> int:
@@ -284,4 +261,4 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-PAGE_BYTES = 4096
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

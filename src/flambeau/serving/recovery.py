@@ -20,6 +20,7 @@ class Death:
     signal: int | None = None
     out_of_memory: bool = False
     by_server: bool = False  # we ended it, for a reason
+    spares_jobs: bool = False  # … that has nothing to do with its jobs
     last_lines: tuple[str, ...] = ()
 
     @property
@@ -41,6 +42,8 @@ def should_retry(death: Death, *, batch_size: int, crashes: int, reply_started: 
     """
     if reply_started or crashes > 1:
         return False
+    if death.spares_jobs:
+        return True
     killed_from_outside = death.signal in FROM_OUTSIDE and not death.by_server and not death.out_of_memory
     return batch_size > 1 or killed_from_outside
 

@@ -20,6 +20,7 @@ from flambeau.wire.messages import Cancel, Failed, Part, Ready, Run, Samples, St
 logger = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 2.0  # between the end of the channel and SIGKILL
+LAST_FRAMES_S = 0.5  # between the end of the process and that of the channel
 
 
 @dataclass(slots=True, eq=False)
@@ -47,13 +48,14 @@ class RemoteWorker:
         self.spec = spec
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Death] = loop.create_future()
+        self._closed: asyncio.Future[None] = loop.create_future()  # the channel is
         self.started_at = time.time()
         self.is_ready = False
         self.is_retiring = False
         self.is_concurrent = False
         self.shares_memory = False
         self.service_s: float | None = None
-        self.has_answered = False
+        self.ready_at: float | None = None
         self.has_suspect = False  # the job sent last has seen a worker die
         self.batches: deque[Batch] = deque()
         self._jobs: dict[int, tuple[Job | None, Batch]] = {}
@@ -72,7 +74,7 @@ class RemoteWorker:
         return self._process.pid
 
     @property
-    def num_in_flight(self) -> int:
+    def num_batches(self) -> int:
         """Batches it holds."""
         return len(self.batches)
 
@@ -83,7 +85,10 @@ class RemoteWorker:
 
     async def run(self) -> Death:
         """Start the process, let it live, and return how it ended; jobs it held go to `on_lost`."""
-        return self._end(await self._process.run())
+        death = await self._process.run()
+        if self._channel is not None:  # what it said last may still lie in the socket
+            await asyncio.wait([self._closed], timeout=LAST_FRAMES_S)
+        return self._end(death)
 
     def _new_channel(self) -> ServerChannel:
         self._channel = ServerChannel(self._receive, self._on_channel_closed, self.spec.max_frame_bytes)
@@ -129,12 +134,12 @@ class RemoteWorker:
         """Let it finish what it holds, then stop it; kill it when that takes too long."""
         self.is_retiring = True
         if not self.is_ready:
-            self.kill(Death(reason="it was stopped before its model had loaded"))
+            self.kill(Death(reason="it was stopped before its model had loaded", spares_jobs=True))
         elif self._channel is not None:
             self._channel.send(Stop())
         done, _ = await asyncio.wait([self.ended], timeout=timeout_s)
         if not done:
-            self.kill(Death(reason=f"did not stop within {timeout_s:g} s"))
+            self.kill(Death(reason=f"it did not stop within {timeout_s:g} s", spares_jobs=True))
 
     # ---- work ----
 
@@ -147,7 +152,6 @@ class RemoteWorker:
         share = self.shares_memory
         requests = []
         for job in jobs:
-            job.sent = now
             job.on_cancel = self._cancel
             self._jobs[job.id] = (job, batch)
             if job.body.segment is not None:
@@ -211,6 +215,7 @@ class RemoteWorker:
         self.is_concurrent = message.is_concurrent
         self.shares_memory = message.can_share_memory
         self.is_ready = True
+        self.ready_at = self._now()
         if not self.ready.done():
             self.ready.set_result(None)
         self._on_free()
@@ -247,7 +252,6 @@ class RemoteWorker:
     def _finish(self, job_id: int, job: Job | None, batch: Batch) -> None:
         """A job has left the worker; when it was the last of its batch, there is room for another."""
         del self._jobs[job_id]
-        self.has_answered = True
         if job is not None and job.body.segment is not None:
             job.body.release()
         batch.remaining -= 1
@@ -265,6 +269,8 @@ class RemoteWorker:
     def _on_channel_closed(self, fault: str) -> None:
         """The worker is ending, or has lost its mind: give it a moment to exit by itself."""
         self.is_ready = False
+        if not self._closed.done():
+            self._closed.set_result(None)
         if fault:
             self.kill(Death(reason=f"it {fault}"))
         elif not self.ended.done():

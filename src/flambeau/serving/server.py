@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig, read_options
 from flambeau.config.server import ServerConfig
-from flambeau.errors import BadRequest, BrokenArchive, DeadlinePassed, WorkersFailed
+from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePassed, WorkersFailed
 from flambeau.metrics.registry import Metric, Metrics
 from flambeau.serving.devices import count_gpus
-from flambeau.serving.job import Job
 from flambeau.serving.model import Host, Model, Source
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
@@ -33,6 +33,10 @@ class Server:
     """One serving process: registers models, takes jobs, tells how it is."""
 
     def __init__(self, config: ServerConfig) -> None:
+        try:
+            re.compile(config.hidden_env)
+        except re.error as error:
+            raise ConfigError(f"blacklist_env_vars is not a regular expression: {error}") from None
         self.config = config
         self.registry = Registry()
         self.metrics = Metrics()
@@ -40,6 +44,7 @@ class Server:
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
+        self._is_late = False  # draining took longer than it may
         self._probe: Segment | None = None
         self._host: Host | None = None
 
@@ -65,12 +70,6 @@ class Server:
     ) -> None:
         await self._close(now=error is not None)
 
-    # ---- jobs ----
-
-    def predict(self, job: Job, name: str, version: str | None = None) -> None:
-        """Give a job to a model; its receiver gets the reply. Raises when it cannot be accepted."""
-        self.registry.find(name, version).add(job, requested_version=version)
-
     # ---- models ----
 
     async def register(
@@ -82,21 +81,23 @@ class Server:
         handler: str | None = None,
         runtime: str | None = None,
         config: ModelConfig,
+        wishes: Mapping[str, Any] | None = None,
         wait: bool = True,
         at_startup: bool = False,
     ) -> Model:
         """Register the model at `url` (or at a path the operator named) and start its workers.
 
-        `config` holds what the caller asked for; the model's own YAML is laid over it. When `wait` is set
-        and a worker cannot start, the model is unregistered again and WorkersFailed says why.
+        `config` holds defaults; the model's own YAML is laid over them, and `wishes` over that. When `wait` is
+        set and a worker cannot start, the model is unregistered again and WorkersFailed says why.
         """
         source = await asyncio.to_thread(self.store.open_path, path, url) if path else await self._open(url)
         try:
-            model = self._build(source, name=name, handler=handler, runtime=runtime, config=config)
+            settings = self._settings(source, config, wishes or {})
+            model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
             self.registry.add(model)
         except BaseException:
-            self.store.discard(source)
+            await asyncio.to_thread(self.store.discard, source)
             raise
         logger.info("registered %s from %s", model, url)
         if model.config.min_workers > 0:
@@ -115,7 +116,7 @@ class Server:
             async with asyncio.timeout(self.config.unregister_timeout_s):
                 await self._retire(model)
         except TimeoutError:
-            await model.close(now=True)
+            await self._drop(model, f'Model "{name}" is being unregistered.')
             raise DeadlinePassed(f"Timed out while cleaning resources: {name}") from None
         logger.info("unregistered %s", model)
 
@@ -132,8 +133,14 @@ class Server:
     async def _open(self, url: str) -> Source:
         return await asyncio.to_thread(self.store.open, url)
 
+    @staticmethod
+    def _settings(source: Source, config: ModelConfig, wishes: Mapping[str, Any]) -> ModelConfig:
+        named = source.manifest.config_file if source.manifest else None
+        options = read_options(source.folder / named) if named else {}
+        return replace(config.with_options(options), **wishes)
+
     def _build(
-        self, source: Source, *, name: str | None, handler: str | None, runtime: str | None, config: ModelConfig
+        self, source: Source, *, name: str | None, handler: str | None, runtime: str | None, settings: ModelConfig
     ) -> Model:
         manifest = source.manifest or Manifest(model_name="")
         name = name or manifest.model_name
@@ -147,20 +154,23 @@ class Server:
             raise BrokenArchive(
                 f"model {name} names no handler; give one in its manifest, in the register call, or by default"
             )
-        options = read_options(source.folder / manifest.config_file) if manifest.config_file else {}
-        settings = replace(config, queue_size=config.queue_size or self.config.job_queue_size).with_options(options)
         assert self._host is not None
         return Model(name, manifest.version, handler, source, settings, self._host)
 
     async def _forget(self, model: Model) -> None:
         self.registry.remove(model.name, model.version, even_default=True)
-        await self._retire(model)
+        await self._drop(model, f'The workers of model "{model.name}" could not start.')
 
     async def _retire(self, model: Model) -> None:
         while model.num_in_flight and model.supervisor.has_hope:
             await asyncio.sleep(DRAIN_POLL_S)
-        await model.close()
-        await asyncio.to_thread(self.store.discard, model.source)
+        await self._drop(model, f'Model "{model.name}" is being unregistered.', now=False)
+
+    async def _drop(self, model: Model, reason: str, *, now: bool = True) -> None:
+        try:
+            await model.close(reason, now=now)
+        finally:
+            await asyncio.to_thread(self.store.discard, model.source)
 
     # ---- state ----
 
@@ -197,18 +207,20 @@ class Server:
 
     # ---- stopping ----
 
-    async def drain(self) -> None:
-        """Wait until every accepted job is answered, as long as the drain time-out allows."""
+    async def drain(self, deadline: float) -> None:
+        """Wait until every accepted job is answered, or until the deadline, on the event loop's clock."""
         try:
-            async with asyncio.timeout(self.config.drain_timeout_s):
+            async with asyncio.timeout_at(deadline):
                 while any(model.num_in_flight and model.supervisor.has_hope for model in self.registry):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
+            self._is_late = True
             left = sum(model.num_in_flight for model in self.registry)
             logger.warning("%d jobs were not answered within %g s", left, self.config.drain_timeout_s)
 
     async def _close(self, *, now: bool) -> None:
-        await asyncio.gather(*(model.close(now=now) for model in self.registry))
+        now = now or self._is_late
+        await asyncio.gather(*(model.close("The server is stopping.", now=now) for model in self.registry))
         await asyncio.to_thread(self.store.close)
         if self.segments is not None:
             if self._probe is not None:

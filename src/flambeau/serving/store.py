@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import uuid
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from flambeau.errors import ConfigError, ModelNotFound
 from flambeau.serving.model import Source
 
 ARCHIVE_SUFFIXES = (".mar", ".tar.gz", ".tgz")
-PREFIX = "flambeau-"
+PREFIX = "flambeau-models-"
 
 
 class Store:
@@ -25,6 +27,8 @@ class Store:
             raise ConfigError(f"the model store {folder} is not a folder; create it, or name another one")
         self.folder = folder.resolve() if folder else None
         self._scratch: Path | None = None
+        self._claim: int | None = None  # the file that says that the scratch folder is in use
+        self._lock = threading.Lock()  # archives are unpacked in threads
 
     def open(self, url: str) -> Source:
         """The model that a registration names by `url`: an archive or a folder in the store."""
@@ -36,8 +40,9 @@ class Store:
             raise ModelNotFound(f"Relative path is not allowed in url: {url}")
         if url.startswith(("http://", "https://", "file://")):
             raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
-        path = self.folder / Path(url).name
-        if not path.resolve().is_relative_to(self.folder) or not path.exists():
+        name = Path(url).name
+        path = self.folder / name
+        if not name or not path.resolve().is_relative_to(self.folder) or not path.exists():
             raise ModelNotFound(f"Model not found at: {url}")
         return self.open_path(path, url)
 
@@ -69,6 +74,9 @@ class Store:
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
     @staticmethod
     def _in_place(path: Path, url: str) -> Source:
@@ -78,11 +86,17 @@ class Store:
         return Source(url=url, folder=path, manifest=read_manifest(path))
 
     def _new_folder(self) -> Path:
-        if self._scratch is None:
-            sweep(Path(tempfile.gettempdir()))
-            self._scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-        folder = self._scratch / "models" / uuid.uuid4().hex
-        folder.mkdir(parents=True)
+        try:
+            with self._lock:
+                if self._scratch is None:
+                    temporary = Path(tempfile.gettempdir())
+                    sweep(temporary)
+                    self._scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
+                    self._claim = claim(self._scratch)
+            folder = self._scratch / "models" / uuid.uuid4().hex
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"archives cannot be unpacked: {error}; set TMPDIR to a writable folder") from None
         return folder
 
 
@@ -95,9 +109,23 @@ def models_in(folder: Path) -> list[Path]:
     )
 
 
+def claim(folder: Path) -> int | None:
+    """Lock a scratch folder for as long as this process lives; None when somebody else has it."""
+    try:
+        fd = os.open(folder / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
 def sweep(temporary: Path) -> None:
-    """Delete what servers that were killed left behind."""
-    for folder in temporary.glob(f"{PREFIX}*-*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+    """Delete what servers that were killed left behind: scratch folders that nobody holds."""
+    for folder in temporary.glob(f"{PREFIX}*"):
+        if (folder / "in-use").is_file() and (fd := claim(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)

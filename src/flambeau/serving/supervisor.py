@@ -90,10 +90,12 @@ class Supervisor:
     def scale(self, minimum: int, maximum: int) -> list[Slot]:
         """Start workers up to `minimum`, retire those beyond `maximum`; return the slots that are new."""
         self.slots[:] = [slot for slot in self.slots if not slot.has_given_up]
-        fresh = [self._new_slot() for _ in range(minimum - len(self.slots))]
-        for slot in fresh:
+        fresh = []
+        while len(self.slots) < minimum:  # one by one: each is placed in view of those before it
+            slot = self._new_slot()
             slot.task = self._own(self._keep_alive(slot))
-        self.slots += fresh
+            self.slots.append(slot)
+            fresh.append(slot)
         for slot in self.slots[maximum:]:
             self._own(self._retire(slot))
         del self.slots[maximum:]
@@ -128,10 +130,10 @@ class Supervisor:
     async def _keep_alive(self, slot: Slot) -> None:
         """Start a worker, let it live, learn from its death; again, until retired or hopeless."""
         while not slot.is_retired:
-            death, was_steady = await self._one_life(slot)
+            death, ready_s = await self._one_life(slot)
             if slot.is_retired:
                 break
-            self._take_note(slot, death, was_steady)
+            self._take_note(slot, death, ready_s)
             slot.settled.set()
             if self._is_hopeless(slot):
                 slot.has_given_up = True
@@ -145,20 +147,20 @@ class Supervisor:
             self._on_change()
             await asyncio.sleep(delay)
 
-    async def _one_life(self, slot: Slot) -> tuple[Death, bool]:
+    async def _one_life(self, slot: Slot) -> tuple[Death, float | None]:
+        """Run one worker; tell how it ended, and how long it had been ready, if ever."""
         worker = slot.worker = self._new_worker(slot)
         slot.started_at = worker.started_at
         self._workers.append(worker)
         timer = asyncio.get_running_loop().call_later(self._startup_timeout_s, self._on_slow_start, worker)
         worker.ready.add_done_callback(lambda ready: self._on_ready(slot, timer, ready))
-        began = time.monotonic()
         try:
             death = await worker.run()
         finally:
             timer.cancel()
             self._workers.remove(worker)
             slot.worker = None
-        return death, worker.has_answered and time.monotonic() - began > STEADY_S
+        return death, None if worker.ready_at is None else time.monotonic() - worker.ready_at
 
     def _on_slow_start(self, worker: RemoteWorker) -> None:
         if not worker.is_ready:
@@ -172,11 +174,13 @@ class Supervisor:
             self._on_change()
 
     @staticmethod
-    def _take_note(slot: Slot, death: Death, was_steady: bool) -> None:
+    def _take_note(slot: Slot, death: Death, ready_s: float | None) -> None:
         slot.last_death = death
         slot.restarts += 1
-        if was_steady:
-            slot.failures, slot.first_failure = 0, None
+        if ready_s is not None:  # it could be loaded, so it can be again
+            slot.first_failure = None
+            if ready_s > STEADY_S:
+                slot.failures = 0
         slot.failures += 1
         if slot.first_failure is None:
             slot.first_failure = time.monotonic()

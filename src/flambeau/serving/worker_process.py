@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import os
 import re
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,8 +20,11 @@ from flambeau.serving.recovery import Death, describe_exit
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load
 
+logger = logging.getLogger(__name__)
+
 SOCKET_BUFFER_BYTES = 1 << 20
-LAST_WORDS_S = 0.5  # how long to wait for the end of its output: a grandchild may hold the pipes open
+TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which everybody can read
+LAST_WORDS_S = 0.5  # how long to wait for the end of its output: a daemon it started may hold the pipes open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,8 @@ class WorkerProcess:
             if self._spec.transport == "tcp":
                 return await self._run_over_tcp()
             return await self._run_over_socket_pair()
-        except OSError as error:
+        except Exception as error:  # whatever it is, the supervisor must hear of it
+            logger.exception("worker %d could not be looked after", self._spec.id)
             return Death(reason=f"it could not be started: {error}")
 
     async def _run_over_socket_pair(self) -> Death:
@@ -84,22 +89,26 @@ class WorkerProcess:
         )
         port = listener.sockets[0].getsockname()[1]
         try:
-            await self._start("--connect", f"127.0.0.1:{port}", "--token", token)
+            await self._start("--connect", f"127.0.0.1:{port}", variables={TOKEN_VARIABLE: token})
             return await self._watch()
         finally:
             listener.close()
 
-    async def _start(self, *arguments: str, inherited: tuple[int, ...] = ()) -> None:
+    async def _start(
+        self, *arguments: str, inherited: tuple[int, ...] = (), variables: Mapping[str, str] | None = None
+    ) -> None:
         self._process = await asyncio.create_subprocess_exec(
             *(self._spec.python, "-P", "-m", "flambeau.worker", *arguments),
             cwd=self._spec.load.folder,
-            env=dict(self._spec.environment),
+            env={**self._spec.environment, **(variables or {})},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=inherited,
             start_new_session=True,  # a Ctrl-C in the terminal is for the server, which then drains
         )
+        if self._fate is not None:
+            self._kill_group()
 
     async def _watch(self) -> Death:
         process = self._process
@@ -114,6 +123,7 @@ class WorkerProcess:
             ]
             try:
                 code = await process.wait()
+                self._kill_group()  # children that outlived it hold memory, ports and pipes
                 await asyncio.wait(readers, timeout=LAST_WORDS_S)
             finally:
                 for reader in readers:
@@ -123,12 +133,18 @@ class WorkerProcess:
 
     def kill(self, fate: Death) -> None:
         """End the process and its children now; `fate` says why."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is None:  # it is about to be started, and ends then
             self._fate = self._fate or fate
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        elif self._process.returncode is None:
+            self._fate = self._fate or fate
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except OSError:
+            pass  # nobody is left
 
     def _death_from(self, code: int) -> Death:
         """Put together what is known about the end of the process."""
@@ -148,6 +164,7 @@ class WorkerProcess:
                 signal=by_signal,
                 out_of_memory=self._fate.out_of_memory,
                 by_server=True,
+                spares_jobs=self._fate.spares_jobs,
                 last_lines=lines,
             )
         by_kernel = by_signal == signal.SIGKILL and output.count_kernel_kills() > self._kernel_kills
@@ -184,15 +201,11 @@ class TokenGate(asyncio.Protocol):
         self._transport.resume_reading()
 
 
-def environment_for(load: Load, *, threads: int, paths: Sequence[str], hidden: str) -> dict[str, str]:
-    """The environment of a worker: the server's, less what is hidden, with threads and import path set."""
+def environment_for(load: Load, *, threads: int, hidden: str) -> dict[str, str]:
+    """The environment of a worker: the server's, less what is hidden, with its share of threads."""
     pattern = re.compile(hidden) if hidden else None
     environment = {k: v for k, v in os.environ.items() if not (pattern and pattern.fullmatch(k))}
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(variable, str(threads))
-    inherited = environment.get("PYTHONPATH", "")
-    environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [inherited])])
     environment["TS_DECODE_INPUT_REQUEST"] = str(load.decode_input).lower()
-    if not environment["PYTHONPATH"]:
-        del environment["PYTHONPATH"]
     return environment

@@ -16,7 +16,7 @@ from flambeau.wire.messages import Shared
 
 SMALLEST = 128 * 1024
 KEPT_BYTES = 64 << 20  # free segments kept for reuse: touching fresh pages costs more than copying
-MAPS_KEPT = 32
+MAPPED_BYTES = 256 << 20  # what a worker keeps mapped, besides the body it reads
 
 
 class Segment:
@@ -25,6 +25,7 @@ class Segment:
     def __init__(self, serial: int, capacity: int) -> None:
         self.serial = serial
         self.capacity = capacity
+        self.fd = -1
         self.fd = os.memfd_create("flambeau", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, capacity)
         self.memory = mmap.mmap(self.fd, capacity)
@@ -33,12 +34,18 @@ class Segment:
         """What a worker needs to find the first `size_bytes` of it."""
         return Shared(self.serial, f"/proc/{os.getpid()}/fd/{self.fd}", size_bytes)
 
+    def __del__(self) -> None:  # a net: whoever takes a segment gives it back or closes it
+        self.close()
+
     def close(self) -> None:
         """Give the memory back to the system."""
+        if self.fd < 0:
+            return
         os.close(self.fd)
+        self.fd = -1
         try:
             self.memory.close()
-        except BufferError:  # a view is still held; the map goes with it
+        except (BufferError, AttributeError):  # a view is still held, and the map goes with it; or there is no map
             pass
 
 
@@ -85,14 +92,18 @@ class SegmentReader:
 
     def __init__(self) -> None:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self._mapped_bytes = 0
 
     def read(self, shared: Shared) -> bytearray:
         """A private copy of a body that lies in shared memory."""
         memory = self._maps.get(shared.serial)
         if memory is None:
             memory = self._maps[shared.serial] = self._open(shared.path)
-            if len(self._maps) > MAPS_KEPT:
-                self._maps.popitem(last=False)[1].close()
+            self._mapped_bytes += len(memory)
+            while self._mapped_bytes > MAPPED_BYTES and len(self._maps) > 1:
+                oldest = self._maps.popitem(last=False)[1]
+                self._mapped_bytes -= len(oldest)
+                oldest.close()
         else:
             self._maps.move_to_end(shared.serial)
         with memoryview(memory) as view:

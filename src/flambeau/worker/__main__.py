@@ -1,7 +1,7 @@
 """A worker process: connect to the server, load one model, run batches until told to stop.
 
-python -m flambeau.worker --fd N                              (a socket inherited from the server)
-python -m flambeau.worker --connect HOST:PORT --token TOKEN   (TCP)
+python -m flambeau.worker --fd N                (a socket inherited from the server)
+python -m flambeau.worker --connect HOST:PORT   (TCP; the token is in FLAMBEAU_WORKER_TOKEN)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -38,7 +39,7 @@ def connect(options: dict[str, str]) -> socket.socket:
     host, _, port = options["--connect"].rpartition(":")
     sock = socket.create_connection((host, int(port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(options["--token"].encode())
+    sock.sendall(os.environ.pop("FLAMBEAU_WORKER_TOKEN").encode())
     return sock
 
 
@@ -47,6 +48,8 @@ def exit_with_server(fd: int) -> None:
     poller = select.poll()
     poller.register(fd, getattr(select, "POLLRDHUP", 0))
     poller.poll()
+    if os.getpgrp() == os.getpid():  # with whatever the handler has started
+        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 

@@ -119,7 +119,6 @@ class Context:
         self._request_ids = None
         self._processors = None
         self.has_sent = False
-        self.metrics.request_ids = None
 
     def connect(self, outlet: Outlet, read_headers: Callable[[Request], Headers]) -> None:
         """Tell it how to reach the server and how to read a request's headers."""

@@ -9,15 +9,15 @@ from flambeau.wire.messages import Failed
 from flambeau.worker.replies import BadResult
 
 OUT_OF_MEMORY = 507
+MAX_CHARACTERS = 16_000
 
 
 def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     """The failure of jobs, with TorchServe's statuses and texts."""
     if isinstance(error, PredictionException):  # an answer, not an accident
-        status = int(error.error_code)
-        return Failed(job_ids, OUT_OF_MEMORY if status == 413 else status, printable(str(error.message)))
+        return Failed(job_ids, status_of(error), printable(str(error.message)))
     if isinstance(error, BadRequest):
-        return Failed(job_ids, 400, str(error))
+        return Failed(job_ids, 400, printable(str(error)))
     detail = printable("".join(traceback.format_exception(error)))
     if is_out_of_memory(error):
         return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail)
@@ -33,9 +33,18 @@ def load_failed(error: BaseException) -> Failed:
     return Failed([], status, printable(summary), printable("".join(traceback.format_exception(error))))
 
 
+def status_of(error: PredictionException) -> int:
+    """The status a handler asked for; TorchServe sends 413 as 507, and what is no number as 500."""
+    try:
+        status = int(error.error_code)
+    except (TypeError, ValueError):
+        return 500
+    return OUT_OF_MEMORY if status == 413 else status
+
+
 def printable(text: str) -> str:
-    """Text that can be sent, whatever an exception was made of."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """Text that can be sent, whatever an exception was made of; of a long one, the end."""
+    return text[-MAX_CHARACTERS:].encode("utf-8", "backslashreplace").decode()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -50,7 +50,7 @@ class InputReader:
                 return parse_json(raw)
             if media_type.startswith("text"):
                 return raw.decode("utf-8")
-        except ValueError:
+        except (ValueError, RecursionError):
             logger.warning("a body sent as %s could not be decoded; the handler gets its bytes", media_type)
         return raw
 
@@ -58,7 +58,10 @@ class InputReader:
         from urllib.parse import unquote_to_bytes
 
         row: Row = {}
-        for field in bytes(raw).split(b"&")[:MAX_FIELDS]:
+        fields = bytes(raw).split(b"&", MAX_FIELDS)
+        if len(fields) > MAX_FIELDS:
+            raise BadRequest(f"a form may have at most {MAX_FIELDS} fields")
+        for field in fields:
             name, _, value = field.partition(b"=")
             if name:
                 key = unquote_to_bytes(name.replace(b"+", b" ")).decode("utf-8", "replace")
@@ -99,7 +102,7 @@ def parse_json(raw: bytearray) -> Any:
     """Parse as `json.loads` does, only faster; the odd cases are left to it."""
     try:
         return _decode_json(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return json.loads(raw)  # NaN, Infinity, other encodings
 
 

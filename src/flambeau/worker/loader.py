@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -15,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from flambeau.errors import HandlerError
+from flambeau.importing import import_file
 from flambeau.worker.context import Context
 
 BUILT_IN = {
@@ -79,7 +79,7 @@ def import_handler(name: str, folder: Path) -> ModuleType:
     """The module of that name: the model's own file first, then the built-in handlers, then any other."""
     file = folder / f"{name}.py"
     if file.is_file():
-        return import_file(name, file)
+        return import_file(file)
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name])
     try:
@@ -91,17 +91,6 @@ def import_handler(name: str, folder: Path) -> ModuleType:
             f"no handler {name!r}: there is no {name}.py in the archive, no built-in handler and no installed module "
             f"of that name. Built in: {', '.join(sorted(BUILT_IN))}"
         ) from None
-
-
-def import_file(name: str, file: Path) -> ModuleType:
-    """Import a file under its bare name, even when an imported module has that name already."""
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def names_in(module: ModuleType) -> list[str]:

@@ -15,7 +15,6 @@ from typing import Any
 from flambeau import __version__
 from flambeau.archive.manifest import read_manifest
 from flambeau.config.model import read_options
-from flambeau.errors import BadRequest
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop
 from flambeau.worker.context import Context
@@ -82,7 +81,7 @@ class Runner:
         self._cancelled: set[int] = set()
         self._open: set[int] = set()  # jobs of ours that are not answered yet
         self._next_look = 0.0
-        self._wake: Callable[[], object] = lambda: None
+        self._wake: Callable[[], object] | None = None  # only where many batches run at a time
         context.connect(self, read_headers)
 
     # ---- one batch after another ----
@@ -123,13 +122,14 @@ class Runner:
         rows, requests = [], []
         for request in jobs:
             if request.job_id in self._cancelled:
-                self._cancelled.discard(request.job_id)
+                self._forget(request.job_id)
                 self._channel.send([Failed([request.job_id], CANCELLED, "cancelled before it began")])
                 continue
             try:
                 rows.append(self._reader.read(request))
                 requests.append(request)
-            except BadRequest as error:
+            except Exception as error:
+                self._forget(request.job_id)
                 self._channel.send([to_failed([request.job_id], error)])
         self._open.update([request.job_id for request in requests])
         context.begin(requests)
@@ -156,25 +156,23 @@ class Runner:
 
     def _stream_each(self, context: Context, values: Sequence[Any]) -> None:
         """Generators inside the result are advanced in turn; plain values are answered at once."""
-        processors = context.touched_processors
         streams: dict[int, Iterator[Any]] = {}
         context.has_sent = True
         for i, value in enumerate(values):
             if is_stream(value):
                 streams[i] = value
             else:
-                self._send_one(context.requests[i].job_id, value, processors[i] if processors else None, last=True)
+                self._send_one(context, i, value, last=True)
         while streams:
             for i, stream in [*streams.items()]:
                 job_id = context.requests[i].job_id
-                processor = processors[i] if processors else None
                 try:
-                    self._send_one(job_id, next(stream), processor, last=False)
+                    self._send_one(context, i, next(stream), last=False)
                     if self.is_cancelled(job_id):
                         stream.close()  # type: ignore[attr-defined]
                 except StopIteration:
                     del streams[i]
-                    self._send_one(job_id, b"", processor, last=True)
+                    self._send_one(context, i, b"", last=True)
                 except Exception as error:  # the other streams of the batch go on
                     del streams[i]
                     self._channel.send([to_failed([job_id], error)])
@@ -193,6 +191,7 @@ class Runner:
             while arrived:
                 message = arrived.popleft()
                 if type(message) is Run:
+                    self._open.update(request.job_id for request in message.jobs)
                     task = loop.create_task(self._run_async(message))
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
@@ -228,7 +227,7 @@ class Runner:
                 self._finish(context, [b""] * len(context.requests))
             else:
                 self._finish(context, check_result(result, len(rows)))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if self._may_try_each(context):
                 for request in [*context.requests]:
                     await self._run_async(Run([request]))
@@ -256,15 +255,16 @@ class Runner:
         for part in parts:
             self._forget(part.job_id)
 
-    def _send_one(self, job_id: int, value: Any, processor: Any, *, last: bool) -> None:
+    def _send_one(self, context: Context, i: int, value: Any, *, last: bool) -> None:
+        job_id, processors = context.requests[i].job_id, context.touched_processors
         body = to_body(value)
         check_size(body, self._max_bytes)
-        part: Part = to_part(job_id, body, processor, last=last)
+        part: Part = to_part(job_id, body, processors[i] if processors else None, last=last)
         self._channel.send([part])
         if last:
             self._forget(job_id)
 
-    def _fail(self, context: Context, error: Exception) -> None:
+    def _fail(self, context: Context, error: BaseException) -> None:
         """Fail the requests of the batch that are not answered yet."""
         open_ids = [request.job_id for request in context.requests if request.job_id in self._open]
         if open_ids:
@@ -298,8 +298,8 @@ class Runner:
         arrived = self._channel.poll()
         for message in arrived:
             if type(message) is Cancel:
-                self._cancelled.update(message.job_ids)
-        if arrived:
+                self._cancelled.update(self._open.intersection(message.job_ids) if self._wake else message.job_ids)
+        if arrived and self._wake:
             self._wake()
 
     def _look_for_cancels_sometimes(self) -> None:

@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 
 class Faulty:
@@ -46,6 +48,15 @@ class Faulty:
                 raise MemoryError
             case "raise":
                 raise ValueError("the secret is 42")
+            case "long text":
+                raise ValueError("x" * 30_000_000)
+            case "child":
+                child = subprocess.Popen(["sleep", "1000"])
+                Path(order["note"]).write_text(str(child.pid))
+                os._exit(3)
+            case "no content":
+                context.set_response_status(204)
+                return "nobody reads this"
             case "odd text":
                 raise ValueError("a lone surrogate: \udcff")
             case "status as text":

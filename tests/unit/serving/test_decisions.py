@@ -88,6 +88,13 @@ def test_job_of_a_batch_or_of_a_worker_killed_from_outside_may_be_innocent_once(
     assert not retry(Death(reason="", signal=signal.SIGKILL, out_of_memory=True))
 
 
+def test_job_of_a_worker_that_had_to_go_is_innocent():
+    death = Death(reason="", signal=signal.SIGKILL, by_server=True, spares_jobs=True)
+    assert retry(death)
+    assert not retry(death, crashes=2)
+    assert not retry(death, started=True)
+
+
 def test_reply_that_has_begun_is_never_repeated():
     assert not retry(Death(reason="", signal=signal.SIGKILL), batch_size=4, started=True)
 

@@ -118,6 +118,25 @@ def test_async_batches_that_arrive_together_are_all_run(worker):
     assert sorted(part.job_id for part in peer.receive_until(99)) == list(range(1, 100))
 
 
+def test_async_job_cancelled_in_the_same_breath_never_begins(worker):
+    peer = worker(ASYNC)
+    peer.receive()
+    frames = [Run([request(1)]), Run([request(2)]), Cancel([2]), Run([request(3)])]
+    peer.sock.sendall(b"".join(to_frame([message]) for message in frames))
+    answers = peer.receive_until(3)
+    failed = [answer for answer in answers if isinstance(answer, Failed)]
+    assert [answer.job_ids for answer in failed] == [[2]]
+
+
+def test_handler_whose_own_task_was_cancelled_is_answered(worker):
+    source = "import asyncio\nasync def handle(data, c):\n    if data:\n        raise asyncio.CancelledError\n"
+    peer = worker(source)
+    peer.receive()
+    peer.send(Run([request(1)]))
+    [failed] = peer.receive()
+    assert (failed.job_ids, failed.status) == ([1], 503)
+
+
 def test_model_that_cannot_be_loaded_says_why(worker):
     peer = worker("raise RuntimeError('no luck')\n")
     [failed] = peer.receive()

@@ -48,12 +48,12 @@ class Exchange:
 
     __slots__ = (
         "_connection",
+        "_has_body",
         "_is_chunked",
         "_task",
         "arrived",
         "body",
         "headers",
-        "is_finished",
         "is_started",
         "keeps_alive",
         "method",
@@ -73,18 +73,35 @@ class Exchange:
         self.headers = headers
         self.version = version
         self.arrived = arrived
-        self.body = Body(b"")
+        self.body: Body | None = None
         self.keeps_alive = True
         self.request_id = ""
         self.is_started = False
-        self.is_finished = False
         self.on_gone: Callable[[], object] | None = None
+        self._has_body = True
         self._is_chunked = False
         self._task: asyncio.Task[None] | None = None
 
     def header(self, name: str) -> str | None:
         """A request header, whatever its case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
+
+    def take_body(self) -> Body:
+        """The body, to keep; whoever takes it releases it."""
+        body, self.body = self.body, None
+        return body or Body(b"")
+
+    def drop(self) -> None:
+        """The client has gone: let go of everything."""
+        if self.on_gone is not None:
+            self.on_gone()
+            self.on_gone = None
+        self._release()
+
+    def _release(self) -> None:
+        if self.body is not None:
+            self.body.release()
+            self.body = None
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Answer from a task; it is cancelled when the client goes away."""
@@ -96,8 +113,8 @@ class Exchange:
     def respond(self, status: int, body: bytes, headers: Iterable[Header] = (), phrase: str = "") -> None:
         """Send a whole response."""
         head = self._head(status, headers, phrase)
-        head.append(b"content-length: %d\r\n\r\n" % len(body))
-        if self.method == "HEAD":
+        head.append(b"\r\n" if status == 204 else b"content-length: %d\r\n\r\n" % len(body))
+        if not self._has_body:
             body = b""
         write = self._connection.write
         if len(body) < JOINED_BYTES:
@@ -119,7 +136,9 @@ class Exchange:
 
     def send(self, chunks: Sequence[bytes], *, ends: bool = False) -> None:
         """Send the next pieces of a streamed response, now; with `ends` they are the last."""
-        if self._is_chunked:  # an empty chunk would end the body
+        if not self._has_body:
+            chunks = ()
+        elif self._is_chunked:  # an empty chunk would end the body
             chunks = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks if chunk]
             if ends:
                 chunks.append(b"0\r\n\r\n")
@@ -133,6 +152,7 @@ class Exchange:
 
     def _head(self, status: int, headers: Iterable[Header], phrase: str) -> list[bytes]:
         self.is_started = True
+        self._has_body = self.method != "HEAD" and status not in (204, 304)
         if self._connection.is_draining:
             self.keeps_alive = False
         line = _STATUS_LINES.get(status)
@@ -147,8 +167,8 @@ class Exchange:
         return head
 
     def _finish(self) -> None:
-        self.is_finished = True
         self.on_gone = None
+        self._release()
         self._connection.on_finished(self)
 
 

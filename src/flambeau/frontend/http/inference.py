@@ -47,7 +47,7 @@ def predict(server: Server, kind: Kind, details: bool, exchange: Exchange, segme
         reply,
         request_id=exchange.request_id,
         headers=exchange.headers,
-        body=exchange.body,
+        body=exchange.take_body(),
         arrived=exchange.arrived,
         kind=kind,
         url_path="/".join(segments[3:]) if len(segments) > 3 else "",

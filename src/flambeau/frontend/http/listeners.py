@@ -59,8 +59,9 @@ class HttpFrontend:
             await asyncio.sleep(LAST_CALL_S)
         self._close_ports()
         if error is None:
-            await self._server.drain()
-            await self._until_idle()
+            deadline = asyncio.get_running_loop().time() + self._server.config.drain_timeout_s
+            await self._server.drain(deadline)
+            await self._until_idle(deadline)
         if self._sweeper is not None:
             self._sweeper.cancel()
         for listener in self._listeners:
@@ -91,9 +92,8 @@ class HttpFrontend:
         for opened in self._sockets:
             opened.close()
 
-    async def _until_idle(self) -> None:
-        """Answers to accepted jobs are written by now; let the last bytes of requests and tasks through."""
-        deadline = asyncio.get_running_loop().time() + 1.0
+    async def _until_idle(self, deadline: float) -> None:
+        """Let requests that are still arriving be answered, and the last bytes of answers be sent."""
         while asyncio.get_running_loop().time() < deadline:
             if not any(connection.is_busy for listener in self._listeners for connection in listener.connections):
                 return

@@ -72,17 +72,19 @@ async def register(server: Server, exchange: Exchange) -> None:
     if not url:
         raise BadRequest("Parameter url is required.")
     defaults = server.config
-    workers = integer(given, "initial_workers", defaults.default_workers)
-    delay_ms = integer(given, "max_batch_delay", -1)
+    workers = max(0, integer(given, "initial_workers", defaults.default_workers))
     config = ModelConfig(
-        min_workers=max(0, workers),
-        max_workers=max(0, workers),
-        batch_size=max(1, integer(given, "batch_size", 1)),
-        batch_delay_s=delay_ms / 1000 if delay_ms >= 0 else None,
-        response_timeout_s=integer(given, "response_timeout", round(defaults.default_response_timeout_s)),
-        startup_timeout_s=integer(given, "startup_timeout", round(defaults.default_startup_timeout_s)),
+        min_workers=workers,
+        max_workers=workers,
+        response_timeout_s=seconds(given, "response_timeout", defaults.default_response_timeout_s),
+        startup_timeout_s=seconds(given, "startup_timeout", defaults.default_startup_timeout_s),
         queue_size=defaults.job_queue_size,
     )
+    wishes: dict[str, Any] = {}  # these two beat the model's own YAML, as in TorchServe
+    if (size := integer(given, "batch_size", 0)) > 0:
+        wishes["batch_size"] = size
+    if (delay_ms := integer(given, "max_batch_delay", -1)) >= 0:
+        wishes["batch_delay_s"] = delay_ms / 1000
     waits = boolean(given, "synchronous", True)
     # Shielded: a registration that has begun is finished even if its caller goes away.
     model = await asyncio.shield(
@@ -92,6 +94,7 @@ async def register(server: Server, exchange: Exchange) -> None:
             handler=text(given, "handler"),
             runtime=text(given, "runtime"),
             config=config,
+            wishes=wishes,
             wait=waits,
         )
     )
@@ -203,7 +206,10 @@ def parameters(exchange: Exchange) -> Mapping[str, Any]:
     if (exchange.header("content-type") or "").partition(";")[0].strip().lower() != "application/json":
         return query_of(exchange)
     body = exchange.body
-    raw = body.content if body.segment is None else body.segment.memory[: body.size_bytes]
+    if body is None:
+        raw = b""
+    else:
+        raw = body.content if body.segment is None else body.segment.memory[: body.size_bytes]
     try:
         document = json.loads(raw)
     except ValueError as error:
@@ -223,8 +229,14 @@ def integer(given: Mapping[str, Any], key: str, default: int) -> int:
     """A parameter as a whole number."""
     try:
         return int(given.get(key, default))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return default
+
+
+def seconds(given: Mapping[str, Any], key: str, default: float) -> float:
+    """A parameter as a time-out; only a positive one counts."""
+    value = integer(given, key, 0)
+    return value if value > 0 else default
 
 
 def boolean(given: Mapping[str, Any], key: str, default: bool) -> bool:

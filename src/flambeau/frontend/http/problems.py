@@ -46,7 +46,7 @@ OUT_OF_MEMORY = 507
 def status_and_type(error: FlambeauError) -> tuple[int, str]:
     """The status and TorchServe's name for an error."""
     if isinstance(error, JobFailed):
-        return error.status, "BadRequestException" if error.status == 400 else "InternalServerException"
+        return error.status, "InternalServerException"
     if isinstance(error, (WorkerDied, WorkersFailed)) and error.out_of_memory:
         return OUT_OF_MEMORY, "InternalServerException"
     return next((PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS), (500, "InternalServerException"))
@@ -78,4 +78,4 @@ def problem(status: int, kind: str, message: str, cause: str = "") -> bytes:
 
 def to_json(document: Any) -> bytes:
     """JSON as the server writes it: indented by two, UTF-8, one newline at the end."""
-    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

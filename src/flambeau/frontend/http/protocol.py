@@ -86,6 +86,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_filled",
         "_head_bytes",
         "_headers",
+        "_in_head",
         "_keeps_alive",
         "_loop",
         "_method",
@@ -99,6 +100,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_slow",
         "_target",
         "_transport",
+        "_unsent",
         "_upgrades",
         "_version",
         "_waiting",
@@ -116,6 +118,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._discarding = False
         self._slow = False
         self._reading = False  # in the middle of a request
+        self._in_head = False  # … and not yet at its body
+        self._unsent = -1  # bytes a closing connection still had at the last look
         self._since = 0.0  # when the present state, idle or reading, began
         self._segment: Segment | None = None
         self._filled = 0  # bytes of the body that lie in the segment
@@ -136,6 +140,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._discarding:
             return
+        if self._reading and not self._in_head:
+            self._since = self._loop.time()  # a body may take long, as long as it goes on arriving
         if self._segment is not None:
             self._filled += nbytes
             if self._filled == self._content_length:
@@ -151,11 +157,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.listener.connections.discard(self)
         self._transport = None
         self._parser = None  # it holds our methods: without this the two would wait for the garbage collector
-        for exchange in (self._active, *self._waiting):
-            if exchange is not None and exchange.on_gone is not None:
-                exchange.on_gone()
-                exchange.on_gone = None
+        owed, self._active = [*filter(None, [self._active]), *self._waiting], None
         self._waiting.clear()
+        for exchange in owed:
+            exchange.drop()
         if self._segment is not None and self.listener.segments is not None:
             self.listener.segments.give_back(self._segment)
             self._segment = None
@@ -169,7 +174,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # ---- httptools' side ----
 
     def on_message_begin(self) -> None:
-        self._reading = True
+        self._reading = self._in_head = True
         self._since = self._loop.time()
         self._reset()
 
@@ -177,9 +182,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise httptools.HttpParserError("the head of the request is too long")
+        if not self._in_head:
+            return  # the trailer of a chunked body
         self._headers.append((name.decode("latin-1"), value.decode("latin-1")))
         size = len(name)
         if size == 14:
@@ -192,6 +196,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._wants_continue = value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._discarding:
+            return
         parser, limits = self._parser, self.listener.limits
         self._upgrades = parser.should_upgrade()
         self._method = parser.get_method().decode("latin-1")
@@ -205,7 +212,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._wants_continue and self._active is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self.listener.segments is not None and self._content_length >= limits.share_from_bytes:
-            self._segment = self.listener.segments.take(self._content_length)
+            try:
+                self._segment = self.listener.segments.take(self._content_length)
+            except OSError as error:  # the body is gathered as a small one is
+                logger.warning("no shared memory for a body of %d bytes: %s", self._content_length, error)
 
     def on_body(self, data: bytes) -> None:
         if self._discarding:
@@ -234,7 +244,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif self._parts:
             parts = self._parts
             exchange.body = Body(parts[0] if len(parts) == 1 else b"".join(parts))
-        if self._active is None:
+        if self._active is None and not self._waiting:
             self._active = exchange
             self.listener.app.handle(exchange)
         else:
@@ -251,9 +261,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             head = self._head_without_upgrade()
             self._parser = httptools.HttpRequestParser(self)
             self._parse(memoryview(head + data[upgrade.args[0] :]))
+        except httptools.HttpParserCallbackError:
+            logger.exception("a request could not be handled; its connection is closed")
+            self.abort()
         except httptools.HttpParserError as error:
             if not self._discarding:
                 self._refuse(partial(self.listener.app.malformed, reason=str(error)))
+        if self._in_head and not self._discarding:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(partial(self.listener.app.malformed, reason="the head of the request is too long"))
 
     def _head_without_upgrade(self) -> bytes:
         """The request again without its wish for another protocol, which every client can do without."""
@@ -270,10 +287,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None:
             return
-        transport.write(data)
         if self._slow and transport.get_write_buffer_size() > SLOW_CLIENT_BYTES:
             logger.warning("a client stopped reading its response; its connection is closed")
             self.abort()
+            return
+        transport.write(data)
 
     def abort(self) -> None:
         """Close without ceremony."""
@@ -288,16 +306,23 @@ class HttpConnection(asyncio.BufferedProtocol):
         if transport is None:
             return
         if not exchange.keeps_alive:
+            for unanswered in self._waiting:
+                unanswered.drop()
             self._waiting.clear()
             if self._discarding:
                 self._linger(transport)
             else:
                 transport.close()
         elif self._waiting:
-            self._active = following = self._waiting.popleft()
-            if len(self._waiting) == MAX_PIPELINED - 1:
-                transport.resume_reading()
-            self.listener.app.handle(following)
+            self._loop.call_soon(self._turn_to_next)  # not here: a chain of quick answers must not pile up calls
+
+    def _turn_to_next(self) -> None:
+        if self._transport is None or self._active is not None or not self._waiting:
+            return
+        self._active = following = self._waiting.popleft()
+        if len(self._waiting) == MAX_PIPELINED - 1:
+            self._transport.resume_reading()
+        self.listener.app.handle(following)
 
     @property
     def is_draining(self) -> bool:
@@ -306,17 +331,28 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def close_if_idle(self) -> None:
         """Close a connection on which nothing is going on."""
-        if self._transport is not None and self._active is None and not self._reading:
+        if self._transport is not None and not (self._active or self._waiting or self._reading):
             self._transport.close()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being received or answered."""
-        return self._active is not None or self._reading
+        """Whether a request is being received or answered, or its answer is still being sent."""
+        if self._transport is None:
+            return False
+        unsent = self._transport.get_write_buffer_size()
+        return self._active is not None or bool(self._waiting) or self._reading or unsent > 0
 
     def close_if_stale(self, now: float) -> None:
-        """Close a connection that has idled or dawdled too long."""
-        if self._active is not None or self._transport is None:
+        """Close a connection that has idled or dawdled too long, or does not take the end of its answer."""
+        if self._transport is None:
+            return
+        if self._transport.is_closing():
+            unsent = self._transport.get_write_buffer_size()
+            if unsent == self._unsent:
+                self._transport.abort()
+            self._unsent = unsent
+            return
+        if self._active is not None:
             return
         limits = self.listener.limits
         if now - self._since > (limits.read_timeout_s if self._reading else limits.keep_alive_s):

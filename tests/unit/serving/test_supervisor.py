@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from flambeau.serving.placement import next_device
+from flambeau.serving.recovery import Death
+from flambeau.serving.supervisor import STEADY_S, Slot, Supervisor
+
+CRASH = Death(reason="exited with code 1", exit_code=1)
+
+
+class Worker:
+    """Lives as long as it is told, then ends as it is told."""
+
+    def __init__(self, loads: bool) -> None:
+        self.ready = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.get_running_loop().create_future()
+        self.started_at = time.time()
+        self.ready_at = None
+        self.is_ready = False
+        self._loads = loads
+
+    async def run(self):
+        if self._loads:
+            self.is_ready, self.ready_at = True, time.monotonic()
+            self.ready.set_result(None)
+            return await self.ended
+        self.ready.cancel()
+        return CRASH
+
+    async def retire(self, timeout_s):
+        self.ended.set_result(Death(reason="retired"))
+
+
+def new_supervisor(slots, *, loads=True, max_retry_s=300):
+    workers = []
+
+    def new_slot():
+        return Slot(len(slots), next_device(range(4), [slot.device for slot in supervisor.slots]))
+
+    def new_worker(slot):
+        slots.append(slot)
+        return Worker(loads)
+
+    supervisor = Supervisor(
+        name="m",
+        new_worker=new_worker,
+        new_slot=new_slot,
+        workers=workers,
+        startup_timeout_s=10,
+        max_retry_s=max_retry_s,
+        drain_timeout_s=1,
+        on_change=lambda: None,
+    )
+    return supervisor
+
+
+def test_workers_of_one_call_are_spread_over_the_devices():
+    async def scale():
+        supervisor = new_supervisor([])
+        fresh = supervisor.scale(4, 4)
+        await supervisor.wait_started(fresh)
+        devices = [slot.device for slot in supervisor.slots]
+        await supervisor.close()
+        return devices
+
+    assert asyncio.run(scale()) == [0, 1, 2, 3]
+
+
+def test_scaling_down_retires_the_newest():
+    async def scale():
+        supervisor = new_supervisor([])
+        await supervisor.wait_started(supervisor.scale(3, 3))
+        first = supervisor.slots[0]
+        supervisor.scale(1, 1)
+        kept = [*supervisor.slots]
+        await supervisor.close()
+        return kept == [first]
+
+    assert asyncio.run(scale())
+
+
+def test_slot_that_cannot_load_is_given_up_in_time_and_revived_by_scaling():
+    async def fail():
+        supervisor = new_supervisor([], loads=False, max_retry_s=0.0)
+        supervisor.scale(1, 1)
+        async with asyncio.timeout(5):
+            while supervisor.has_hope:
+                await asyncio.sleep(0.01)
+        died = supervisor.last_death
+        supervisor.scale(1, 1)
+        revived = supervisor.has_hope
+        await supervisor.close()
+        return died, revived
+
+    died, revived = asyncio.run(fail())
+    assert died == CRASH
+    assert revived
+
+
+def note(slot, ready_s):
+    Supervisor._take_note(slot, CRASH, ready_s)
+
+
+def test_model_that_could_be_loaded_is_never_given_up_for_later_crashes():
+    slot = Slot(1, None)
+    note(slot, None)
+    first = slot.first_failure
+    slot.first_failure = first - 1000
+    note(slot, 5.0)
+    assert slot.first_failure >= first
+    assert slot.failures == 2  # back-off goes on
+    note(slot, STEADY_S + 1)
+    assert slot.failures == 1
