@@ -52,6 +52,20 @@ def test_forms_become_one_entry_per_field(start):
     assert reply.json["row"] == {"x": ["bytearray", "1"], "y": ["bytearray", "a b!"]}
 
 
+def test_handler_is_told_the_type_of_each_parameter(start):
+    server = start("told.py").wait_ready()
+    form = (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="data"; filename="x.json"\r\n'
+        f"Content-Type: application/json\r\n\r\n{{}}\r\n"
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="plain"\r\n\r\nvalue\r\n--{BOUNDARY}--\r\n'
+    ).encode()
+    headers = server.predict("told", form, kind=f"multipart/form-data; boundary={BOUNDARY}").json["headers"]
+    assert headers["data"] == {"content-type": "application/json"}
+    assert headers["plain"] == {"content-type": ""}
+    assert "body" not in headers
+    assert server.predict("told", {}).json["headers"]["body"] == {"content-type": "application/json"}
+
+
 def test_form_that_cannot_be_read_is_a_bad_request(start):
     server = start("echo.py").wait_ready()
     reply = server.predict("echo", b"nonsense", kind="multipart/form-data")

@@ -10,6 +10,7 @@ from flambeau.metrics.samples import MetricSamples
 from flambeau.wire.messages import Request
 
 Headers = dict[str, Any]
+Types = dict[str, str] | None  # of a form's fields; None for a plain body
 
 
 class RequestProcessor:
@@ -104,7 +105,8 @@ class Context:
         self._requests: Sequence[Request] = ()
         self._request_ids: dict[int, str] | None = None
         self._processors: list[RequestProcessor] | None = []
-        self._read_headers: Callable[[Request], Headers] = lambda request: dict(request.headers)
+        self._types: Sequence[Types] = ()
+        self._read_headers: Callable[[Request, Types], Headers] = lambda request, types: dict(request.headers)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Context) and self.__dict__ == other.__dict__
@@ -113,14 +115,15 @@ class Context:
 
     # ---- what the worker does with it ----
 
-    def begin(self, requests: Sequence[Request]) -> None:
+    def begin(self, requests: Sequence[Request], types: Sequence[Types]) -> None:
         """Turn to the next batch. What few handlers ask for is made when it is asked for."""
         self._requests = requests
+        self._types = types
         self._request_ids = None
         self._processors = None
         self.has_sent = False
 
-    def connect(self, outlet: Outlet, read_headers: Callable[[Request], Headers]) -> None:
+    def connect(self, outlet: Outlet, read_headers: Callable[[Request, Types], Headers]) -> None:
         """Tell it how to reach the server and how to read a request's headers."""
         self.cl_socket = outlet
         self._read_headers = read_headers
@@ -157,7 +160,8 @@ class Context:
     def request_processor(self) -> list[RequestProcessor]:
         """One per request of the batch."""
         if self._processors is None:
-            self._processors = [RequestProcessor(self._read_headers(request)) for request in self._requests]
+            pairs = zip(self._requests, self._types, strict=True)
+            self._processors = [RequestProcessor(self._read_headers(request, types)) for request, types in pairs]
         return self._processors
 
     @request_processor.setter

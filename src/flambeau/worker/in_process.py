@@ -10,7 +10,7 @@ from typing import Any
 
 from flambeau.wire.messages import Load, Request
 from flambeau.worker.context import Context
-from flambeau.worker.inputs import InputReader, read_headers
+from flambeau.worker.inputs import InputReader, read_headers, types_of
 from flambeau.worker.loader import load_handler
 from flambeau.worker.loop import new_context
 from flambeau.worker.replies import check_result, to_body
@@ -30,8 +30,8 @@ class InProcess:
     def handle(self, requests: Sequence[Request]) -> list[bytes]:
         """Run one batch; streamed replies are joined."""
         self._replies = [b""] * len(requests)
-        self.context.begin(requests)
         rows = [self._reader.read(request) for request in requests]
+        self.context.begin(requests, [types_of(row) for row in rows])
         result: Any = self._entry.handle(rows, self.context)
         if inspect.isawaitable(result) or inspect.isasyncgen(result):
             self._loop.run_until_complete(self._finish_async(result))

@@ -15,6 +15,21 @@ from flambeau.wire.shared import SegmentReader
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
+
+
+class Form(Row):
+    """The row of a form, which knows the content type of each field."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: dict[str, str] = {}
+
+
+def types_of(row: Row) -> dict[str, str] | None:
+    """The content types of a form's fields; None for a plain body."""
+    return row.types if type(row) is Form else None
+
+
 MAX_FIELDS = 1000
 
 _decode_json = msgspec.json.Decoder().decode
@@ -57,7 +72,7 @@ class InputReader:
     def _read_urlencoded(self, raw: bytearray) -> Row:
         from urllib.parse import unquote_to_bytes
 
-        row: Row = {}
+        row = Form()
         fields = bytes(raw).split(b"&", MAX_FIELDS)
         if len(fields) > MAX_FIELDS:
             raise BadRequest(f"a form may have at most {MAX_FIELDS} fields")
@@ -66,6 +81,7 @@ class InputReader:
             if name:
                 key = unquote_to_bytes(name.replace(b"+", b" ")).decode("utf-8", "replace")
                 row[key] = bytearray(unquote_to_bytes(value.replace(b"+", b" ")))
+                row.types[key] = ""
         return row
 
     def _read_form(self, raw: bytearray, content_type: str) -> Row:
@@ -76,7 +92,7 @@ class InputReader:
         boundary = parse_options_header(content_type)[1].get(b"boundary")
         if not boundary:
             raise BadRequest("multipart/form-data needs a boundary in its content type")
-        row: Row = {}
+        row = Form()
 
         def take(part: Any) -> None:
             if len(row) >= MAX_FIELDS:
@@ -84,8 +100,10 @@ class InputReader:
             name = (part.field_name or b"").decode("utf-8", "replace")
             if hasattr(part, "file_object"):
                 part.file_object.seek(0)
-                row[name] = self._value(bytearray(part.file_object.read()), media_type_of(part.content_type or ""))
+                row.types[name] = part.content_type or "application/octet-stream"
+                row[name] = self._value(bytearray(part.file_object.read()), media_type_of(row.types[name]))
             else:
+                row.types[name] = ""
                 row[name] = bytearray(part.value or b"")
 
         config = {"MAX_MEMORY_FILE_SIZE": len(raw) + 1, "MAX_BODY_SIZE": float("inf")}
@@ -121,13 +139,14 @@ def media_type_of(content_type: str) -> str:
     return content_type.partition(";")[0].strip()
 
 
-def read_headers(request: Request) -> dict[str, Any]:
-    """The headers a handler sees: the client's, and those that tell what kind of call this is."""
+def read_headers(request: Request, types: dict[str, str] | None) -> dict[str, Any]:
+    """The headers a handler sees: the client's, what kind of call this is, and the type of each parameter."""
     headers: dict[str, Any] = dict(request.headers)
     if request.kind == "describe":
         headers["describe"] = "True"
     else:
         headers["url_path"] = request.url_path
         headers["explain"] = str(request.kind == "explain")
-        headers["body"] = {"content-type": header(request, "content-type")}
+        types = types if types is not None else {"body": header(request, "content-type")}
+        headers |= {name: {"content-type": kind} for name, kind in types.items()}
     return headers

@@ -19,7 +19,7 @@ from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop
 from flambeau.worker.context import Context
 from flambeau.worker.failures import load_failed, to_failed
-from flambeau.worker.inputs import InputReader, Row, read_headers
+from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Entry, load_handler
 from flambeau.worker.replies import check_result, check_size, to_body, to_part, to_parts
 
@@ -132,7 +132,7 @@ class Runner:
                 self._forget(request.job_id)
                 self._channel.send([to_failed([request.job_id], error)])
         self._open.update([request.job_id for request in requests])
-        context.begin(requests)
+        context.begin(requests, [types_of(row) for row in rows])
         return rows
 
     def _reply(self, context: Context, result: Any) -> None:

@@ -9,7 +9,8 @@ def new_context():
 
 
 def begin(context, *headers):
-    context.begin([Request(i, f"id-{i}", list(h.items()), b"") for i, h in enumerate(headers)])
+    requests = [Request(i, f"id-{i}", list(h.items()), b"") for i, h in enumerate(headers)]
+    context.begin(requests, [None for _ in requests])
 
 
 def test_properties_are_torchserves():
