@@ -109,7 +109,7 @@ class WorkerDied(FlambeauError):
         self.out_of_memory = out_of_memory
 
 
-class HandlerError(FlambeauError):
+class HandlerError(FlambeauError, ValueError):
     """The handler could not be found, loaded or called."""
 
 

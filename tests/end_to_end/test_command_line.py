@@ -107,6 +107,42 @@ def test_exceptions_come_through_when_run_in_process(tmp_path):
     result = flambeau("run", HANDLERS / "faulty.py", "--input", file)
     assert result.returncode == 1
     assert b"ValueError: the secret is 42" in result.stderr
+    assert b"flambeau/cli" not in result.stderr
+    assert b"typer" not in result.stderr
+
+
+def test_file_without_a_handler_says_what_to_define(tmp_path):
+    (tmp_path / "nothing.py").write_text("x = 1\n")
+    result = flambeau("run", tmp_path / "nothing.py")
+    assert result.returncode == 1
+    assert b"Define one class with initialize(context) and handle(data, context)" in result.stderr
+    assert b"Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("port", ["99999", "-3"])
+def test_port_out_of_range_is_refused(port):
+    result = flambeau("serve", HANDLERS / "echo.py", "--port", port)
+    assert result.returncode == 2
+
+
+def test_any_free_port_is_told(tmp_path):
+    words = [
+        *MODULE,
+        "serve",
+        str(HANDLERS / "echo.py"),
+        "--port",
+        "0",
+        "--management-port",
+        "0",
+        "--metrics-port",
+        "0",
+    ]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stderr.readline()
+        process.terminate()
+        process.stderr.read()
+    assert "listening on http://127.0.0.1:" in line
+    assert "127.0.0.1:0 " not in line
 
 
 def test_streams_run_in_process_too(tmp_path):

@@ -41,6 +41,7 @@ def test_crash_is_answered_with_its_cause_and_the_worker_comes_back(start, fault
 def test_last_words_of_a_worker_are_part_of_the_cause(start):
     server = start("faulty.py").wait_ready()
     assert "about to exit" in server.predict("faulty", order("exit")).cause
+    assert "about to exit" in server.predict("faulty", order("exit", code=8)).cause  # on stdout, this one
     segfault = server.predict("faulty", order("segfault"))
     assert "Fatal Python error: Segmentation fault" in segfault.cause
 

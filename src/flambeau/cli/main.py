@@ -43,13 +43,13 @@ def serve(
     response_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds to answer; else 120.")] = None,
     startup_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds to load; else 120.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port of the inference API.")] = 8080,
-    management_port: Annotated[int, typer.Option(help="The port of the management API.")] = 8081,
-    metrics_port: Annotated[int, typer.Option(help="The port of the metrics API; 0 for none.")] = 8082,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The inference API's port; 0: any free one.")] = 8080,
+    management_port: Annotated[int, typer.Option(min=0, max=65535, help="The management API's port.")] = 8081,
+    metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="The metrics API's port; 0: no such API.")] = 8082,
     job_queue_size: Annotated[int, typer.Option(min=1, help="Requests that may wait, per model.")] = 100,
     max_request_size: Annotated[int, typer.Option(min=1, help="The largest request body, in bytes.")] = 6_553_500,
     max_response_size: Annotated[int, typer.Option(min=1, help="The largest reply part, in bytes.")] = 6_553_500,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish accepted requests on SIGTERM.")] = 30,
+    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds to finish accepted requests on SIGTERM.")] = 30,
     worker_transport: Annotated[str, typer.Option(help="How workers are reached: unix or tcp.")] = "unix",
     error_details: Annotated[
         bool | None, typer.Option(help="Put causes into error answers; by default only on a loopback address.")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import mimetypes
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
 from flambeau.errors import BadRequest, ConfigError
 from flambeau.serving.store import Store
@@ -16,6 +18,7 @@ from flambeau.worker.in_process import InProcess
 
 def run(path: Path, inputs: Sequence[Path], content_type: str | None, *, as_json: bool) -> None:
     """Load a handler, give it the inputs as one batch, print what it answers."""
+    sys.excepthook = show_error
     if not path.exists():
         raise ConfigError(f"{path} does not exist; name a handler file, a model folder or an archive")
     store = Store(None)
@@ -40,13 +43,27 @@ def run(path: Path, inputs: Sequence[Path], content_type: str | None, *, as_json
         worker = InProcess(load)
         loaded = time.perf_counter()
         print(f"loaded {handler} in {loaded - began:.3f} s", file=sys.stderr)
-        if inputs:
+        if not inputs:
+            print("nothing was run: give it a request with --input FILE", file=sys.stderr)
+        else:
             replies = worker.handle([to_request(i, file, content_type) for i, file in enumerate(inputs)])
             worker.close()
             print(f"answered {len(inputs)} in {time.perf_counter() - loaded:.3f} s", file=sys.stderr)
             print_replies(replies, as_json=as_json)
     finally:
         store.close()
+
+
+def show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an exception from the user's first line on; the exception itself stays free for a debugger."""
+    inside = str(Path(__file__).parents[1])
+    first = trace
+    while first is not None:
+        file = first.tb_frame.f_code.co_filename
+        if not (file.startswith((inside, "<frozen")) or "typer" in file):
+            break
+        first = first.tb_next
+    traceback.print_exception(kind, error, first or trace)
 
 
 def to_request(number: int, file: Path, content_type: str | None) -> Request:

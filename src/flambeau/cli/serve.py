@@ -17,7 +17,7 @@ from flambeau.archive.manifest import MANIFEST
 from flambeau.cli.progress import Progress
 from flambeau.config.logs import set_up_server_logs
 from flambeau.config.model import ModelConfig
-from flambeau.config.server import ServerConfig
+from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
 from flambeau.frontend.http.listeners import HttpFrontend
 from flambeau.serving.model import Model
@@ -103,16 +103,19 @@ def plans_for(path: Path, wishes: Wishes) -> Iterator[Plan]:
     elif is_model(path):
         yield Plan(path=path, name=wishes.name or path.resolve().name, handler=wishes.handler or "handler.py")
     else:
-        yield from (Plan(path=found, is_required=False) for found in models_in(path))
+        found = models_in(path)
+        if not found:
+            logger.warning("the model store %s holds no models yet; register them while the server runs", path)
+        yield from (Plan(path=model, is_required=False) for model in found)
 
 
 async def run(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, began: float) -> None:
     """The life of the process: open, load, serve, drain, close."""
     stop = asyncio.Event()
     catch_signals(stop)
-    async with Server(config) as server, HttpFrontend(server):
-        logger.info("listening on %s after %.2f s", config.inference, time.monotonic() - began)
-        loading = asyncio.get_running_loop().create_task(load_all(server, plans, wishes, stop))
+    async with Server(config) as server, HttpFrontend(server) as frontend:
+        logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
+        loading = asyncio.get_running_loop().create_task(load_all(server, plans, wishes, stop, frontend.inference))
         await stop.wait()
         logger.info("stopping: accepted requests are answered first")
         loading.cancel()
@@ -136,7 +139,9 @@ def catch_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal)
 
 
-async def load_all(server: Server, plans: Sequence[Plan], wishes: Wishes, stop: asyncio.Event) -> None:
+async def load_all(
+    server: Server, plans: Sequence[Plan], wishes: Wishes, stop: asyncio.Event, address: Address
+) -> None:
     """Load the models named at start, all at a time, and tell how it went."""
     progress = Progress.for_terminal()
     with progress:
@@ -149,7 +154,7 @@ async def load_all(server: Server, plans: Sequence[Plan], wishes: Wishes, stop: 
     gc.collect()
     gc.freeze()  # what is loaded now stays: the collector need not look at it again
     logger.info("Model server started.")
-    progress.announce(server.config.inference, [model for model in server.registry if model.is_ready])
+    progress.announce(address, [model for model in server.registry if model.is_ready])
 
 
 async def load(server: Server, plan: Plan, wishes: Wishes, progress: Progress) -> Model | None:
@@ -175,7 +180,7 @@ async def load(server: Server, plan: Plan, wishes: Wishes, progress: Progress) -
             )
         except WorkersFailed as error:
             outcome.failed = True
-            logger.error("%s; it will be tried again\n%s", error, error.cause)
+            logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
         except FlambeauError as error:
             outcome.failed = True
             if plan.is_required:

@@ -13,7 +13,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 class Tail:
-    """The last lines of a stream."""
+    """The last lines a worker wrote."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
@@ -27,7 +27,7 @@ class Tail:
         return tuple(line.decode("utf-8", "replace") for line in self._lines if line.strip())
 
 
-async def forward(stream: asyncio.StreamReader, name: str, tail: Tail | None) -> None:
+async def forward(stream: asyncio.StreamReader, name: str, tail: Tail) -> None:
     """Copy a worker's output to our stderr, each line under the worker's name.
 
     Whole chunks are handled at once, so a handler that prints megabytes costs the server little.
@@ -40,12 +40,10 @@ async def forward(stream: asyncio.StreamReader, name: str, tail: Tail | None) ->
             lines, rest = [*lines, rest], b""
         if lines:
             write(b"".join([prefix + line + b"\n" for line in lines]))
-            if tail is not None:
-                tail.add(lines)
+            tail.add(lines)
     if rest:
         write(prefix + rest + b"\n")
-        if tail is not None:
-            tail.add([rest])
+        tail.add([rest])
 
 
 def write(text: bytes) -> None:

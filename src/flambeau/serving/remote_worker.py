@@ -56,6 +56,7 @@ class RemoteWorker:
         self.shares_memory = False
         self.service_s: float | None = None
         self.ready_at: float | None = None
+        self.has_answered = False
         self.has_suspect = False  # the job sent last has seen a worker die
         self.batches: deque[Batch] = deque()
         self._jobs: dict[int, tuple[Job | None, Batch]] = {}
@@ -252,6 +253,7 @@ class RemoteWorker:
     def _finish(self, job_id: int, job: Job | None, batch: Batch) -> None:
         """A job has left the worker; when it was the last of its batch, there is room for another."""
         del self._jobs[job_id]
+        self.has_answered = True
         if job is not None and job.body.segment is not None:
             job.body.release()
         batch.remaining -= 1

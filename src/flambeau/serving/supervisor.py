@@ -14,7 +14,7 @@ from flambeau.serving.remote_worker import RemoteWorker
 
 logger = logging.getLogger(__name__)
 
-STEADY_S = 30.0  # a worker that lived this long after loading starts a new series of failures
+STEADY_S = 30.0  # a worker that was ready this long, or answered anything, ends a series of failures
 
 
 @dataclass(slots=True, eq=False)
@@ -130,10 +130,10 @@ class Supervisor:
     async def _keep_alive(self, slot: Slot) -> None:
         """Start a worker, let it live, learn from its death; again, until retired or hopeless."""
         while not slot.is_retired:
-            death, ready_s = await self._one_life(slot)
+            death, was_ready, was_useful = await self._one_life(slot)
             if slot.is_retired:
                 break
-            self._take_note(slot, death, ready_s)
+            self._take_note(slot, death, was_ready=was_ready, was_useful=was_useful)
             slot.settled.set()
             if self._is_hopeless(slot):
                 slot.has_given_up = True
@@ -141,14 +141,13 @@ class Supervisor:
                 self._on_change()
                 return
             delay = backoff_s(slot.failures)
-            logger.warning(
-                "worker %d of %s: %s\nRetry worker: %d in %g seconds.", slot.id, self._name, death.cause, slot.id, delay
-            )
+            logger.warning("worker %d of %s: %s", slot.id, self._name, death.cause)
+            logger.info("Retry worker: %d in %g seconds.", slot.id, delay)
             self._on_change()
             await asyncio.sleep(delay)
 
-    async def _one_life(self, slot: Slot) -> tuple[Death, float | None]:
-        """Run one worker; tell how it ended, and how long it had been ready, if ever."""
+    async def _one_life(self, slot: Slot) -> tuple[Death, bool, bool]:
+        """Run one worker; tell how it ended, whether it was ever ready, and whether it was of any use."""
         worker = slot.worker = self._new_worker(slot)
         slot.started_at = worker.started_at
         self._workers.append(worker)
@@ -160,7 +159,8 @@ class Supervisor:
             timer.cancel()
             self._workers.remove(worker)
             slot.worker = None
-        return death, None if worker.ready_at is None else time.monotonic() - worker.ready_at
+        ready_s = 0.0 if worker.ready_at is None else time.monotonic() - worker.ready_at
+        return death, worker.ready_at is not None, worker.has_answered or ready_s > STEADY_S
 
     def _on_slow_start(self, worker: RemoteWorker) -> None:
         if not worker.is_ready:
@@ -174,13 +174,13 @@ class Supervisor:
             self._on_change()
 
     @staticmethod
-    def _take_note(slot: Slot, death: Death, ready_s: float | None) -> None:
+    def _take_note(slot: Slot, death: Death, *, was_ready: bool, was_useful: bool) -> None:
         slot.last_death = death
         slot.restarts += 1
-        if ready_s is not None:  # it could be loaded, so it can be again
+        if was_ready:  # it could be loaded, so it can be again
             slot.first_failure = None
-            if ready_s > STEADY_S:
-                slot.failures = 0
+        if was_useful:
+            slot.failures = 0
         slot.failures += 1
         if slot.first_failure is None:
             slot.first_failure = time.monotonic()

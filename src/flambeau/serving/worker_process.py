@@ -118,7 +118,7 @@ class WorkerProcess:
         name = f"W-{self._spec.id}-{self._spec.load.model}_{self._spec.load.version}"
         async with asyncio.TaskGroup() as tasks:
             readers = [
-                tasks.create_task(output.forward(process.stdout, f"{name}-stdout", None)),
+                tasks.create_task(output.forward(process.stdout, f"{name}-stdout", self._tail)),
                 tasks.create_task(output.forward(process.stderr, f"{name}-stderr", self._tail)),
             ]
             try:
@@ -171,7 +171,7 @@ class WorkerProcess:
         if by_kernel:
             words += ", by the kernel because memory ran out"
         elif by_signal == signal.SIGKILL:
-            words += ", from outside the server: an operator, or the kernel's out-of-memory killer"
+            words += ", probably from outside: an operator, or the kernel's out-of-memory killer"
         out_of_memory = by_kernel or code == 137  # 137: a shell's way to say SIGKILL
         return Death(reason=words, exit_code=code, signal=by_signal, out_of_memory=out_of_memory, last_lines=lines)
 

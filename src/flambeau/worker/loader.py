@@ -112,15 +112,17 @@ def the_class(module: ModuleType) -> type[Any]:
         leaves = [c for c in classes if not any(c in other.__mro__[1:] for other in classes)]
         classes = leaves if len(leaves) == 1 else classes
     if len(classes) != 1:
-        raise ValueError(
-            "Expected only one class in custom service code or a function entry point "
-            f"{[c.__name__ for c in classes]}: {module.__name__} defines {len(classes)} possible handlers"
+        found = ", ".join(c.__name__ for c in classes) or "none"
+        raise HandlerError(
+            "Expected only one class in custom service code or a function entry point: "
+            f"{module.__name__} has {found}. Define one class with initialize(context) and handle(data, context), "
+            "or a function handle(data, context)"
         )
-    found = classes[0]
+    handler = classes[0]
     for method in ("handle", "initialize"):
-        if not hasattr(found, method):
-            raise ValueError(f"Expect {method} method in class {found.__name__}")
-    return found
+        if not hasattr(handler, method):
+            raise HandlerError(f"Expect {method} method in class {handler.__name__}")
+    return handler
 
 
 def is_async(function: Handle) -> bool:

@@ -5,7 +5,7 @@ import time
 
 from flambeau.serving.placement import next_device
 from flambeau.serving.recovery import Death
-from flambeau.serving.supervisor import STEADY_S, Slot, Supervisor
+from flambeau.serving.supervisor import Slot, Supervisor
 
 CRASH = Death(reason="exited with code 1", exit_code=1)
 
@@ -18,6 +18,7 @@ class Worker:
         self.ended = asyncio.get_running_loop().create_future()
         self.started_at = time.time()
         self.ready_at = None
+        self.has_answered = False
         self.is_ready = False
         self._loads = loads
 
@@ -99,17 +100,19 @@ def test_slot_that_cannot_load_is_given_up_in_time_and_revived_by_scaling():
     assert revived
 
 
-def note(slot, ready_s):
-    Supervisor._take_note(slot, CRASH, ready_s)
-
-
 def test_model_that_could_be_loaded_is_never_given_up_for_later_crashes():
     slot = Slot(1, None)
-    note(slot, None)
+    Supervisor._take_note(slot, CRASH, was_ready=False, was_useful=False)
     first = slot.first_failure
     slot.first_failure = first - 1000
-    note(slot, 5.0)
+    Supervisor._take_note(slot, CRASH, was_ready=True, was_useful=False)
     assert slot.first_failure >= first
     assert slot.failures == 2  # back-off goes on
-    note(slot, STEADY_S + 1)
+
+
+def test_worker_that_answered_anything_ends_the_back_off():
+    slot = Slot(1, None)
+    for _ in range(5):
+        Supervisor._take_note(slot, CRASH, was_ready=True, was_useful=False)
+    Supervisor._take_note(slot, CRASH, was_ready=True, was_useful=True)
     assert slot.failures == 1

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +31,7 @@ class HttpFrontend:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self.inference = server.config.inference  # with the port that was found, if any was asked for
         self._listeners: list[Listener] = []
         self._sockets: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
@@ -43,7 +47,8 @@ class HttpFrontend:
             for address, routes in apis.items():
                 await self._listen(address, routes)
         except BaseException:
-            self._close_ports()
+            for opened in self._sockets:
+                opened.close()
             raise
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         return self
@@ -57,8 +62,9 @@ class HttpFrontend:
             listener.is_draining = True
         if error is None:
             await asyncio.sleep(LAST_CALL_S)
-        self._close_ports()
+        await self._close_ports()
         if error is None:
+            await asyncio.sleep(LAST_CALL_S)
             deadline = asyncio.get_running_loop().time() + self._server.config.drain_timeout_s
             await self._server.drain(deadline)
             await self._until_idle(deadline)
@@ -87,10 +93,19 @@ class HttpFrontend:
             raise ConfigError(why_not(address, error)) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
+        if address == self._server.config.inference and address.path is None:
+            self.inference = replace(address, port=opened.sockets[0].getsockname()[1])
 
-    def _close_ports(self) -> None:
-        for opened in self._sockets:
+    async def _close_ports(self) -> None:
+        """Close the ports, but let in the clients that the kernel has let in already."""
+        loop = asyncio.get_running_loop()
+        for listener, opened in zip(self._listeners, self._sockets, strict=True):
+            spares = [socket.socket(fileno=os.dup(door.fileno())) for door in opened.sockets]
             opened.close()
+            for spare in spares:
+                with spare:
+                    for client in waiting_at(spare):
+                        await loop.connect_accepted_socket(listener.connect, client)
 
     async def _until_idle(self, deadline: float) -> None:
         """Let requests that are still arriving be answered, and the last bytes of answers be sent."""
@@ -105,6 +120,18 @@ class HttpFrontend:
             await asyncio.sleep(SWEEP_S)
             for listener in self._listeners:
                 listener.sweep(loop.time())
+
+
+def waiting_at(door: socket.socket) -> Iterator[socket.socket]:
+    """The clients that wait at a port just now."""
+    door.setblocking(False)
+    while True:
+        try:
+            client, _ = door.accept()
+        except OSError:
+            return
+        client.setblocking(False)
+        yield client
 
 
 def why_not(address: Address, error: OSError) -> str:

@@ -126,6 +126,9 @@ async def describe_model(server: Server, exchange: Exchange, name: str, version:
 async def scale(server: Server, exchange: Exchange, name: str, version: str | None) -> None:
     """PUT /models/{model}[/{version}]: change the number of workers."""
     query = query_of(exchange)
+    for key in ("min_worker", "max_worker"):
+        if key in query and not query[key].removeprefix("-").isdigit():
+            raise BadRequest(f"{key} must be a whole number, not {query[key]!r}")
     minimum = integer(query, "min_worker", 1)
     maximum = integer(query, "max_worker", minimum)
     version = version or query.get("model_version")
