@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from flambeau.archive.pack import Recipe, pack
+
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
@@ -53,7 +55,12 @@ def test_handlers_of_the_docs_answer(start, tmp_path, number):
     handler = tmp_path / "documented.py"
     handler.write_text(code)
     if "BaseHandler" in code:
-        compile(code, "documented.py", "exec")  # needs a model; test_predictions serves one like it
+        torch = pytest.importorskip("torch")
+        with pytest.warns(DeprecationWarning, match="torch.jit"):
+            torch.jit.trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)).save(tmp_path / "net.pt")
+        recipe = Recipe(model_name="documented", handler=str(handler), serialized_file=tmp_path / "net.pt")
+        server = start(pack(recipe, tmp_path)).wait_ready()
+        assert len(server.predict("documented", [1, 2, 3]).json) == 2
         return
     server = start(handler).wait_ready()
     assert server.predict("documented", {"text": "a b"}).status == 200
