@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import support.site.sitecustomize  # noqa: F401  (for tests that import torchvision themselves)
 from support.running import HANDLERS, RunningServer
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no counter-example

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HANDLERS = Path(__file__).parent / "handlers"
+SITE = Path(__file__).parent / "site"
 START_S = 20.0
 
 
@@ -50,7 +51,7 @@ class RunningServer:
         command = [sys.executable, "-m", "flambeau.cli.main", "serve", *arguments, *map(str, ports)]
         self._log = log.open("wb")
         self.process = subprocess.Popen(
-            command, stdout=self._log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+            command, stdout=self._log, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": path(), **(env or {})}
         )
 
     @property
@@ -144,6 +145,11 @@ class RunningServer:
             raise AssertionError(f"the server did not stop in {timeout} s:\n{self.log}") from None
         finally:
             self._log.close()
+
+
+def path() -> str:
+    """What the processes that tests start find modules on: see support/site."""
+    return os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def free_ports(count: int) -> list[int]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from flambeau.archive.built_in import BUILT_IN, FOREIGN
 from flambeau.archive.manifest import MANIFEST, RUNTIMES, Manifest
 from flambeau.archive.unpack import safe_parts
 from flambeau.errors import ArchiveError
@@ -29,18 +30,7 @@ Format = Literal["default", "zip-store", "tgz", "no-archive"]
 
 SUFFIXES: Mapping[Format, str] = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
-BUILT_IN_HANDLERS = frozenset(
-    {
-        "base_handler",
-        "dali_image_classifier",
-        "image_classifier",
-        "image_segmenter",
-        "object_detector",
-        "text_classifier",
-        "trt_llm_handler",
-        "vllm_handler",
-    }
-)
+BUILT_IN_HANDLERS = frozenset(BUILT_IN) | frozenset(FOREIGN)
 BUILT_IN_NATIVE_HANDLERS = frozenset({"BaseHandler", "TorchScriptHandler"})
 
 

@@ -45,6 +45,8 @@ class Load(Struct, array_like=True, tag=1, frozen=True):
     limit_max_image_pixels: bool
     max_response_bytes: int
     probe: Shared | None = None  # a segment to try, to find out whether memory can be shared
+    envelope: str = ""  # wraps the handler's input and output, by the name of its module
+    watch: bool = False  # look for changes of the handler's code
 
 
 class Run(Struct, array_like=True, tag=2, frozen=True):

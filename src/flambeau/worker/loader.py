@@ -13,23 +13,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from flambeau.archive.built_in import BUILT_IN, FOREIGN
 from flambeau.errors import HandlerError
 from flambeau.importing import import_file
 from flambeau.worker.context import Context
-
-BUILT_IN = {
-    "base_handler": "flambeau.handlers.base",
-}
 
 Handle = Callable[[Any, Context], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the worker calls for each batch, and whether many calls may run at a time."""
+    """What the worker calls for each batch, whether many calls may run at a time, and the object behind it."""
 
     handle: Handle
     is_concurrent: bool
+    handler: Any = None  # None: a plain function
 
 
 def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
@@ -37,6 +35,8 @@ def load_handler(value: str, folder: Path, context: Context, loop: asyncio.Abstr
     module_name, _, wanted = value.partition(":")
     name = Path(module_name.removesuffix(".py")).name
     put_on_path(folder)
+    if name in BUILT_IN and not (folder / f"{name}.py").is_file():
+        return initialise(built_in(name), context, loop)
     module = import_handler(name, folder)
     function = getattr(module, wanted or "handle", None)
     if callable(function) and not inspect.isclass(function):
@@ -46,9 +46,21 @@ def load_handler(value: str, folder: Path, context: Context, loop: asyncio.Abstr
         raise HandlerError(
             f"{name}.py has no function {wanted!r}; it defines {', '.join(names_in(module)) or 'nothing'}"
         )
-    handler = the_class(module)()
+    return initialise(the_class(module), context, loop)
+
+
+def initialise(handler_class: type[Any], context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
+    """An instance of a handler class, ready for its first batch."""
+    handler = handler_class()
     finish(handler.initialize(context), loop)
-    return Entry(handler.handle, is_async(handler.handle))
+    return Entry(handler.handle, is_async(handler.handle), handler)
+
+
+def built_in(name: str) -> type[Any]:
+    """The class of a built-in handler."""
+    module, _, class_name = BUILT_IN[name].partition(":")
+    handler_class: type[Any] = getattr(importlib.import_module(module), class_name)
+    return handler_class
 
 
 def finish(result: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,12 +88,12 @@ def put_on_path(folder: Path) -> None:
 
 
 def import_handler(name: str, folder: Path) -> ModuleType:
-    """The module of that name: the model's own file first, then the built-in handlers, then any other."""
+    """The module of that name: the model's own file first, then any other."""
     file = folder / f"{name}.py"
     if file.is_file():
         return import_file(file)
-    if name in BUILT_IN:
-        return importlib.import_module(BUILT_IN[name])
+    if name in FOREIGN:
+        raise HandlerError(f"{name} is not a handler of this server: {FOREIGN[name]}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
