@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 @cache
@@ -16,13 +20,29 @@ def count_gpus() -> int:
         visible = os.environ.get(variable)
         if visible is not None:
             return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    drivers = Path("/proc/driver/nvidia/gpus")
-    if drivers.is_dir():
-        return len([*drivers.iterdir()])
-    if not shutil.which("nvidia-smi"):
-        return 0
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False)
-    return listing.stdout.count("GPU ") if listing.returncode == 0 else 0
+    if NVIDIA_DRIVER.is_dir():
+        return len([*NVIDIA_DRIVER.iterdir()])
+    if count := output_of("nvidia-smi", "-L").count("GPU "):
+        return count
+    if os.environ.get("TS_IPEX_GPU_ENABLE") == "true":  # Intel's are used only when asked for, as in TorchServe
+        return count_xpus(output_of("xpu-smi", "discovery", "--dump", "1"))
+    return int(sys.platform == "darwin" and platform.machine() == "arm64")  # Metal shows one device
+
+
+def count_xpus(listing: str) -> int:
+    """The devices in a list of xpu-smi: a line each, below a headline."""
+    return max(0, len([line for line in listing.splitlines() if line.strip()]) - 1)
+
+
+def output_of(*command: str) -> str:
+    """What a vendor's tool prints; nothing where it is missing or fails."""
+    if not shutil.which(command[0]):
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def count_cores() -> int:
