@@ -110,12 +110,13 @@ def run(
         list[Path] | None, typer.Option("--input", "-i", help="A request body; several make a batch.")
     ] = None,
     content_type: Annotated[str | None, typer.Option(help="Else guessed from each file's name.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Calls; the first and the median one are shown.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Run a handler in this process, without a server: for a debugger."""
+    """Run a handler in this process, without a server: for a debugger, and to see where its time goes."""
     from flambeau.cli import run as work
 
-    work.run(handler, input_file or [], content_type, as_json=as_json)
+    work.run(handler, input_file or [], content_type, repeat=repeat, as_json=as_json)
 
 
 @app.command()
