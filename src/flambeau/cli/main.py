@@ -120,6 +120,21 @@ def run(
 
 
 @app.command()
+def check(
+    handler: Annotated[Path, typer.Argument(help="A handler file, model folder or archive.")],
+    samples: Annotated[Path, typer.Option(help="A folder of request bodies that the handler should answer.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="The most requests to run together.")] = 4,
+    content_type: Annotated[str | None, typer.Option(help="Else guessed from each file's name.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Tell whether a handler is fit to serve: batches, bad requests, leaks. The exit status is 1 if it is not."""
+    from flambeau.cli import check as work
+
+    work.check(handler, samples, content_type, batch_size=batch_size, timeout_s=timeout, as_json=as_json)
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """Say what this machine has, and what is missing."""
     from flambeau.cli import doctor as work
