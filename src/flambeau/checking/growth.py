@@ -8,9 +8,9 @@ from itertools import combinations, pairwise
 from statistics import median
 
 LEAST_BYTES_PER_CALL, LEAST_BYTES = 4096, 800_000
-LEAST_BLOCKS_PER_CALL, LEAST_BLOCKS = 0.5, 20
+LEAST_BLOCKS_PER_CALL, LEAST_BLOCKS = 0.9, 20
 LEAST_RISES = 0.6  # of all steps
-KEEPS_ON = 0.5  # the second half must grow at least so much as the first: a cache that fills does not
+KEEPS_ON = 0.7  # the second half must grow at least so much as the first: a cache that fills does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def kept_per_call(values: Sequence[int], calls_per_step: int, limit: float) -> f
 def rises_steadily(values: Sequence[int]) -> bool:
     """Whether most steps rise, and the second half about as much as the first."""
     rises = sum(later > earlier for earlier, later in pairwise(values))
-    middle = len(values) // 2
-    first, second = values[middle] - values[0], values[-1] - values[middle]
+    middle, last = len(values) // 2, len(values) - 1
+    first, second = (values[middle] - values[0]) / middle, (values[last] - values[middle]) / (last - middle)
     return rises >= LEAST_RISES * (len(values) - 1) and first > 0 and second >= KEEPS_ON * first
 
 
