@@ -12,13 +12,26 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from house import LAZY, LOAD, TYPE, House, knots  # noqa: E402
 
-SERVER_SIDE = ("cli", "checking", "frontend", "serving", "wire", "archive", "config", "metrics", "errors", "importing")
+SERVER_SIDE = (
+    "cli",
+    "checking",
+    "testing",
+    "frontend",
+    "serving",
+    "wire",
+    "archive",
+    "config",
+    "metrics",
+    "errors",
+    "importing",
+)
 ALLOWED = {  # who may import whom, at load time
     "cli": {"checking", "frontend", "serving", "worker", "archive", "config", "wire", "errors", "(root)"},
     "frontend": {"serving", "config", "wire", "errors", "(root)"},
     "serving": {"archive", "config", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
     "checking": {"worker", "wire"},
+    "testing": {"archive", "config", "worker", "wire", "(root)"},
     "handlers": {"errors", "importing"},
     "examples": {"archive", "handlers", "errors"},
     "archive": {"errors", "(root)"},
@@ -56,6 +69,7 @@ AUTHORS_TOOLS = {  # they run a handler in their own process
     "flambeau.cli.check",
     "flambeau.cli.run",
     "flambeau.cli.stage_table",
+    "flambeau.testing.context",
 }
 
 
