@@ -78,7 +78,7 @@ def test_verdicts_are_lines_with_a_mark(check, tmp_path):
 
 
 def test_archives_with_stages_are_checked(check, tmp_path):
-    ok, verdicts, stages = check("", handler=pack_handler(tmp_path, "staged"))
+    ok, verdicts, stages = check("", handler=pack_handler(tmp_path, "three_stages"))
     assert ok
     assert verdicts["JSON {}"] == (
         "note",
