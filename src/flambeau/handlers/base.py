@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flambeau.handlers.device import choose_device
+from flambeau.errors import HandlerError
+from flambeau.handlers import pipelining, profiling
+from flambeau.handlers.compiling import compile_model, read_pt2
+from flambeau.handlers.device import choose_device, dtype_named, prepare
+from flambeau.handlers.formats import SUPPORTED, Format, recognise
 from flambeau.handlers.labels import load_label_mapping
-from flambeau.handlers.weights import load_eager, load_torchscript
+from flambeau.handlers.programs import load_library, load_torchscript, load_whole
+from flambeau.handlers.tensors import client_faults, to_rows, to_tensor
+from flambeau.handlers.timing import timed
+from flambeau.handlers.weights import load_eager
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that need no code)
@@ -32,74 +41,164 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         self.map_location: str | None = None
         self.explain = False
         self.target = 0
+        self.profiler_args: dict[str, Any] = {}
         self.model_yaml_config: Mapping[str, Any] = {}
+        self.dtype: torch.dtype | None = None  # of the model and its inputs, where the model-config names one
+
+    # ---- loading ----
 
     def initialize(self, context: Context) -> None:
-        """Choose the device, load the model, read the labels."""
+        """Choose the device, load the model, compile it if that is asked for, read the labels."""
         self.context = context
         self.manifest = context.manifest
-        self.model_yaml_config = context.model_yaml_config
+        self.model_yaml_config = context.model_yaml_config or {}
         properties = context.system_properties
         folder = Path(properties["model_dir"])
         self.device, self.map_location = choose_device(properties["gpu_id"])
+        prepare(self.device)
         entry: Mapping[str, Any] = (self.manifest or {}).get("model", {})
         serialized, model_file = entry.get("serializedFile"), entry.get("modelFile")
         self.model_pt_path = str(folder / serialized) if serialized else None
-        if model_file:
-            self.model = self._load_pickled_model(str(folder), model_file, self.model_pt_path)
-            self.model.to(self.device)
-            self.model.eval()
-        elif self.model_pt_path and self.model_pt_path.endswith(".pt"):
-            self.model = self._load_torchscript_model(self.model_pt_path)
-            self.model.eval()
-        else:
-            found = f"{serialized} without a model file" if serialized else "neither a model file nor a serialized file"
-            raise RuntimeError(f"No model weights could be loaded: the manifest names {found}")
+        self.model = self._load(str(folder), model_file)
+        self._place()
+        if options := read_pt2(self.model_yaml_config.get("pt2")):
+            self.model = compile_model(self.model, options)
         self.mapping = load_label_mapping(folder / "index_to_name.json")
         self.initialized = True
 
+    def _load(self, folder: str, model_file: str | None) -> Any:
+        if model_file:
+            return self._load_pickled_model(folder, model_file, self.model_pt_path)
+        if self.model_pt_path is None:
+            raise RuntimeError(
+                "No model weights could be loaded: the manifest names neither a serialized file nor a model file. "
+                f"Pack one with --serialized-file; it may be {SUPPORTED}"
+            )
+        kind = recognise(Path(self.model_pt_path))
+        if kind is Format.TORCHSCRIPT:
+            return self._load_torchscript_model(self.model_pt_path)
+        if kind is Format.LIBRARY:
+            return self._load_torch_export_aot_compile(self.model_pt_path)
+        assert self.device is not None
+        return load_whole(Path(self.model_pt_path), self.device, weights_only=self._weights_only)
+
+    @property
+    def _weights_only(self) -> bool:
+        return bool(self.model_yaml_config.get("weights_only", True))
+
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         assert self.device is not None
-        return load_torchscript(Path(model_pt_path), self.device)
+        try:
+            return load_torchscript(Path(model_pt_path), self.device)
+        except RuntimeError as error:
+            name = Path(model_pt_path).name
+            raise HandlerError(f"{name} looks like TorchScript, but could not be loaded: {error}") from error
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
         assert self.device is not None
-        return load_eager(Path(model_dir, model_file), Path(model_pt_path) if model_pt_path else None, self.device)
+        return load_eager(
+            Path(model_dir, model_file),
+            Path(model_pt_path) if model_pt_path else None,
+            self.device,
+            weights_only=self._weights_only,
+            class_name=self.model_yaml_config.get("model_class"),
+        )
 
-    def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Any:
-        """Rows → model input."""
-        return torch.as_tensor(data, device=self.device)
+    def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
+        assert self.device is not None
+        try:
+            return load_library(Path(model_so_path), self.device)
+        except Exception as error:
+            name = Path(model_so_path).name
+            raise HandlerError(f"{name} is a native library, but not one of AOTInductor: {error}") from error
 
+    def _use_torch_export_aot_compile(self) -> bool:
+        section = self.model_yaml_config.get("pt2")
+        export = section.get("export") if isinstance(section, dict) else None
+        return isinstance(export, dict) and bool(export.get("aot_compile"))
+
+    def _place(self) -> None:
+        """Modules go to the device, in the dtype the model-config names; other callables are where they are."""
+        name = self.model_yaml_config.get("dtype")
+        self.dtype = dtype_named(str(name)) if name else None
+        if not isinstance(self.model, torch.nn.Module):
+            return
+        self.model.to(device=self.device, dtype=self.dtype)
+        if not isinstance(self.model, torch.fx.GraphModule):  # an exported program has one mode only
+            self.model.eval()
+
+    # ---- the stages ----
+
+    @timed
+    def preprocess(self, data: Rows) -> Any:
+        """Rows → model input: numbers in JSON, or the bytes of a .npy file."""
+        return to_tensor(data, self.device)
+
+    @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Model input → model output."""
+        if self.dtype is not None and data.is_floating_point():
+            data = data.to(self.dtype)
         with torch.inference_mode():
             return self.model(data.to(self.device), *args, **kwargs)
 
+    @timed
     def postprocess(self, data: Any) -> list[Any]:
         """Model output → one result per row."""
-        result: list[Any] = data.tolist()
-        return result
+        return to_rows(data)
 
-    def handle(self, data: Sequence[Mapping[str, Any]], context: Context) -> Any:
+    # ---- a batch ----
+
+    def handle(self, data: Rows, context: Context) -> Any:
         """The whole way for one batch; the server calls this."""
         began = time.perf_counter()
         self.context = context
         if self._is_describe():
             return [self.describe_handle()]
-        inputs = self.preprocess(data)
-        if self._is_explain():
-            output = self.explain_handle(inputs, data)
-        else:
-            output = self.postprocess(self.inference(inputs))
-        context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
+        with client_faults():
+            if profiling.is_wanted():
+                output, _ = self._infer_with_profiler(data)
+            elif self._is_explain():
+                output = self.explain_handle(self.preprocess(data), data)
+            else:
+                output = self.postprocess(self.inference(self.preprocess(data)))
+        self._note_time(context, began)
         return output
 
-    def explain_handle(self, data_preprocess: Any, raw_data: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def pipeline(self) -> tuple[Callable[[Rows], Any], Callable[[Any, Context], Any]]:
+        """`handle` in two halves, rows → inputs and inputs → results, which may run beside each other."""
+        if type(self).handle is not BaseHandler.handle:
+            raise HandlerError("pipeline: true needs the handle() of BaseHandler; this handler has one of its own")
+        if reason := pipelining.why_not(self):
+            raise HandlerError(f"pipeline: true is not possible: {reason}")
+        return self._first_half, self._second_half
+
+    def _first_half(self, data: Rows) -> Any:
+        with client_faults():
+            return self.preprocess(data)
+
+    def _second_half(self, inputs: Any, context: Context) -> Any:
+        began = time.perf_counter()
+        self.context = context
+        with client_faults():
+            output = self.postprocess(self.inference(inputs))
+        self._note_time(context, began)
+        return output
+
+    @staticmethod
+    def _note_time(context: Context, began: float) -> None:
+        context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
+
+    # ---- explaining and describing ----
+
+    def explain_handle(self, data_preprocess: Any, raw_data: Rows) -> list[Any]:
         """Explain the first request through `get_insights`, which subclasses provide."""
+        if not hasattr(self, "get_insights"):
+            raise HandlerError(f"{type(self).__name__} cannot explain: it has no get_insights(inputs, raw, target)")
         row = raw_data[0]
         inputs = row.get("data") or row.get("body")
         target = row.get("target") or 0
-        insights: list[Any] = self.get_insights(data_preprocess, inputs, target)  # type: ignore[attr-defined]
+        insights: list[Any] = self.get_insights(data_preprocess, inputs, target)
         return insights
 
     def describe_handle(self) -> Any:
@@ -120,3 +219,6 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
     def _is_describe(self) -> bool:
         assert self.context is not None
         return bool(self.context.get_request_header(0, "describe") == "True")
+
+    def _infer_with_profiler(self, data: Rows) -> tuple[Any, Any]:
+        return profiling.infer_with_profiler(self, data)

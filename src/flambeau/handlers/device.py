@@ -1,4 +1,4 @@
-"""Which torch device a handler computes on."""
+"""Which torch device a handler computes on, and with what precision."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import importlib.util
 import os
 
 import torch
+
+from flambeau.errors import HandlerError
+
+AMPERE = 8  # from this compute capability on, float32 products can use TF32
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "half": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def choose_device(gpu_id: int | None) -> tuple[torch.device, str | None]:
@@ -25,3 +31,18 @@ def choose_device(gpu_id: int | None) -> tuple[torch.device, str | None]:
 
         return xm.xla_device(), None
     return torch.device("cpu"), "cpu"
+
+
+def prepare(device: torch.device) -> None:
+    """Make it the current device, and let its float32 products be quick where the hardware can."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if torch.cuda.get_device_capability(device)[0] >= AMPERE:
+            torch.set_float32_matmul_precision("high")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype a model-config names."""
+    if name not in DTYPES:
+        raise HandlerError(f"dtype: {name} is not known; use one of {', '.join(DTYPES)}")
+    return DTYPES[name]

@@ -28,13 +28,19 @@ def wait_s(num_waiting: int, oldest_age_s: float, limits: BatchLimits) -> float:
 
 
 def may_send_ahead(
-    num_waiting: int, num_in_flight: int, service_s: float | None, limits: BatchLimits, *, is_only_worker: bool
+    num_waiting: int,
+    num_in_flight: int,
+    service_s: float | None,
+    limits: BatchLimits,
+    *,
+    is_only_worker: bool,
+    depth: int = 1,
 ) -> bool:
-    """Whether a busy worker may get one more batch: a full one, if it is quick or the only one."""
+    """Whether a busy worker may get one more batch: a full one, if it is quick, the only one, or works on several."""
     if num_waiting < limits.size:
         return False
     is_quick = service_s is not None and service_s < QUICK_S
-    return num_in_flight < (AHEAD_OF_QUICK if is_quick else AHEAD_OF_ONLY if is_only_worker else 1)
+    return num_in_flight < max(depth, AHEAD_OF_QUICK if is_quick else AHEAD_OF_ONLY if is_only_worker else 1)
 
 
 def smoothed(old: float | None, new: float) -> float:

@@ -81,9 +81,16 @@ class Dispatcher:
         return not (is_crowded or worker.has_suspect or self._queue.oldest.crashes)
 
     def _may_send_ahead(self, worker: RemoteWorker, num_waiting: int) -> bool:
-        is_only_worker = len(self._workers) == 1
-        in_flight, service_s = len(worker.batches), worker.service_s
-        return may_send_ahead(num_waiting, in_flight, service_s, self._limits, is_only_worker=is_only_worker)
+        if worker.depth > 1 and (worker.has_suspect or self._queue.oldest.crashes):
+            return False
+        return may_send_ahead(
+            num_waiting,
+            len(worker.batches),
+            worker.service_s,
+            self._limits,
+            is_only_worker=len(self._workers) == 1,
+            depth=worker.depth,
+        )
 
     def _wake_in(self, delay_s: float) -> None:
         if self._timer is None:

@@ -144,7 +144,9 @@ class Model:
     @property
     def num_waiting(self) -> int:
         """Jobs no worker has begun: those in the queue, and those sent ahead."""
-        ahead = (batch for worker in self._workers if not worker.is_concurrent for batch in [*worker.batches][1:])
+        ahead = (
+            batch for worker in self._workers if not worker.is_concurrent for batch in [*worker.batches][worker.depth :]
+        )
         return len(self.queue) + sum(batch.remaining for batch in ahead)
 
     @property

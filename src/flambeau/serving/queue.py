@@ -34,11 +34,11 @@ class JobQueue:
         self._jobs.move_to_end(job.id, last=False)
 
     def take(self, limit: int) -> list[Job]:
-        """The next jobs that may leave together: of one kind, and a lone job by itself."""
+        """The next jobs that may leave together: predictions, while a lone job or another kind goes by itself."""
         jobs = self._jobs
         first = jobs.popitem(last=False)[1]
         batch = [first]
-        if first.is_alone:
+        if first.is_alone or first.kind != "predict":  # handlers explain and describe one request at a time
             return batch
         while jobs and len(batch) < limit:
             candidate = self.oldest

@@ -53,6 +53,7 @@ class RemoteWorker:
         self.is_ready = False
         self.is_retiring = False
         self.is_concurrent = False
+        self.depth = 1
         self.shares_memory = False
         self.service_s: float | None = None
         self.ready_at: float | None = None
@@ -105,8 +106,9 @@ class RemoteWorker:
         self.is_ready = False
         if self._channel is not None:
             self._channel.close()
-        begun = [*self.batches] if self.is_concurrent else [*self.batches][:1]
-        company = len(self._jobs) if self.is_concurrent else 0  # they shared the process, as a batch does
+        begun = [*self.batches] if self.is_concurrent else [*self.batches][: self.depth]
+        # They shared the process, as a batch does.
+        company = len(self._jobs) if self.is_concurrent else sum(b.size for b in begun) if self.depth > 1 else 0
         suspects, innocent = [], []
         for job, batch in self._jobs.values():
             if job is None:
@@ -163,12 +165,12 @@ class RemoteWorker:
 
     def take_back(self) -> list[Job]:
         """Jobs it has not begun, taken away from it so that an idle worker can have them."""
-        if self.is_concurrent or len(self.batches) < 2:
+        if self.is_concurrent or len(self.batches) <= self.depth:
             return []
-        current = self.batches[0]
+        begun = [*self.batches][: self.depth]
         taken: dict[int, Job] = {}
         for job_id, (job, batch) in self._jobs.items():
-            if batch is not current and job is not None and not job.is_over and job.body.segment is None:
+            if batch not in begun and job is not None and not job.is_over and job.body.segment is None:
                 taken[job_id] = job
         for job_id, job in taken.items():
             self._jobs[job_id] = (None, self._jobs[job_id][1])
@@ -215,6 +217,7 @@ class RemoteWorker:
     def _on_ready(self, message: Ready) -> None:
         self.is_concurrent = message.is_concurrent
         self.shares_memory = message.can_share_memory
+        self.depth = message.depth
         self.is_ready = True
         self.ready_at = self._now()
         if not self.ready.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -98,10 +99,13 @@ class WorkerChannel:
         self.socket = sock
         self._frames = FrameBuffer(max_frame_bytes)
         self._arrived: deque[ToWorker] = deque()
+        self._sending = threading.Lock()  # handlers may send from threads of their own
 
     def send(self, messages: Sequence[ToServer]) -> None:
         """Send these messages as one frame."""
-        self.socket.sendall(to_frame(messages))
+        frame = to_frame(messages)
+        with self._sending:
+            self.socket.sendall(frame)
 
     def receive(self) -> ToWorker | None:
         """The next message; None when the server has gone."""

@@ -70,6 +70,7 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
 
     is_concurrent: bool = False  # an `async def` handler takes many batches at a time
     can_share_memory: bool = False
+    depth: int = 1  # batches it works on at a time: more than one prepares the next while it computes the current
 
 
 class Part(Struct, array_like=True, tag=6, frozen=True):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import inspect
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from flambeau import __version__
 from flambeau.archive.manifest import read_manifest
 from flambeau.config.model import read_options
+from flambeau.errors import HandlerError
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop
 from flambeau.worker.context import Context
@@ -22,8 +26,10 @@ from flambeau.worker.failures import load_failed, to_failed
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Entry, load_handler
 from flambeau.worker.replies import check_result, check_size, to_body, to_part, to_parts
+from flambeau.worker.warmup import read_warmup, warm_up
 
 CANCELLED = 499
+PIPELINE_DEPTH = 3  # batches on their way: one that is computed, one that is prepared, one that is being prepared
 LOOK_EVERY_S = 0.001
 
 
@@ -37,17 +43,31 @@ def serve(channel: WorkerChannel) -> int:
         try:
             context = new_context(load)
             entry = load_handler(load.handler, Path(load.folder), context, loop)
+            pipeline = pipeline_of(entry) if context.model_yaml_config.get("pipeline") else None
+            reader = InputReader(decode=load.decode_input)
+            if warmup := read_warmup(context.model_yaml_config, Path(load.folder), load.batch_size):
+                warm_up(entry, context, reader, loop, warmup)
         except (Exception, SystemExit) as error:
             channel.send([load_failed(error)])
             return 1
-        reader = InputReader(decode=load.decode_input)
-        channel.send([Ready(entry.is_concurrent, reader.segments.can_read(load.probe))])
+        depth = PIPELINE_DEPTH if pipeline else 1
+        channel.send([Ready(entry.is_concurrent, reader.segments.can_read(load.probe), depth)])
         runner = Runner(channel, reader, context, entry, load.max_response_bytes)
         if entry.is_concurrent:
             loop.run_until_complete(runner.run_concurrently())
+        elif pipeline:
+            runner.run_pipelined(*pipeline)
         else:
             runner.run_batches()
     return 0
+
+
+def pipeline_of(entry: Entry) -> tuple[Callable[[Any], Any], Callable[[Any, Context], Any]]:
+    """The two halves of a handler that can prepare one batch while it computes another."""
+    if not hasattr(entry.handler, "pipeline"):
+        raise HandlerError("pipeline: true needs a handler that builds on BaseHandler, with its stages")
+    halves: tuple[Callable[[Any], Any], Callable[[Any, Context], Any]] = entry.handler.pipeline()
+    return halves
 
 
 def new_context(load: Load) -> Context:
@@ -81,6 +101,7 @@ class Runner:
         self._cancelled: set[int] = set()
         self._open: set[int] = set()  # jobs of ours that are not answered yet
         self._next_look = 0.0
+        self._may_poll = True
         self._wake: Callable[[], object] | None = None  # only where many batches run at a time
         context.connect(self, read_headers)
 
@@ -100,11 +121,14 @@ class Runner:
     def _run(self, run: Run) -> None:
         context = self._context
         rows = self._begin(context, run.jobs)
-        if not rows:
-            return
+        if rows:
+            self._answer(context, lambda: self._handle(rows, context))
+
+    def _answer(self, context: Context, call: Callable[[], Any]) -> None:
+        """Call the handler and send what it returns."""
         try:
-            result = self._handle(rows, context)
-            if type(result) is list and len(result) == len(rows) and not any(map(is_stream, result)):
+            result = call()
+            if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
                 self._finish(context, result)
             else:
                 self._reply(context, result)
@@ -177,6 +201,39 @@ class Runner:
                     del streams[i]
                     self._channel.send([to_failed([job_id], error)])
                     self._forget(job_id)
+
+    # ---- one prepared while another is computed ----
+
+    def run_pipelined(self, prepare: Callable[[Any], Any], complete: Callable[[Any, Context], Any]) -> None:
+        """As `run_batches`, but a second thread reads and prepares the next batch meanwhile."""
+        self._may_poll = False  # the channel is read by the other thread only
+        prepared: Queue[Callable[[], None] | None] = Queue(maxsize=1)
+        threading.Thread(
+            target=self._prepare_all, args=(prepare, complete, prepared), daemon=True, name="preprocess"
+        ).start()
+        while (work := prepared.get()) is not None:
+            work()
+
+    def _prepare_all(
+        self,
+        prepare: Callable[[Any], Any],
+        complete: Callable[[Any, Context], Any],
+        prepared: Queue[Callable[[], None] | None],
+    ) -> None:
+        while (message := self._channel.receive()) is not None and type(message) is not Stop:
+            if type(message) is Cancel:
+                self._cancelled.update(self._open.intersection(message.job_ids))
+            elif type(message) is Run and message.jobs[0].kind != "predict":
+                prepared.put(functools.partial(self._run, message))
+            elif type(message) is Run:
+                context = copy.copy(self._context)
+                if rows := self._begin(context, message.jobs):
+                    try:
+                        call = functools.partial(complete, prepare(rows), context)
+                    except Exception as error:
+                        call = functools.partial(fail, error)
+                    prepared.put(functools.partial(self._answer, context, call))
+        prepared.put(None)
 
     # ---- many at a time ----
 
@@ -295,6 +352,8 @@ class Runner:
 
     def _look_for_cancels(self) -> None:
         """Take note of cancellations that wait in the channel; they stay there until their turn comes."""
+        if not self._may_poll:
+            return
         arrived = self._channel.poll()
         for message in arrived:
             if type(message) is Cancel:
@@ -312,6 +371,11 @@ class Runner:
     def _all_cancelled(self, context: Context) -> bool:
         self._look_for_cancels_sometimes()
         return bool(self._cancelled) and all(request.job_id in self._cancelled for request in context.requests)
+
+
+def fail(error: Exception) -> None:
+    """Fail later, where failures are answered."""
+    raise error
 
 
 def is_stream(value: Any) -> bool:

@@ -1,0 +1,160 @@
+"""torch.compile as the `pt2` section of a model-config asks for it; what cannot be compiled runs as it is."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+Options = dict[str, Any]
+SLOW_S = 0.5  # a first call that took longer was a compilation worth a line in the log
+
+
+class PT2Backend(str, Enum):  # noqa: UP042  (its members print as TorchServe's did)
+    """The backends that a `pt2` section may name."""
+
+    EAGER = "eager"
+    AOT_EAGER = "aot_eager"
+    INDUCTOR = "inductor"
+    NVFUSER = "nvfuser"
+    AOT_NVFUSER = "aot_nvfuser"
+    AOT_CUDAGRAPHS = "aot_cudagraphs"
+    OFI = "ofi"
+    FX2TRT = "fx2trt"
+    ONNXRT = "onnxrt"
+    IPEX = "ipex"
+    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
+    OPENVINO = "openvino"
+    TORCH_TENSORRT = "tensorrt"
+    HPU_BACKEND = "hpu_backend"
+
+
+def check_valid_pt2_backend(backend: str) -> bool:
+    """Whether a name is one of the known backends, or of those that torch itself lists."""
+    return backend in {b.value for b in PT2Backend} or backend in torch.compiler.list_backends()
+
+
+def read_pt2(section: Any) -> Options | None:
+    """What torch.compile is told; None: the model is not compiled."""
+    if section is None:
+        return None
+    if isinstance(section, str):
+        return {"backend": section}
+    if not isinstance(section, dict):
+        raise ValueError("pt2 should be str or dict")
+    if "compile" in section:
+        inner = section["compile"]
+        if not isinstance(inner, dict) or "enable" not in inner:
+            raise ValueError("pt2: compile needs `enable: true` or `enable: false`")
+        return {key: value for key, value in inner.items() if key != "enable"} if inner["enable"] else None
+    return None if "export" in section else dict(section)
+
+
+def compile_model(model: Any, options: Options) -> Any:
+    """The model, compiled when it is first called; or as it is, with a warning that says why."""
+    backend = options.get("backend")
+    if backend is not None and not check_valid_pt2_backend(backend):
+        logger.warning("the model is not compiled: there is no backend %r", backend)
+        return model
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        logger.warning("the model is not compiled: a %s is compiled already", type(model).__name__)
+        return model
+    if folder := cache_folder():
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    try:
+        model.compile(**options)  # in place, so that the model keeps its class and attributes
+        compiled: Callable[..., Any] = model._compiled_call_impl  # type: ignore[assignment]
+        model._compiled_call_impl = CompiledCall(model, compiled, is_dynamic="dynamic" not in options)
+    except Exception as error:
+        logger.warning("the model is not compiled: %s", error)
+        return model
+    logger.info("Compiled model with %s", ", ".join(f"{key} {value}" for key, value in options.items()))
+    return model
+
+
+class CompiledCall:
+    """Calls the compiled model; compiles once for all batch sizes, and goes back to plain calls if that fails."""
+
+    def __init__(self, model: torch.nn.Module, compiled: Callable[..., Any], *, is_dynamic: bool) -> None:
+        self._model = model
+        self._compiled = compiled
+        self._plain: Callable[..., Any] = model._call_impl
+        self._is_dynamic = is_dynamic
+        self._seen: set[Any] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kind = kind_of_call(args, kwargs)
+        if kind in self._seen:
+            return self._run(args, kwargs)
+        began = time.perf_counter()
+        with one_at_a_time(cache_folder()):
+            result = self._run(args, kwargs)
+        self._seen.add(kind)
+        if (elapsed := time.perf_counter() - began) > SLOW_S:
+            logger.info("compiled for inputs like %s in %.1f s", describe(args), elapsed)
+        return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self._is_dynamic:
+            for tensor in args:
+                if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.shape[0] > 1:
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)  # one compilation serves every batch size
+        try:
+            return self._compiled(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            result = self._plain(*args, **kwargs)  # if this fails too, the input was at fault
+            self._model._compiled_call_impl = None
+            logger.warning("the model is not compiled any more: %s: %s", type(error).__name__, summary(error))
+            return result
+
+
+def kind_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Calls of one kind share a compilation: the sizes of their batches may differ, as long as they are above one."""
+    tensors = [*args, *kwargs.values()]
+    return tuple((t.dtype, t.shape[:1] == (1,), t.shape[1:]) for t in tensors if isinstance(t, torch.Tensor))
+
+
+def describe(args: tuple[Any, ...]) -> str:
+    """The shapes of a call's inputs."""
+    return ", ".join(str(tuple(t.shape)) for t in args if isinstance(t, torch.Tensor)) or "these"
+
+
+def summary(error: Exception) -> str:
+    """The first lines of a compiler's long message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:500]
+
+
+def cache_folder() -> Path | None:
+    """Where compiled code is kept for the next worker and the next start; None: torch's own choice."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(named) if named else home / "flambeau" / "inductor"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+@contextmanager
+def one_at_a_time(folder: Path | None) -> Iterator[None]:
+    """Let one worker compile while its siblings wait; then they find the result in the cache."""
+    if folder is None:
+        yield
+        return
+    with (folder / "compiling.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

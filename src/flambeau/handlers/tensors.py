@@ -1,0 +1,117 @@
+"""Rows of requests ↔ tensors, and which failures are the client's fault."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flambeau.errors import BadRequest
+
+NPY_MAGIC = b"\x93NUMPY"
+# What torch, an exported program or a compiled package says about inputs of the wrong shape or type.
+_SHAPE_COMPLAINTS = re.compile(
+    r"shapes cannot be multiplied|must have the same dtype|size mismatch|must match the (existing )?size"
+    r"|[Ee]xpected .{0,80}(channels|input|scalar type|tensor|dim|shape|size)|Given (groups|normalized_shape)"
+    r"|Guard failed|unmatched (dim|dtype)|dim value is too (small|large)"
+    r"|not implemented for '(Long|Int|Bool|Byte)'|[Kk]ernel size can't be greater"
+    r"|Dimension out of range|stack expects each tensor|Calculated padded input size"
+)
+_ONNX_COMPLAINT = "InvalidArgument"  # onnxruntime's class for inputs of the wrong shape or type
+_IMAGE_COMPLAINTS = ("UnidentifiedImageError", "DecompressionBombError")
+
+
+def to_tensor(data: Any, device: torch.device | None) -> torch.Tensor:
+    """A batch of rows as one tensor; what is a tensor, or lists of numbers, already is taken as it is."""
+    if isinstance(data, torch.Tensor):
+        return data.to(device)
+    if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
+        examples = [to_example(content_of(row)) for row in data]
+        try:
+            return torch.stack(examples).to(device)
+        except RuntimeError:
+            shapes = ", ".join(str(tuple(example.shape)) for example in examples)
+            raise BadRequest(f"the inputs of a batch must have one shape, not {shapes}") from None
+    return torch.as_tensor(data, device=device)
+
+
+def content_of(row: Mapping[str, Any]) -> Any:
+    """What a client sent: the field `data` of a form, or the body."""
+    content = row.get("data")
+    if content is None or (isinstance(content, (bytes, bytearray, str)) and not content):
+        content = row.get("body")
+    if content is None or (isinstance(content, (bytes, bytearray, str)) and not content):
+        fields = ", ".join(repr(key) for key in row) or "nothing"
+        raise BadRequest(f"the request is empty: send a body, or a form with the field 'data' (it has {fields})")
+    return content
+
+
+def to_example(content: Any) -> torch.Tensor:
+    """One request's content as a tensor: lists of numbers, JSON text, or the bytes of a .npy file."""
+    if isinstance(content, (bytes, bytearray)) and content.startswith(NPY_MAGIC):
+        import numpy
+
+        try:
+            content = numpy.load(io.BytesIO(content), allow_pickle=False)
+        except ValueError as error:
+            raise BadRequest(f"the .npy body cannot be read: {error}") from None
+    elif isinstance(content, (bytes, bytearray, str)):
+        try:
+            content = json.loads(content)
+        except (ValueError, RecursionError):
+            raise BadRequest("the body is neither JSON nor a .npy file; send numbers, like [1.0, 2.0]") from None
+    try:
+        example = torch.as_tensor(content)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise BadRequest(f"the input must be numbers, in lists of equal length: {error}") from None
+    if example.is_floating_point() and not bool(torch.isfinite(example).all()):
+        raise BadRequest("the input has a NaN or an infinite number")
+    return example
+
+
+def to_rows(output: Any) -> list[Any]:
+    """A model's output as one plain value per row: of a tensor, a tuple of tensors or a dict of them."""
+    if isinstance(output, Mapping):
+        columns = {key: to_rows(value) for key, value in output.items()}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if isinstance(output, tuple):
+        return [list(values) for values in zip(*map(to_rows, output), strict=True)]
+    result: list[Any] = output if isinstance(output, list) else output.tolist()
+    return result
+
+
+@contextmanager
+def client_faults() -> Iterator[None]:
+    """Turn failures that the input must have caused into BadRequest: the client is told, not the operator."""
+    try:
+        yield
+    except BadRequest:
+        raise
+    except Exception as error:
+        if reason := reason_against_client(error):
+            raise BadRequest(reason) from error
+        raise
+
+
+def reason_against_client(error: Exception) -> str | None:
+    """Why the input was at fault, if it was."""
+    name = type(error).__name__
+    if name in _IMAGE_COMPLAINTS:
+        return f"the body is not an image that can be read: {str(error).partition(' <_io')[0]}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return None
+    complaint = ""
+    if name == _ONNX_COMPLAINT:
+        complaint = str(error)
+    elif isinstance(error, (RuntimeError, AssertionError, ValueError)):
+        complaint = next((line for line in str(error).splitlines() if _SHAPE_COMPLAINTS.search(line)), "")
+    if not complaint:
+        return None
+    is_whole = "Long" in complaint or "int64" in complaint
+    hint = "; numbers written as 1 are whole ones, write 1.0" if is_whole else ""
+    return f"the model does not take inputs of this shape or type: {complaint.removeprefix('RuntimeError: ')}{hint}"

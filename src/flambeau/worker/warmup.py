@@ -1,0 +1,78 @@
+"""Warm-up: a handler answers the example of its model-config before clients reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import mimetypes
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import HandlerError
+from flambeau.wire.messages import Request
+from flambeau.worker.context import Context
+from flambeau.worker.inputs import InputReader, types_of
+from flambeau.worker.loader import Entry, finish
+
+logger = logging.getLogger(__name__)
+
+HOW = "warmup: {body: <JSON>} or warmup: {file: <a file of the model>}, and batch_sizes: [1, 8] if you like"
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """A request that stands for those to come, and the sizes of batch to try it in."""
+
+    body: bytes
+    content_type: str
+    batch_sizes: Sequence[int]
+
+
+def read_warmup(options: Mapping[str, Any], folder: Path, batch_size: int) -> Warmup | None:
+    """What the `warmup` section of a model-config asks for."""
+    section = options.get("warmup")
+    if not section:
+        return None
+    if section is True and "example" in options:
+        section = {"body": options["example"]}
+    if not isinstance(section, dict) or ("body" in section) == ("file" in section):
+        raise HandlerError(f"the model-config's warmup is not understood; write {HOW}")
+    sizes = section.get("batch_sizes", sorted({1, batch_size}))
+    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
+        raise HandlerError(f"warmup: batch_sizes must be a list of whole numbers from 1 on, not {sizes!r}")
+    if "body" in section:
+        body = section["body"]
+        text = body if isinstance(body, str) and options.get("warmup") is True else json.dumps(body)
+        return Warmup(text.encode(), "application/json", sizes)
+    file = folder / str(section["file"])
+    try:
+        return Warmup(file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream", sizes)
+    except OSError as error:
+        raise HandlerError(f"warmup: {section['file']} cannot be read: {error.strerror}") from None
+
+
+def warm_up(
+    entry: Entry, context: Context, reader: InputReader, loop: asyncio.AbstractEventLoop, warmup: Warmup
+) -> None:
+    """Let the handler answer its example; one that cannot is not fit to serve."""
+    began = time.perf_counter()
+    for size in warmup.batch_sizes:
+        headers = [("content-type", warmup.content_type)]
+        requests = [Request(-1 - i, f"warm-up-{i}", headers, warmup.body) for i in range(size)]
+        rows = [reader.read(request) for request in requests]
+        context.begin(requests, [types_of(row) for row in rows])
+        try:
+            result = entry.handle(rows, context)
+            for value in result if isinstance(result, list) else [result]:
+                finish(value, loop)
+        except Exception as error:
+            raise HandlerError(f"the handler could not answer its own warm-up example: {error}") from error
+    context.begin([], [])
+    if take := getattr(context.metrics, "take", None):
+        take()  # nobody asked for these samples
+    sizes = ", ".join(map(str, warmup.batch_sizes))
+    logger.info("warmed up with batches of %s in %.2f s", sizes, time.perf_counter() - began)

@@ -1,0 +1,3 @@
+from flambeau.handlers.timing import timed
+
+__all__ = ["timed"]

@@ -1,0 +1,183 @@
+"""Every format a model can be saved in: from archive to answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flambeau.archive.pack import Recipe, pack
+from support.running import RunningServer
+
+torch = pytest.importorskip("torch")
+
+MODELS = Path(__file__).parents[1] / "support" / "models"
+NET = MODELS / "net.py"
+ROWS = [[0.5, -1.0, 2.0, 0.25], [1.0, 1.0, 1.0, 1.0], [-3.5, 0.125, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0]]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # compiling ahead of time takes a while
+
+
+@dataclass(frozen=True)
+class Case:
+    """A format: the file, whether it needs a model file, and what the archive's config says."""
+
+    file: str
+    has_model_file: bool = False
+    config: str = ""
+    renamed: str = ""  # the content decides, not the suffix
+
+    @property
+    def serialized(self) -> str:
+        return self.renamed or self.file
+
+
+CASES = {
+    "state_dict": Case("net.pth", has_model_file=True),
+    "state_dict_old": Case("legacy.pth", has_model_file=True),
+    "safetensors": Case("net.safetensors", has_model_file=True),
+    "torchscript": Case("net.pt"),
+    "torchscript_renamed": Case("net.pt", renamed="model.bin"),
+    "exported": Case("net.pt2"),
+    "exported_renamed": Case("net.pt2", renamed="model.pth"),
+    "package": Case("package.pt2"),
+    "library": Case("net.so", config="pt2:\n  export:\n    aot_compile: true\n"),
+    "onnx": Case("net.onnx"),
+    "whole_module": Case("whole.pth", config="weights_only: false\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("formats")
+    subprocess.run([sys.executable, str(MODELS / "export.py"), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+def pack_case(name: str, case: Case, source: Path, store: Path, scratch: Path) -> Path:
+    scratch.mkdir(parents=True)
+    serialized = scratch / case.serialized
+    serialized.write_bytes(source.read_bytes())
+    config = scratch / "model-config.yaml"
+    config.write_text(case.config + "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 300\n")
+    recipe = Recipe(
+        model_name=name,
+        handler="base_handler",
+        serialized_file=serialized,
+        model_file=NET if case.has_model_file else None,
+        # A pickled module is only as good as the class it was pickled from.
+        extra_files=[NET] if name.endswith("whole_module") else [],
+        config_file=config,
+    )
+    return pack(recipe, store)
+
+
+@pytest.fixture(scope="module")
+def server(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    store, scratch = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("scratch")
+    for name, case in CASES.items():
+        pack_case(name, case, files / case.file, store, scratch / name)
+    running = RunningServer(tmp_path_factory.mktemp("log") / "server.log", str(store))
+    running.until(lambda: running._connects() and running.request("GET", "/startupz").status == 200, timeout=120)
+    yield running
+    running.stop(timeout=40)
+
+
+@pytest.fixture(scope="module")
+def expected(files: Path) -> list[list[float]]:
+    """The answers of a plain script."""
+    sys.path.insert(0, str(MODELS))
+    from net import Net
+
+    net = Net()
+    net.load_state_dict(torch.load(files / "net.pth", weights_only=True))
+    with torch.inference_mode():
+        return net.eval()(torch.tensor(ROWS)).tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_request(server, expected, name):
+    reply = server.predict(name, ROWS[0])
+    assert reply.status == 200, reply.body
+    assert reply.json == pytest.approx(expected[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batch_equals_a_plain_script_and_a_bad_neighbour_fails_alone(server, expected, name):
+    bodies = [*ROWS[:3], [1.0, 2.0]]  # four make a batch; the last has the wrong shape
+    replies = [future.result() for future in server.at_once(lambda body: server.predict(name, body), bodies)]
+    for reply, row in zip(replies[:3], expected[:3], strict=True):
+        assert reply.status == 200, reply.body
+        assert reply.json == pytest.approx(row, rel=1e-5)
+    assert replies[3].status == 400
+    assert "shape" in replies[3].message or "dim" in replies[3].message
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_broken_file_is_refused_and_named(server, files, tmp_path, name):
+    case = CASES[name]
+    whole = (files / case.file).read_bytes()
+    (tmp_path / "broken").write_bytes(whole[: len(whole) // 2])
+    reply = register(server, pack_case(f"broken_{name}", case, tmp_path / "broken", tmp_path, tmp_path / "s"))
+    assert reply.status >= 400
+    assert case.serialized in json.dumps(reply.json)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_missing_file_is_refused_and_named(server, files, tmp_path, name):
+    case = CASES[name]
+    archive = pack_case(f"missing_{name}", case, files / case.file, tmp_path, tmp_path / "s")
+    import zipfile
+
+    lean = tmp_path / "lean.mar"
+    with zipfile.ZipFile(archive) as full, zipfile.ZipFile(lean, "w") as copy:
+        for entry in full.namelist():
+            if entry != case.serialized:
+                copy.writestr(entry, full.read(entry))
+    reply = register(server, lean.rename(archive))
+    assert reply.status >= 400
+    assert f"{case.serialized} cannot be read: it is not among the model's files" in json.dumps(reply.json)
+
+
+def register(server: RunningServer, archive: Path):
+    """Register an archive that lies outside the store, through a link in it."""
+    store = Path(server.process.args[4])
+    link = store / archive.name
+    os.link(archive, link)
+    return server.manage("POST", f"/models?url={archive.name}&initial_workers=1&synchronous=true", timeout=60)
+
+
+BAD_INPUTS = {
+    "empty": (b"", "application/json", "empty"),
+    "not JSON": (b"{oops", "application/json", "JSON"),
+    "NaN": (b"[NaN, 1, 2, 3]", "application/json", "NaN"),
+    "text": (b'["a", "b", "c", "d"]', "application/json", "numbers"),
+    "ragged": (b"[[1, 2], [3]]", "application/json", "numbers"),
+    "whole numbers": (b"[1, 2, 3, 4]", "application/json", "1.0"),
+    "an object": (b'{"x": 1}', "application/json", "numbers"),
+    "random bytes": (bytes(range(256)), "application/octet-stream", "JSON"),
+    "pickled array": (b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", "", "npy"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_is_told_why(server, case):
+    body, kind, reason = BAD_INPUTS[case]
+    reply = server.predict("torchscript", body, kind=kind)
+    assert reply.status == 400, reply.body
+    assert reason in reply.message
+
+
+def test_numpy_bytes(server, expected):
+    import io
+
+    numpy = pytest.importorskip("numpy")
+    buffer = io.BytesIO()
+    numpy.save(buffer, numpy.array(ROWS[1], dtype="float32"))
+    assert server.predict("exported", buffer.getvalue()).json == pytest.approx(expected[1], rel=1e-5)

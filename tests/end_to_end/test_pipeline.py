@@ -1,0 +1,76 @@
+"""`pipeline: true`: the next batch is prepared while the current one is computed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from support.archives import pack_handler
+
+pytest.importorskip("torch")
+
+STAGES = {"prepare_s": 0.05, "compute_s": 0.05}
+
+
+def seconds_for(server, bodies) -> tuple[float, list]:
+    server.predict("staged", {"number": 0})
+    began = time.monotonic()
+    replies = [future.result() for future in server.at_once(lambda body: server.predict("staged", body), bodies)]
+    return time.monotonic() - began, replies
+
+
+def test_stages_overlap_and_answers_stay_with_their_requests(start, tmp_path):
+    bodies = [{"number": n, **STAGES} for n in range(12)]
+    (tmp_path / "plain").mkdir()
+    plain = start(pack_handler(tmp_path / "plain", "staged")).wait_ready()
+    sequential_s, _ = seconds_for(plain, bodies)
+    pipelined = start(pack_handler(tmp_path, "staged", config="pipeline: true")).wait_ready()
+    overlapped_s, replies = seconds_for(pipelined, bodies)
+    assert [reply.json for reply in replies] == [2 * n for n in range(12)]
+    assert all(reply.headers["x-seen"] == reply.headers["x-request-id"] for reply in replies)
+    assert overlapped_s < 0.75 * sequential_s
+
+
+def test_bad_request_in_a_batch_fails_alone(start, tmp_path):
+    config = "pipeline: true\nbatchSize: 4\nmaxBatchDelay: 200\nminWorkers: 1\nmaxWorkers: 1"
+    server = start(pack_handler(tmp_path, "staged", config=config)).wait_ready()
+    bodies = [{"number": n, "bad": n == 2, **STAGES} for n in range(12)]
+    _, replies = seconds_for(server, bodies)
+    assert [reply.status for reply in replies] == [400 if n == 2 else 200 for n in range(12)]
+    assert replies[2].message == "it says that it is bad"
+    assert [reply.json for reply in replies if reply.status == 200] == [2 * n for n in range(12) if n != 2]
+
+
+def test_crash_costs_only_the_request_that_caused_it(start, tmp_path):
+    server = start(pack_handler(tmp_path, "staged", config="pipeline: true")).wait_ready()
+    bodies = [{"number": n, "exit": n == 3, **STAGES} for n in range(8)]
+    _, replies = seconds_for(server, bodies)
+    assert [reply.status for reply in replies] == [500 if n == 3 else 200 for n in range(8)]
+
+
+def test_describe_goes_through(start, tmp_path):
+    server = start(pack_handler(tmp_path, "staged", config="pipeline: true")).wait_ready()
+    assert server.manage("GET", "/models/staged?customized=true").status == 200
+
+
+def test_handler_that_keeps_state_is_refused_with_the_line(start, tmp_path):
+    code = (
+        "from flambeau.handlers.base import BaseHandler\n\n\n"
+        "class Forgetful(BaseHandler):\n"
+        "    def initialize(self, context):\n"
+        "        pass\n\n"
+        "    def preprocess(self, data):\n"
+        "        self.sizes = [len(row) for row in data]\n"
+        "        return data\n"
+    )
+    folder = tmp_path / "forgetful"
+    folder.mkdir()
+    (folder / "handler.py").write_text(code)
+    (folder / "MAR-INF").mkdir()
+    (folder / "model-config.yaml").write_text("pipeline: true\nmaxRetryTimeoutInSec: 1\n")
+    (folder / "MAR-INF" / "MANIFEST.json").write_text(
+        '{"model": {"modelName": "forgetful", "handler": "handler.py", "configFile": "model-config.yaml"}}'
+    )
+    server = start(folder).wait_started()
+    assert "preprocess (line 9) keeps self.sizes" in server.log
