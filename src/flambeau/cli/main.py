@@ -51,6 +51,7 @@ def serve(
     max_response_size: Annotated[int, typer.Option(min=1, help="The largest reply part, in bytes.")] = 6_553_500,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds to finish accepted requests on SIGTERM.")] = 30,
     worker_transport: Annotated[str, typer.Option(help="How workers are reached: unix or tcp.")] = "unix",
+    watch: Annotated[bool, typer.Option("--watch", help="Reload handlers whose code changes, for developing.")] = False,
     error_details: Annotated[
         bool | None, typer.Option(help="Put causes into error answers; by default only on a loopback address.")
     ] = None,
@@ -75,6 +76,7 @@ def serve(
         drain_timeout_s=drain_timeout,
         worker_transport="tcp" if worker_transport == "tcp" else "unix",
         error_details=error_details,
+        watch=watch,
     )
     settings = {
         "min_workers": workers,
