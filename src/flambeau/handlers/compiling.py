@@ -71,6 +71,8 @@ def compile_model(model: Any, options: Options) -> Any:
         return model
     if folder := cache_folder():
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    # It prints a traceback for each input of an impossible shape, which is answered and no fault of the model.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:
         model.compile(**options)  # in place, so that the model keeps its class and attributes
         compiled: Callable[..., Any] = model._compiled_call_impl  # type: ignore[assignment]

@@ -20,7 +20,7 @@ _SHAPE_COMPLAINTS = re.compile(
     r"|[Ee]xpected .{0,80}(channels|input|scalar type|tensor|dim|shape|size)|Given (groups|normalized_shape)"
     r"|Guard failed|unmatched (dim|dtype)|dim value is too (small|large)"
     r"|not implemented for '(Long|Int|Bool|Byte)'|[Kk]ernel size can't be greater"
-    r"|Dimension out of range|stack expects each tensor|Calculated padded input size"
+    r"|should contain \d+ elements|Dimension out of range|stack expects each tensor|Calculated padded input size"
 )
 _ONNX_COMPLAINT = "InvalidArgument"  # onnxruntime's class for inputs of the wrong shape or type
 _IMAGE_COMPLAINTS = ("UnidentifiedImageError", "DecompressionBombError")
