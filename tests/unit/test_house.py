@@ -12,12 +12,26 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from house import LAZY, LOAD, TYPE, House, knots  # noqa: E402
 
-SERVER_SIDE = ("cli", "frontend", "serving", "wire", "archive", "config", "metrics", "errors", "importing")
+SERVER_SIDE = (
+    "cli",
+    "checking",
+    "testing",
+    "frontend",
+    "serving",
+    "wire",
+    "archive",
+    "config",
+    "metrics",
+    "errors",
+    "importing",
+)
 ALLOWED = {  # who may import whom, at load time
-    "cli": {"frontend", "serving", "worker", "archive", "config", "wire", "errors", "(root)"},
+    "cli": {"checking", "frontend", "serving", "worker", "archive", "config", "wire", "errors", "(root)"},
     "frontend": {"serving", "config", "wire", "errors", "(root)"},
     "serving": {"archive", "config", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
+    "checking": {"worker", "wire"},
+    "testing": {"archive", "config", "worker", "wire", "(root)"},
     "handlers": {"errors", "importing"},
     "examples": {"archive", "handlers", "errors"},
     "archive": {"errors", "(root)"},
@@ -48,12 +62,23 @@ def test_imports_point_one_way(house):
     assert {room: targets - ALLOWED[room] for room, targets in graph.items() if targets - ALLOWED[room]} == {}
 
 
-def test_only_cli_run_knows_both_columns(house):
+AUTHORS_TOOLS = {  # they run a handler in their own process
+    "flambeau.checking.calling",
+    "flambeau.checking.checks",
+    "flambeau.checking.leaks",
+    "flambeau.cli.check",
+    "flambeau.cli.run",
+    "flambeau.cli.stage_table",
+    "flambeau.testing.context",
+}
+
+
+def test_only_tools_for_authors_know_both_columns(house):
     doors = [
         m.name for m in house.modules.values() for t, _ in house.inner_imports(m) if t.startswith("flambeau.worker")
     ]
     outside = {name for name in doors if not name.startswith(("flambeau.worker", "flambeau.handlers"))}
-    assert outside == {"flambeau.cli.run"}
+    assert outside == AUTHORS_TOOLS
 
 
 def test_server_side_never_loads_torch(house):

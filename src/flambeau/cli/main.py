@@ -51,6 +51,7 @@ def serve(
     max_response_size: Annotated[int, typer.Option(min=1, help="The largest reply part, in bytes.")] = 6_553_500,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds to finish accepted requests on SIGTERM.")] = 30,
     worker_transport: Annotated[str, typer.Option(help="How workers are reached: unix or tcp.")] = "unix",
+    watch: Annotated[bool, typer.Option("--watch", help="Reload handlers whose code changes, for developing.")] = False,
     error_details: Annotated[
         bool | None, typer.Option(help="Put causes into error answers; by default only on a loopback address.")
     ] = None,
@@ -75,6 +76,7 @@ def serve(
         drain_timeout_s=drain_timeout,
         worker_transport="tcp" if worker_transport == "tcp" else "unix",
         error_details=error_details,
+        watch=watch,
     )
     settings = {
         "min_workers": workers,
@@ -110,12 +112,28 @@ def run(
         list[Path] | None, typer.Option("--input", "-i", help="A request body; several make a batch.")
     ] = None,
     content_type: Annotated[str | None, typer.Option(help="Else guessed from each file's name.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Calls; the first and the median one are shown.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Run a handler in this process, without a server: for a debugger."""
+    """Run a handler in this process, without a server: for a debugger, and to see where its time goes."""
     from flambeau.cli import run as work
 
-    work.run(handler, input_file or [], content_type, as_json=as_json)
+    work.run(handler, input_file or [], content_type, repeat=repeat, as_json=as_json)
+
+
+@app.command()
+def check(
+    handler: Annotated[Path, typer.Argument(help="A handler file, model folder or archive.")],
+    samples: Annotated[Path, typer.Option(help="A folder of request bodies that the handler should answer.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="The most requests to run together.")] = 4,
+    content_type: Annotated[str | None, typer.Option(help="Else guessed from each file's name.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Tell whether a handler is fit to serve: batches, bad requests, leaks. The exit status is 1 if it is not."""
+    from flambeau.cli import check as work
+
+    work.check(handler, samples, content_type, batch_size=batch_size, timeout_s=timeout, as_json=as_json)
 
 
 @app.command()

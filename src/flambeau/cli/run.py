@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mimetypes
 import sys
 import time
 import traceback
@@ -10,48 +9,46 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from flambeau.errors import BadRequest, ConfigError
-from flambeau.serving.store import Store
-from flambeau.wire.messages import Load, Request
+from flambeau.cli.opening import opened, to_request
+from flambeau.cli.stage_table import Row, median_call, print_rows, rows_of
 from flambeau.worker.in_process import InProcess
+from flambeau.worker.stages import Call, StageObserver, device_of
 
 
-def run(path: Path, inputs: Sequence[Path], content_type: str | None, *, as_json: bool) -> None:
-    """Load a handler, give it the inputs as one batch, print what it answers."""
+def run(path: Path, inputs: Sequence[Path], content_type: str | None, *, repeat: int, as_json: bool) -> None:
+    """Load a handler, give it the inputs as one batch, print what it answers and where the time went."""
     sys.excepthook = show_error
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist; name a handler file, a model folder or an archive")
-    store = Store(None)
-    try:
-        source = store.open_path(path)
-        manifest = source.manifest
-        handler = (
-            manifest.handler if manifest and manifest.handler else path.name if path.suffix == ".py" else "handler.py"
-        )
-        load = Load(
-            model=manifest.model_name if manifest else path.stem,
-            version=manifest.version if manifest else "1.0",
-            folder=str(source.folder),
-            handler=handler,
-            batch_size=max(1, len(inputs)),
-            gpu_id=None,
-            decode_input=True,
-            limit_max_image_pixels=True,
-            max_response_bytes=1 << 40,
-        )
+    with opened(path, batch_size=max(1, len(inputs))) as load:
         began = time.perf_counter()
-        worker = InProcess(load)
-        loaded = time.perf_counter()
-        print(f"loaded {handler} in {loaded - began:.3f} s", file=sys.stderr)
+        observer = StageObserver()
+        worker = InProcess(load, observer)
+        loaded_s = time.perf_counter() - began
+        print(f"loaded {load.handler} in {loaded_s:.3f} s", file=sys.stderr)
         if not inputs:
             print("nothing was run: give it a request with --input FILE", file=sys.stderr)
-        else:
-            replies = worker.handle([to_request(i, file, content_type) for i, file in enumerate(inputs)])
-            worker.close()
-            print(f"answered {len(inputs)} in {time.perf_counter() - loaded:.3f} s", file=sys.stderr)
-            print_replies(replies, as_json=as_json)
-    finally:
-        store.close()
+            return
+        requests = [to_request(i, file, content_type) for i, file in enumerate(inputs)]
+        calls = []
+        replies: list[bytes] = []
+        for _ in range(repeat):
+            replies = worker.handle(requests)
+            calls.append(observer.call)
+        worker.close()
+        print_times(calls, loaded_s, worker)
+        print_replies(replies, as_json=as_json)
+
+
+def print_times(calls: Sequence[Call], loaded_s: float, worker: InProcess) -> None:
+    """The table: how it loaded, then the call, or the first one and the median of all."""
+    initialize_s, device = worker.entry.initialize_s, device_of(worker.entry.handler)
+    rows = [
+        Row(name="import", output="", times_ms=((loaded_s - initialize_s) * 1000,)),
+        Row(name="initialize", output=f"on {device}" if device else "", times_ms=(initialize_s * 1000,)),
+    ]
+    if len(calls) == 1:
+        print_rows([*rows, *rows_of(calls)], ["ms"])
+    else:
+        print_rows([*rows, *rows_of([calls[0], median_call(calls)])], ["first ms", f"median of {len(calls)} ms"])
 
 
 def show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -64,16 +61,6 @@ def show_error(kind: type[BaseException], error: BaseException, trace: Traceback
             break
         first = first.tb_next
     traceback.print_exception(kind, error, first or trace)
-
-
-def to_request(number: int, file: Path, content_type: str | None) -> Request:
-    """A file as the request a client would send with it."""
-    try:
-        body = file.read_bytes()
-    except OSError as error:
-        raise BadRequest(f"{file} cannot be read: {error.strerror}") from None
-    kind = content_type or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    return Request(number, f"run-{number}", [("content-type", kind)], body)
 
 
 def print_replies(replies: Sequence[bytes], *, as_json: bool) -> None:

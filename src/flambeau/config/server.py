@@ -77,6 +77,7 @@ class ServerConfig:
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
     error_details: bool | None = None  # None: only on a loopback bind
+    watch: bool = False  # reload handlers whose code changes
     hidden_env: str = ""  # variables whose whole name matches are kept from workers
 
     @property

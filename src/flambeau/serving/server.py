@@ -100,6 +100,8 @@ class Server:
             await asyncio.to_thread(self.store.discard, source)
             raise
         logger.info("registered %s from %s", model, url)
+        if self.config.watch and source.is_temporary:
+            logger.warning("%s is served from an archive, which is not watched; serve its folder instead", model)
         if model.config.min_workers > 0:
             try:
                 await model.scale(model.config.min_workers, model.config.max_workers, wait=wait)

@@ -1,4 +1,4 @@
-"""A worker without a process: the same loading, reading and replying, for `flambeau run` and for tests."""
+"""A worker without a process: the same loading, reading and replying, for `flambeau run` and `flambeau check`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from flambeau.worker.inputs import InputReader, read_headers, types_of
 from flambeau.worker.loader import load_handler
 from flambeau.worker.loop import new_context
 from flambeau.worker.replies import check_result, to_body
+from flambeau.worker.stages import StageObserver
 
 
 class InProcess:
     """Holds a handler and calls it directly: breakpoints work, exceptions come through."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, observer: StageObserver | None = None) -> None:
         self.context: Context = new_context(load)
         self._reader = InputReader(decode=load.decode_input)
         self._replies: list[bytes] = []
         self.context.connect(self, read_headers)
         self._loop = asyncio.new_event_loop()
-        self._entry = load_handler(load.handler, Path(load.folder), self.context, self._loop)
+        self._observer = observer or StageObserver()
+        self.largest_part_bytes = 0
+        self.entry = load_handler(load.handler, Path(load.folder), self.context, self._loop)
+        self._handle = self._observer.observe(self.entry).handle if observer else self.entry.handle
 
     def handle(self, requests: Sequence[Request]) -> list[bytes]:
         """Run one batch; streamed replies are joined."""
         self._replies = [b""] * len(requests)
         rows = [self._reader.read(request) for request in requests]
         self.context.begin(requests, [types_of(row) for row in rows])
-        result: Any = self._entry.handle(rows, self.context)
+        self._observer.begin()
+        result: Any = self._handle(rows, self.context)
         if inspect.isawaitable(result) or inspect.isasyncgen(result):
             self._loop.run_until_complete(self._finish_async(result))
         elif inspect.isgenerator(result):
@@ -40,6 +45,7 @@ class InProcess:
                 self._add(item if isinstance(item, list) else [item])
         else:
             self._add(check_result(result, len(requests)))
+        self._forget_samples()
         return self._replies
 
     async def _finish_async(self, result: Any) -> None:
@@ -52,7 +58,15 @@ class InProcess:
     def _add(self, values: Sequence[Any]) -> None:
         for i, value in enumerate(check_result(values, len(self._replies))):
             chunks = value if inspect.isgenerator(value) else [value]
-            self._replies[i] += b"".join(bytes(to_body(chunk)) for chunk in chunks)
+            for body in map(to_body, chunks):
+                self.largest_part_bytes = max(self.largest_part_bytes, len(body))
+                self._replies[i] += body
+
+    def _forget_samples(self) -> None:
+        """Nobody collects the handler's metrics here, so they must not pile up."""
+        take = getattr(self.context.metrics, "take", None)
+        if take is not None:
+            take()
 
     def close(self) -> None:
         """Let go of the event loop."""

@@ -7,8 +7,9 @@ import importlib
 import inspect
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,32 +29,46 @@ class Entry:
     handle: Handle
     is_concurrent: bool
     handler: Any = None  # None: a plain function
+    initialize_s: float = 0.0  # how long it took to make and initialise it
 
 
 def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
     """Find the handler, instantiate and initialise it; what is `async` about that runs on `loop`."""
+    put_on_path(folder)
+    return initialise(find_handler(value, folder), context, loop)
+
+
+def find_handler(value: str, folder: Path) -> Callable[..., Any]:
+    """The class or function that a handler value names."""
     module_name, _, wanted = value.partition(":")
     name = Path(module_name.removesuffix(".py")).name
-    put_on_path(folder)
     if name in BUILT_IN and not (folder / f"{name}.py").is_file():
-        return initialise(built_in(name), context, loop)
+        return built_in(name)
     module = import_handler(name, folder)
-    function = getattr(module, wanted or "handle", None)
+    function: Callable[..., Any] | None = getattr(module, wanted or "handle", None)
     if callable(function) and not inspect.isclass(function):
-        finish(function(None, context), loop)  # the convention for functions: no data means initialise
-        return Entry(function, is_async(function))
+        return function
     if wanted and not handler_classes(module):
         raise HandlerError(
             f"{name}.py has no function {wanted!r}; it defines {', '.join(names_in(module)) or 'nothing'}"
         )
-    return initialise(the_class(module), context, loop)
+    return the_class(module)
 
 
-def initialise(handler_class: type[Any], context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
-    """An instance of a handler class, ready for its first batch."""
-    handler = handler_class()
-    finish(handler.initialize(context), loop)
-    return Entry(handler.handle, is_async(handler.handle), handler)
+def initialise(found: Callable[..., Any], context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
+    """A function, or an instance of a handler class, ready for its first batch."""
+    began = time.perf_counter()
+    entry, pending = begin_initialise(found, context)
+    finish(pending, loop)
+    return replace(entry, initialize_s=time.perf_counter() - began)
+
+
+def begin_initialise(found: Callable[..., Any], context: Context) -> tuple[Entry, Any]:
+    """The entry, and what its initialisation returned: maybe something still to be awaited."""
+    if not inspect.isclass(found):  # the convention for functions: no data means initialise
+        return Entry(found, is_async(found)), found(None, context)
+    handler: Any = found()
+    return Entry(handler.handle, is_async(handler.handle), handler), handler.initialize(context)
 
 
 def built_in(name: str) -> type[Any]:

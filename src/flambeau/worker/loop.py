@@ -27,6 +27,7 @@ from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Entry, load_handler
 from flambeau.worker.replies import check_result, check_size, to_body, to_part, to_parts
 from flambeau.worker.warmup import read_warmup, warm_up
+from flambeau.worker.watching import load_watched
 
 CANCELLED = 499
 PIPELINE_DEPTH = 3  # batches on their way: one that is computed, one that is prepared, one that is being prepared
@@ -42,8 +43,9 @@ def serve(channel: WorkerChannel) -> int:
         asyncio.set_event_loop(loop)  # a handler may use it in `initialize`, and finds the same one later
         try:
             context = new_context(load)
-            entry = load_handler(load.handler, Path(load.folder), context, loop)
-            pipeline = pipeline_of(entry) if context.model_yaml_config.get("pipeline") else None
+            entry = (load_watched if load.watch else load_handler)(load.handler, Path(load.folder), context, loop)
+            # Code that may change at any time is not cut into halves.
+            pipeline = pipeline_of(entry) if context.model_yaml_config.get("pipeline") and not load.watch else None
             reader = InputReader(decode=load.decode_input)
             if warmup := read_warmup(context.model_yaml_config, Path(load.folder), load.batch_size):
                 warm_up(entry, context, reader, loop, warmup)

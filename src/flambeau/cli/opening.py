@@ -1,0 +1,47 @@
+"""A path on the command line → what a worker is told to load, for commands that are their own worker."""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flambeau.errors import BadRequest, ConfigError
+from flambeau.serving.store import Store
+from flambeau.wire.messages import Load, Request
+
+
+@contextmanager
+def opened(path: Path, *, batch_size: int) -> Iterator[Load]:
+    """The model at a path: a handler file, a folder, or an archive, which is unpacked for so long."""
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; name a handler file, a model folder or an archive")
+    store = Store(None)
+    try:
+        source = store.open_path(path)
+        manifest = source.manifest
+        fallback = path.name if path.suffix == ".py" else "handler.py"
+        yield Load(
+            model=manifest.model_name if manifest else path.stem,
+            version=manifest.version if manifest else "1.0",
+            folder=str(source.folder),
+            handler=manifest.handler if manifest and manifest.handler else fallback,
+            batch_size=batch_size,
+            gpu_id=None,
+            decode_input=True,
+            limit_max_image_pixels=True,
+            max_response_bytes=1 << 40,
+        )
+    finally:
+        store.close()
+
+
+def to_request(number: int, file: Path, content_type: str | None) -> Request:
+    """A file as the request a client would send with it."""
+    try:
+        body = file.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{file} cannot be read: {error.strerror}") from None
+    kind = content_type or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    return Request(number, f"run-{number}", [("content-type", kind)], body)

@@ -1,0 +1,159 @@
+"""What each stage of a handler returns, and where the time of a call goes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flambeau.worker.describing import describe
+from flambeau.worker.loader import Entry
+
+STAGES = ("preprocess", "inference", "postprocess")
+REST = "rest of handle"
+
+
+@dataclass(slots=True)
+class Stage:
+    """One stage in one call: its own time, without that of stages it calls."""
+
+    name: str
+    seconds: float = 0.0
+    calls: int = 0
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of `handle`: the stages it went through, and the rest; they add up to the whole."""
+
+    stages: list[Stage] = field(default_factory=list)
+    rest: Stage = field(default_factory=lambda: Stage(REST))
+
+    @property
+    def seconds(self) -> float:
+        """How long the whole call took."""
+        return sum(stage.seconds for stage in self.stages) + self.rest.seconds
+
+
+class StageObserver:
+    """Watches the stages of one handler, in a process that is ours alone."""
+
+    def __init__(self) -> None:
+        self.call = Call()
+        self._inner_s: list[float] = []  # for each open stage: the time spent in stages inside it
+
+    def observe(self, entry: Entry) -> Entry:
+        """The same entry, observed; the stages are wrapped where a handler has all three."""
+        handler = entry.handler
+        if handler is not None and all(callable(getattr(handler, name, None)) for name in STAGES):
+            for name in STAGES:
+                try:
+                    setattr(handler, name, self._wrap(getattr(handler, name), functools.partial(self._stage, name)))
+                except AttributeError:  # __slots__: it has no room for them
+                    break
+        return replace(entry, handle=self._wrap(entry.handle, lambda: self.call.rest))
+
+    def begin(self) -> None:
+        """Turn to the next call."""
+        self.call = Call()
+        self._inner_s.clear()
+
+    def _stage(self, name: str) -> Stage:
+        """The stage of that name in the present call, in the order of their first calls."""
+        found = next((stage for stage in self.call.stages if stage.name == name), None)
+        if found is None:
+            found = Stage(name)
+            self.call.stages.append(found)
+        return found
+
+    def _wrap(self, function: Callable[..., Any], find: Callable[[], Stage]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def observed_async(*args: Any, **kwargs: Any) -> Any:
+                stage = find()
+                with self._timing(stage):
+                    result = await function(*args, **kwargs)
+                return self._note(stage, result)
+
+            return observed_async
+
+        @functools.wraps(function)
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            stage = find()
+            with self._timing(stage):
+                result = function(*args, **kwargs)
+            return self._note(stage, result)
+
+        return observed
+
+    def _note(self, stage: Stage, result: Any) -> Any:
+        """Take note of a result; that of a generator is made while it is consumed."""
+        began = time.perf_counter()
+        stage.calls += 1
+        stage.output = describe(result)
+        if self._inner_s:  # our own work is nobody's
+            self._inner_s[-1] += time.perf_counter() - began
+        if inspect.isgenerator(result):
+            return self._each(stage, result)
+        if inspect.isasyncgen(result):
+            return self._each_async(stage, result)
+        if type(result) is list and any(map(inspect.isgenerator, result)):
+            return [self._each(stage, item) if inspect.isgenerator(item) else item for item in result]
+        return result
+
+    def _each(self, stage: Stage, items: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with self._timing(stage):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+
+    async def _each_async(self, stage: Stage, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        while True:
+            with self._timing(stage):
+                try:
+                    item = await anext(items)
+                except StopAsyncIteration:
+                    return
+            yield item
+
+    @contextmanager
+    def _timing(self, stage: Stage) -> Iterator[None]:
+        began = time.perf_counter()
+        self._inner_s.append(0.0)
+        try:
+            yield
+        finally:
+            wait_for_device()
+            elapsed = time.perf_counter() - began
+            stage.seconds += elapsed - (self._inner_s.pop() if self._inner_s else 0.0)
+            if self._inner_s:
+                self._inner_s[-1] += elapsed
+
+
+def wait_for_device() -> None:
+    """Let kernels that were only launched finish, so that their time is counted where they belong."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        cuda.synchronize()
+
+
+def device_of(handler: Any) -> str:
+    """The device a handler computes on, where it tells; empty where it does not."""
+    device = getattr(handler, "device", None)
+    if device is None and callable(parameters := getattr(getattr(handler, "model", None), "parameters", None)):
+        try:
+            device = getattr(next(iter(parameters()), None), "device", None)
+        except Exception:  # whatever it is, it is no torch module
+            return ""
+    return str(device) if device is not None else ""

@@ -1,0 +1,58 @@
+"""`flambeau run` shows what each stage returns and where the time goes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support.running import HANDLERS
+
+MODULE = [sys.executable, "-m", "flambeau.cli.main"]
+
+
+def run(*words):
+    result = subprocess.run([*MODULE, "run", *map(str, words)], capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stderr
+    lines = [re.split(r" {2,}", line.strip()) for line in result.stderr.splitlines()]
+    return result.stdout, {line[0]: line[1:] for line in lines}
+
+
+@pytest.fixture
+def sample(tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text('{"x": 4}')
+    return file
+
+
+def test_stages_are_shown_with_their_output_and_time(sample):
+    answer, table = run(HANDLERS / "three_stages.py", "-i", sample, "-i", sample)
+    assert json.loads(answer.partition("}")[0] + "}") == {"answer": 8}
+    assert table["stage"] == ["what came out", "ms"]
+    assert table["preprocess"][0] == "list of 2 int"
+    assert table["inference"][0] == "dict of 1 (doubled)"
+    assert table["postprocess"][0] == "list of 2 dict"
+    assert table["initialize"][0] == "on cpu"
+    assert float(table["initialize"][1]) >= 20
+    assert float(table["inference"][1]) >= 10
+    parts = ("preprocess", "inference", "postprocess", "rest of handle")
+    assert sum(float(table[part][-1]) for part in parts) == pytest.approx(float(table["handle"][1]), abs=0.03)
+
+
+def test_repeated_calls_show_the_first_and_the_median(sample):
+    _, table = run(HANDLERS / "three_stages.py", "-i", sample, "--repeat", 5)
+    assert table["stage"] == ["what came out", "first ms", "median of 5 ms"]
+    parts = ("preprocess", "inference", "postprocess", "rest of handle")
+    for column in (-2, -1):
+        assert sum(float(table[part][column]) for part in parts) == pytest.approx(
+            float(table["handle"][column]), abs=0.03
+        )
+
+
+def test_handler_without_stages_shows_only_the_whole(sample):
+    _, table = run(HANDLERS / "function.py", "-i", sample)
+    assert [*table][1:] == ["stage", "import", "initialize", "handle"]
+    assert table["handle"][0] == "list of 1 str"

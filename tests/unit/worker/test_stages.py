@@ -1,0 +1,158 @@
+"""Stages are timed and described, and their times add up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from flambeau.cli.stage_table import median_call, rows_of
+from flambeau.worker.loader import Entry
+from flambeau.worker.stages import Call, Stage, StageObserver, device_of
+
+
+class Staged:
+    def preprocess(self, data):
+        time.sleep(0.02)
+        return [b"xx" for _ in data]
+
+    def inference(self, data):
+        time.sleep(0.04)
+        return {"n": len(data)}
+
+    def postprocess(self, data):
+        return ["a"] * data["n"]
+
+    def handle(self, data, context):
+        time.sleep(0.01)
+        return self.postprocess(self.inference(self.preprocess(data)))
+
+
+def observed(handler) -> tuple[StageObserver, Entry]:
+    observer = StageObserver()
+    return observer, observer.observe(Entry(handler.handle, False, handler))
+
+
+def test_each_stage_has_its_output_and_its_own_time():
+    observer, entry = observed(Staged())
+    observer.begin()
+    began = time.perf_counter()
+    assert entry.handle([1, 2], None) == ["a", "a"]
+    elapsed = time.perf_counter() - began
+    stages = observer.call.stages
+    assert [(stage.name, stage.output) for stage in stages] == [
+        ("preprocess", "list of 2 bytes"),
+        ("inference", "dict of 1 (n)"),
+        ("postprocess", "list of 2 str"),
+    ]
+    assert stages[0].seconds >= 0.02
+    assert stages[1].seconds >= 0.04
+    assert observer.call.rest.seconds >= 0.01
+    assert observer.call.seconds == pytest.approx(elapsed, rel=0.1)
+
+
+def test_time_of_a_stage_inside_a_stage_is_counted_once():
+    class Nested(Staged):
+        def preprocess(self, data):
+            self.inference(data)
+            return super().preprocess(data)
+
+    observer, entry = observed(Nested())
+    began = time.perf_counter()
+    entry.handle([1], None)
+    elapsed = time.perf_counter() - began
+    by_name = {stage.name: stage for stage in observer.call.stages}
+    assert by_name["inference"].calls == 2
+    assert by_name["preprocess"].seconds < 0.04
+    assert observer.call.seconds == pytest.approx(elapsed, rel=0.1)
+
+
+def test_next_call_begins_at_zero():
+    observer, entry = observed(Staged())
+    for _ in range(2):
+        observer.begin()
+        entry.handle([1], None)
+    assert [stage.calls for stage in observer.call.stages] == [1, 1, 1]
+
+
+def test_stages_of_async_handlers_are_awaited():
+    class Waiting(Staged):
+        async def inference(self, data):
+            await asyncio.sleep(0.03)
+            return {"n": len(data)}
+
+        async def handle(self, data, context):
+            return self.postprocess(await self.inference(self.preprocess(data)))
+
+    observer, entry = observed(Waiting())
+    assert asyncio.run(entry.handle([1], None)) == ["a"]
+    assert {s.name: s.seconds for s in observer.call.stages}["inference"] >= 0.03
+
+
+def test_time_of_a_stream_is_that_of_its_items():
+    class Streaming:
+        def handle(self, data, context):
+            for _ in range(3):
+                time.sleep(0.01)
+                yield "x"
+
+    observer, entry = observed(Streaming())
+    assert [*entry.handle([1], None)] == ["x", "x", "x"]
+    assert observer.call.seconds >= 0.03
+
+
+def test_handler_without_all_stages_or_without_room_is_timed_as_a_whole():
+    class Partly:
+        def preprocess(self, data):
+            return data
+
+        def handle(self, data, context):
+            return self.preprocess(data)
+
+    class Full:
+        __slots__ = ()
+        preprocess = Staged.preprocess
+        inference = Staged.inference
+        postprocess = Staged.postprocess
+        handle = Staged.handle
+
+    for handler in (Partly(), Full()):
+        observer, entry = observed(handler)
+        entry.handle([1], None)
+        assert observer.call.stages == []
+        assert observer.call.rest.calls == 1
+
+
+def test_table_adds_up_in_every_column():
+    first = Call([Stage("preprocess", 0.5, 1, "x"), Stage("inference", 1.0, 1, "y")], Stage("rest of handle", 0.25))
+    later = Call([Stage("preprocess", 0.1, 1, "x"), Stage("inference", 0.2, 2, "z")], Stage("rest of handle", 0.05))
+    rows = rows_of([first, later])
+    assert [row.name for row in rows] == ["preprocess", "inference ×2", "rest of handle", "handle"]
+    for column in range(2):
+        *parts, whole = (row.times_ms[column] for row in rows)
+        assert sum(parts) == pytest.approx(whole)
+    assert rows[-1].times_ms == pytest.approx((1750, 350))
+
+
+def test_median_is_a_real_call():
+    calls = [Call([], Stage("rest of handle", seconds)) for seconds in (9.0, 1.0, 2.0, 3.0)]
+    assert median_call(calls) is calls[2]
+
+
+def test_device_is_told_where_it_is_known():
+    import torch
+
+    class WithModel:
+        model = torch.nn.Linear(1, 1)
+
+    class Odd:
+        class model:  # noqa: N801
+            @staticmethod
+            def parameters():
+                raise OSError
+
+    assert device_of(WithModel()) == "cpu"
+    assert device_of(Odd()) == ""
+    assert device_of(object()) == ""
+    assert device_of(type("Told", (), {"device": "cuda:1"})()) == "cuda:1"
