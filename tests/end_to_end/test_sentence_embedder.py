@@ -17,6 +17,8 @@ pytest.importorskip("safetensors")
 
 from support.sentence_models import minilm_folder, save_bert_folder, save_onnx_folder  # noqa: E402
 
+STEADY = {"OMP_NUM_THREADS": "1"}  # threads that wait for a busy machine's cores make small models slow
+
 
 def minilm(folder: Path, config: str = "") -> Path:
     """A model that points at the installed files instead of packing 90 MB."""
@@ -27,7 +29,7 @@ def minilm(folder: Path, config: str = "") -> Path:
 
 
 def test_real_model_understands_every_spelling(start, tmp_path):
-    server = start(minilm(tmp_path)).wait_ready()
+    server = start(minilm(tmp_path), env=STEADY).wait_ready()
     text = "This is an example sentence"
     reply = server.predict("minilm", text)
     assert reply.headers["content-type"] == "application/json"
@@ -59,7 +61,7 @@ def check_pages_are_shared(pid: int) -> None:
 
 
 def test_bad_requests_of_a_batch_fail_alone(start, tmp_path):
-    server = start(minilm(tmp_path, "batchSize: 12\nmaxBatchDelay: 300")).wait_ready()
+    server = start(minilm(tmp_path, "batchSize: 12\nmaxBatchDelay: 300"), env=STEADY).wait_ready()
     texts = ["the first text", "the second text, which is a little longer", "third"]
     alone = [server.predict("minilm", text).json for text in texts]
     json, plain = "application/json", "text/plain"

@@ -75,16 +75,35 @@ def read_config(document: Mapping[str, Any]) -> BertConfig:
         raise HandlerError(f"config.json is not complete: {error}") from None
 
 
+class FromFile:
+    """A module whose weights come from a file: none are drawn at random, so the memory for them is never touched."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: torch's meta device would do, but takes a second and a half of imports."""
+
+
+class Linear(FromFile, nn.Linear):
+    """A linear map."""
+
+
+class Embedding(FromFile, nn.Embedding):
+    """A table of vectors."""
+
+
+class LayerNorm(FromFile, nn.LayerNorm):
+    """A normalisation."""
+
+
 class BertEncoder(nn.Module):
     """Token ids → one vector for each token."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.words = nn.Embedding(config.vocab_size, width)
-        self.positions = nn.Embedding(config.max_position_embeddings, width)
-        self.types = nn.Embedding(config.type_vocab_size, width)
-        self.norm = nn.LayerNorm(width, config.layer_norm_eps)
+        self.words = Embedding(config.vocab_size, width)
+        self.positions = Embedding(config.max_position_embeddings, width)
+        self.types = Embedding(config.type_vocab_size, width)
+        self.norm = LayerNorm(width, config.layer_norm_eps)
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, ids_BT: Tensor, is_token_BT: Tensor | None = None) -> Tensor:
@@ -105,12 +124,12 @@ class BertLayer(nn.Module):
         width = config.hidden_size
         self.num_heads = config.num_attention_heads
         self.activate = ACTIVATIONS[config.hidden_act]
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.attended = nn.Linear(width, width)
-        self.attended_norm = nn.LayerNorm(width, config.layer_norm_eps)
-        self.widen = nn.Linear(width, config.intermediate_size)
-        self.narrow = nn.Linear(config.intermediate_size, width)
-        self.norm = nn.LayerNorm(width, config.layer_norm_eps)
+        self.query, self.key, self.value = (Linear(width, width) for _ in range(3))
+        self.attended = Linear(width, width)
+        self.attended_norm = LayerNorm(width, config.layer_norm_eps)
+        self.widen = Linear(width, config.intermediate_size)
+        self.narrow = Linear(config.intermediate_size, width)
+        self.norm = LayerNorm(width, config.layer_norm_eps)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None) -> Tensor:
         """`mask` is true where a token may be looked at."""
@@ -134,8 +153,7 @@ def load_bert(path: Path, config: BertConfig, device: torch.device) -> BertEncod
     except (SafetensorError, OSError) as error:
         raise HandlerError(f"{path.name} could not be loaded as safetensors: {error}") from error
     tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
-    with torch.device("meta"):  # nothing is allocated for weights that are mapped
-        encoder = BertEncoder(config)
+    encoder = BertEncoder(config)
     names = {name: their_name(name) for name in encoder.state_dict()}
     expected = {names[name]: tensor.shape for name, tensor in encoder.state_dict().items()}
     check_tensors(expected, {name: t.shape for name, t in tensors.items() if not UNUSED.match(name)}, path.name)
