@@ -149,7 +149,7 @@ def load_bert(path: Path, config: BertConfig, device: torch.device) -> BertEncod
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(path, device=str(device))
+        tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise HandlerError(f"{path.name} could not be loaded as safetensors: {error}") from error
     tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
@@ -158,7 +158,7 @@ def load_bert(path: Path, config: BertConfig, device: torch.device) -> BertEncod
     expected = {names[name]: tensor.shape for name, tensor in encoder.state_dict().items()}
     check_tensors(expected, {name: t.shape for name, t in tensors.items() if not UNUSED.match(name)}, path.name)
     encoder.load_state_dict({ours: tensors[theirs].float() for ours, theirs in names.items()}, assign=True)
-    return encoder.requires_grad_(False).eval()
+    return encoder.requires_grad_(False).eval().to(device)
 
 
 def their_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ class OnnxHandler:
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Context) -> list[Any]:
         """The whole way for one batch; the server calls this."""
+        began = time.perf_counter()
         if is_describe(context):
             return [self.describe_handle()]
         refuse_explain(context, "onnx")
@@ -62,6 +64,7 @@ class OnnxHandler:
             replies.append(encode(dict(zip(self.output_names, outputs, strict=True)), accepted[i]))
             if accepted[i]:
                 context.set_response_content_type(i, accepted[i])
+        context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 
     def run(self, examples: Sequence[Example]) -> list[list[Any]]:

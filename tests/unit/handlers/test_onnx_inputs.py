@@ -6,6 +6,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from flambeau.errors import BadRequest, HandlerError
 
@@ -125,6 +127,26 @@ def test_other_types_keep_their_kind():
 def test_nan_is_allowed_where_the_model_says_so():
     example = read_example([1, 2, float("nan")], ONE, InputLimits(allow_nan=True))
     assert np.isnan(example.arrays["x"]).tolist() == [[False, False, True]]
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["x", "inputs", "y"]), inner)
+)
+BYTES = st.binary() | st.binary().map(lambda tail: b"\x93NUMPY\x01\x00" + tail) | st.binary().map(lambda t: b"PK" + t)
+
+
+@given(JSON | BYTES)
+@example([[[]]])
+@example([10**400, 1, 2])
+@example([[1, 2, 3], None])
+def test_whatever_is_sent_is_an_example_or_a_bad_request(value):
+    for declared in (ONE, TWO, specs(x=("tensor(string)", ["n"])), specs(x=("tensor(uint8)", [1, "n"]))):
+        try:
+            found = read_example(value, declared, NUMBERS)
+        except BadRequest:
+            continue
+        assert [found.arrays[spec.name].dtype for spec in declared] == [spec.dtype for spec in declared]
 
 
 def test_input_that_no_request_could_carry_fails_the_load():

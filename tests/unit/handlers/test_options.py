@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.options import read_handler_options, resolve_model_path
+from flambeau.handlers.options import HandlerOptions, read_handler_options, resolve_model_path
 from flambeau.worker.context import Context
 
 KNOWN = {"model_path": str, "allow_nan": bool, "max_texts": int}
@@ -45,3 +48,14 @@ def test_paths_begin_at_the_models_folder():
     assert resolve_model_path(folder, None) == folder
     assert resolve_model_path(folder, "weights") == folder / "weights"
     assert resolve_model_path(folder, "/else/where") == Path("/else/where")
+
+
+@pytest.mark.parametrize(("place", "module"), [(0, "embedder"), (1, "onnx")])
+def test_options_in_the_docs_are_those_of_the_handlers(place, module):
+    pytest.importorskip("numpy")
+    pytest.importorskip("onnxruntime")
+    text = (Path(__file__).parents[3] / "docs" / "embeddings-and-onnx.md").read_text()
+    documented = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[place])["handler"]
+    known = importlib.import_module(f"flambeau.handlers.{module}").OPTIONS
+    HandlerOptions(documented, known)
+    assert documented.keys() == known.keys()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flambeau.errors import BadRequest
 from flambeau.handlers.sentences import read_ask
@@ -63,3 +65,17 @@ def test_options_travel_with_the_texts():
 def test_what_cannot_be_embedded_is_refused(value, reason):
     with pytest.raises(BadRequest, match=reason):
         read_ask(value, 10)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+KEYS = st.sampled_from(["text", "input", "inputs", "normalize", "prompt_name", "model", "x"])
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner)))
+def test_whatever_is_sent_is_texts_or_a_bad_request(value):
+    try:
+        ask = read_ask(value, 3)
+    except BadRequest:
+        return
+    assert 1 <= len(ask.texts) <= 3
+    assert all(isinstance(text, str) and text.strip() for text in ask.texts)
