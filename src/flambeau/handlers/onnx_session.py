@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,14 +57,6 @@ def choose_providers(*, use_cuda: bool, gpu_id: int) -> list[Any]:
     if use_cuda and CUDA in onnxruntime.get_available_providers():
         return [(CUDA, {"device_id": gpu_id}), CPU]
     return [CPU]
-
-
-def choose_threads() -> int:
-    """How many threads one session may use: what the server gave this worker, else every core it may run on."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given) > 0:
-        return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_tensor(value: Any) -> bool:

@@ -13,7 +13,7 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from flambeau.handlers.onnx_session import choose_providers, choose_threads, open_session  # noqa: E402
+from flambeau.handlers.onnx_session import choose_providers, open_session  # noqa: E402
 from support.onnx_models import save_affine, save_sum_and_difference  # noqa: E402
 
 
@@ -56,16 +56,6 @@ def test_missing_and_corrupt_files_are_named(tmp_path):
     (tmp_path / "corrupt.onnx").write_bytes(b"\x00" * 100)
     with pytest.raises(HandlerError, match=r"corrupt\.onnx could not be loaded as ONNX"):
         open_file(tmp_path / "corrupt.onnx")
-
-
-def test_threads_are_the_environments_else_the_cores(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert choose_threads() == 3
-    monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    cores = choose_threads()
-    assert cores >= 1
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert choose_threads() == cores
 
 
 def test_gpu_is_used_when_asked_for_and_there(monkeypatch):

@@ -1,0 +1,76 @@
+"""NumPy's .npy and .npz bytes ↔ arrays, safe with what strangers send: nothing is unpickled, nothing grows unseen."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from flambeau.errors import BadRequest
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NPY_MAGIC = b"\x93NUMPY"
+NPZ_MAGIC = b"PK"
+MAX_HEADER_BYTES = 16_384
+HEADER_READERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+
+
+def is_npy(raw: bytes | bytearray) -> bool:
+    """Whether these bytes begin as a .npy file does."""
+    return raw[: len(NPY_MAGIC)] == NPY_MAGIC
+
+
+def is_npz(raw: bytes | bytearray) -> bool:
+    """Whether these bytes begin as a .npz file does."""
+    return raw[: len(NPZ_MAGIC)] == NPZ_MAGIC
+
+
+def read_npy(raw: bytes | bytearray) -> Array:
+    """The array of a .npy file, as a view of its bytes: a header that promises more than there is allocates nothing."""
+    header = io.BytesIO(bytes(raw[:MAX_HEADER_BYTES]))
+    try:
+        version = npy_format.read_magic(header)
+        if version not in HEADER_READERS:
+            raise ValueError(f"version {version[0]}.{version[1]} of the format is not known")
+        shape, is_fortran, dtype = HEADER_READERS[version](header)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which are never unpickled")
+        flat: Array = np.frombuffer(raw, dtype, count=math.prod(shape), offset=header.tell())
+        return flat.reshape(shape, order="F" if is_fortran else "C")
+    except (ValueError, OverflowError, TypeError, SyntaxError) as error:
+        raise BadRequest(f"the .npy data cannot be read: {error}; write it with numpy.save") from None
+
+
+def read_npz(raw: bytes | bytearray, max_bytes: int) -> dict[str, Array]:
+    """The arrays of a .npz file by name; one that unpacks to more than `max_bytes` is refused unread."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            entries = archive.infolist()
+            if (size := sum(entry.file_size for entry in entries)) > max_bytes:
+                raise BadRequest(f"the .npz data unpacks to {size} bytes; max_unpacked_bytes is {max_bytes}")
+            return {entry.filename.removesuffix(".npy"): read_npy(archive.read(entry)) for entry in entries}
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise BadRequest(f"the .npz data cannot be read: {error}; write it with numpy.savez") from None
+
+
+def write_npy(array: Array) -> bytes:
+    """The bytes of a .npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def write_npz(arrays: Mapping[str, Array]) -> bytes:
+    """The bytes of a .npz file, uncompressed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # unlike numpy.savez, it takes any name
+        for name, array in arrays.items():
+            archive.writestr(f"{name}.npy", write_npy(array))
+    return buffer.getvalue()

@@ -1,0 +1,47 @@
+"""The `handler:` section of a model-config.yaml, checked key by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flambeau.errors import HandlerError
+
+if TYPE_CHECKING:
+    from flambeau.worker.context import Context
+
+WORDS: Mapping[type, str] = {bool: "true or false", int: "a whole number of at least 1", str: "text"}
+
+
+class HandlerOptions:
+    """What a model-config.yaml tells a built-in handler; a misspelt key or a wrong type is an error at load."""
+
+    def __init__(self, section: Mapping[str, Any], known: Mapping[str, type]) -> None:
+        unknown = sorted(map(str, section.keys() - known.keys()))
+        if unknown:
+            raise HandlerError(
+                f"the handler section of the model's YAML has {', '.join(unknown)}; it may have {', '.join(known)}"
+            )
+        for key, value in section.items():
+            kind = known[key]
+            if type(value) is not kind or (type(value) is int and value < 1):
+                raise HandlerError(f"{key} in the handler section must be {WORDS[kind]}, not {value!r}")
+        self._section = section
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """What the model says, or the default."""
+        return self._section.get(key, default)
+
+
+def read_handler_options(context: Context, known: Mapping[str, type]) -> HandlerOptions:
+    """The options a model gives its handler."""
+    section = context.model_yaml_config.get("handler") or {}
+    if not isinstance(section, Mapping):
+        raise HandlerError(f"the handler section of the model's YAML must hold keys and values, not {section!r}")
+    return HandlerOptions(section, known)
+
+
+def resolve_model_path(folder: Path, model_path: str | None) -> Path:
+    """Where `model_path` leads: from the model's folder unless it is absolute; the folder itself without one."""
+    return folder if model_path is None else folder / Path(model_path).expanduser()

@@ -1,0 +1,61 @@
+"""The handler section of a model-config.yaml."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flambeau.errors import HandlerError
+from flambeau.handlers.options import HandlerOptions, read_handler_options, resolve_model_path
+from flambeau.worker.context import Context
+
+KNOWN = {"model_path": str, "allow_nan": bool, "max_texts": int}
+
+
+def read(section):
+    return read_handler_options(Context("m", ".", None, 1, None, "0", model_yaml_config={"handler": section}), KNOWN)
+
+
+def test_options_are_read_and_have_defaults():
+    options = read({"max_texts": 3})
+    assert options.get("max_texts", 5) == 3
+    assert options.get("allow_nan", False) is False
+    assert read(None).get("model_path") is None
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ({"max_text": 3}, "has max_text; it may have model_path, allow_nan, max_texts"),
+        ({"max_texts": 0}, "max_texts in the handler section must be a whole number of at least 1, not 0"),
+        ({"max_texts": True}, "whole number"),
+        ({"allow_nan": 1}, "true or false"),
+        ({"model_path": 1}, "text"),
+        (["max_texts"], "must hold keys and values"),
+    ],
+)
+def test_wrong_options_are_named(section, reason):
+    with pytest.raises(HandlerError, match=reason):
+        read(section)
+
+
+def test_paths_begin_at_the_models_folder():
+    folder = Path("/models/minilm")
+    assert resolve_model_path(folder, None) == folder
+    assert resolve_model_path(folder, "weights") == folder / "weights"
+    assert resolve_model_path(folder, "/else/where") == Path("/else/where")
+
+
+@pytest.mark.parametrize(("place", "module"), [(0, "embedder"), (1, "onnx")])
+def test_options_in_the_docs_are_those_of_the_handlers(place, module):
+    pytest.importorskip("numpy")
+    pytest.importorskip("onnxruntime")
+    text = (Path(__file__).parents[3] / "docs" / "embeddings-and-onnx.md").read_text()
+    documented = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[place])["handler"]
+    known = importlib.import_module(f"flambeau.handlers.{module}").OPTIONS
+    HandlerOptions(documented, known)
+    assert documented.keys() == known.keys()
