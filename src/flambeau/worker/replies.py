@@ -15,8 +15,8 @@ from flambeau.wire.messages import Part
 from flambeau.worker.context import Context, RequestProcessor
 
 _encode_json = msgspec.json.Encoder().encode
-# What msgspec writes differently from the standard library: exponents, NaN (as null), non-ASCII, DEL.
-_DOUBTFUL = re.compile(rb"\de|null|[\x7f-\xff]")
+# What msgspec writes differently from the standard library: exponents, where they begin, NaN (as null), non-ASCII, DEL.
+_DOUBTFUL = re.compile(rb"\de|\b0\.0000|null|[\x7f-\xff]")
 
 
 class BadResult(Exception):
