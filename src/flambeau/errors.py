@@ -120,3 +120,6 @@ class PredictionException(FlambeauError):
         super().__init__(message)
         self.message = message
         self.error_code = error_code
+
+    def __str__(self) -> str:
+        return f"{self.message} : {self.error_code}"

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flambeau.config.model import ModelConfig, read_options
 from flambeau.errors import BadRequest, ConfigError
+from flambeau.serving.model import Source
 from flambeau.serving.store import Store
 from flambeau.wire.messages import Load, Request
 
@@ -32,9 +34,17 @@ def opened(path: Path, *, batch_size: int) -> Iterator[Load]:
             decode_input=True,
             limit_max_image_pixels=True,
             max_response_bytes=1 << 40,
+            envelope=envelope_of(source),
         )
     finally:
         store.close()
+
+
+def envelope_of(source: Source) -> str:
+    """The envelope that the model's own settings name."""
+    named = source.manifest.config_file if source.manifest else None
+    options = read_options(source.folder / named) if named else {}
+    return ModelConfig().with_options(options).envelope or ""
 
 
 def to_request(number: int, file: Path, content_type: str | None) -> Request:

@@ -33,6 +33,7 @@ class ModelConfig:
     memory_limit_mb: int | None = None
     device_type: Literal["cpu", "gpu"] | None = None
     device_ids: tuple[int, ...] = ()
+    envelope: str | None = None  # None: the server's; "": none
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_options(self, options: Mapping[str, Any]) -> ModelConfig:
@@ -53,6 +54,8 @@ class ModelConfig:
             changes["device_type"] = device
         elif device:
             logger.warning("deviceType is %r; it may be cpu or gpu, so it is ignored", device)
+        if envelope := read.get("envelope", str, ""):
+            changes["envelope"] = "" if envelope == "none" else envelope
         for key, name in _PLAIN.items():
             if value := read.number(key, 0):
                 changes[name] = value if name.endswith("_s") else int(value)

@@ -72,6 +72,7 @@ class ServerConfig:
     first_worker_id: int = 9000
     number_of_gpus: int | None = None
     default_handler: str | None = None
+    service_envelope: str = ""  # around every handler, unless its model names another
     decode_input_request: bool = True
     limit_max_image_pixels: bool = True
     worker_transport: Literal["unix", "tcp"] = "unix"

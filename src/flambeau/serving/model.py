@@ -217,6 +217,7 @@ class Model:
             limit_max_image_pixels=server.limit_max_image_pixels,
             max_response_bytes=server.max_response_bytes,
             probe=self._host.probe(),
+            envelope=server.service_envelope if self.config.envelope is None else self.config.envelope,
             watch=server.watch and not self.source.is_temporary,
         )
         threads = threads_per_worker(count_cores(), self.max_workers)

@@ -11,7 +11,7 @@ from typing import Any
 from flambeau.wire.messages import Load, Request
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import InputReader, read_headers, types_of
-from flambeau.worker.loader import load_handler
+from flambeau.worker.loader import in_envelope, load_handler
 from flambeau.worker.loop import new_context
 from flambeau.worker.replies import check_result, to_body
 from flambeau.worker.stages import StageObserver
@@ -28,7 +28,8 @@ class InProcess:
         self._loop = asyncio.new_event_loop()
         self._observer = observer or StageObserver()
         self.largest_part_bytes = 0
-        self.entry = load_handler(load.handler, Path(load.folder), self.context, self._loop)
+        entry = load_handler(load.handler, Path(load.folder), self.context, self._loop)
+        self.entry = in_envelope(entry, load.envelope, Path(load.folder))
         self._handle = self._observer.observe(self.entry).handle if observer else self.entry.handle
 
     def handle(self, requests: Sequence[Request]) -> list[bytes]:

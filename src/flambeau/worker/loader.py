@@ -18,8 +18,7 @@ from flambeau.archive.built_in import BUILT_IN, FOREIGN
 from flambeau.errors import HandlerError
 from flambeau.importing import import_file
 from flambeau.worker.context import Context
-
-Handle = Callable[[Any, Context], Any]
+from flambeau.worker.envelopes import Handle, find_envelope, put_in_envelope
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,21 @@ class Entry:
     is_concurrent: bool
     handler: Any = None  # None: a plain function
     initialize_s: float = 0.0  # how long it took to make and initialise it
+    envelope: str = ""  # what `handle` is wrapped in
 
 
 def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
     """Find the handler, instantiate and initialise it; what is `async` about that runs on `loop`."""
     put_on_path(folder)
     return initialise(find_handler(value, folder), context, loop)
+
+
+def in_envelope(entry: Entry, name: str, folder: Path) -> Entry:
+    """The same entry, with its input and output in the envelope of that name; without a name, as it is."""
+    if not name:
+        return entry
+    wrapped = put_in_envelope(entry.handle, find_envelope(name, folder), is_concurrent=entry.is_concurrent)
+    return replace(entry, handle=wrapped, envelope=name)
 
 
 def find_handler(value: str, folder: Path) -> Callable[..., Any]:

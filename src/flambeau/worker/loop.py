@@ -24,7 +24,7 @@ from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, R
 from flambeau.worker.context import Context
 from flambeau.worker.failures import load_failed, to_failed
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
-from flambeau.worker.loader import Entry, load_handler
+from flambeau.worker.loader import Entry, in_envelope, load_handler
 from flambeau.worker.replies import check_result, check_size, to_body, to_part, to_parts
 from flambeau.worker.warmup import read_warmup, warm_up
 from flambeau.worker.watching import load_watched
@@ -44,6 +44,7 @@ def serve(channel: WorkerChannel) -> int:
         try:
             context = new_context(load)
             entry = (load_watched if load.watch else load_handler)(load.handler, Path(load.folder), context, loop)
+            entry = in_envelope(entry, load.envelope, Path(load.folder))
             # Code that may change at any time is not cut into halves.
             pipeline = pipeline_of(entry) if context.model_yaml_config.get("pipeline") and not load.watch else None
             reader = InputReader(decode=load.decode_input)
@@ -66,6 +67,8 @@ def serve(channel: WorkerChannel) -> int:
 
 def pipeline_of(entry: Entry) -> tuple[Callable[[Any], Any], Callable[[Any, Context], Any]]:
     """The two halves of a handler that can prepare one batch while it computes another."""
+    if entry.envelope:
+        raise HandlerError(f"pipeline: true does not go with an envelope ({entry.envelope}); leave one of them out")
     if not hasattr(entry.handler, "pipeline"):
         raise HandlerError("pipeline: true needs a handler that builds on BaseHandler, with its stages")
     halves: tuple[Callable[[Any], Any], Callable[[Any, Context], Any]] = entry.handler.pipeline()

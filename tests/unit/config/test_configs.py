@@ -85,3 +85,9 @@ def test_yaml_files(tmp_path):
         read_options(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_options(tmp_path / "missing.yaml")
+
+
+def test_model_names_its_envelope_or_none_at_all():
+    assert ModelConfig().envelope is None
+    assert ModelConfig().with_options({"envelope": "json"}).envelope == "json"
+    assert ModelConfig().with_options({"envelope": "none"}).envelope == ""

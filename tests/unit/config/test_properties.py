@@ -58,3 +58,8 @@ def test_unknown_keys_are_named_with_the_nearest_known_one(caplog):
 def test_numbers_that_are_none_stop_the_server():
     with pytest.raises(ConfigError, match="job_queue_size must be a whole number, not 'many'"):
         to_properties({"job_queue_size": "many"}, ServerConfig())
+
+
+def test_envelope_of_all_models_is_read(caplog):
+    assert to_properties({"service_envelope": "kserve"}, ServerConfig()).server.service_envelope == "kserve"
+    assert "no effect" not in caplog.text

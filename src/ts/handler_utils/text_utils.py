@@ -1,0 +1,4 @@
+"""What handlers import from `ts.handler_utils.text_utils`."""
+
+from flambeau.handlers.tokens import get_tokenizer as get_tokenizer
+from flambeau.handlers.tokens import ngrams_iterator as ngrams_iterator

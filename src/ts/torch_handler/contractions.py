@@ -1,0 +1,3 @@
+"""What handlers import from `ts.torch_handler.contractions`."""
+
+from flambeau.handlers.contractions import CONTRACTION_MAP as CONTRACTION_MAP

@@ -1,0 +1,3 @@
+"""What handlers import from `ts.torch_handler.densenet_handler`."""
+
+from flambeau.handlers.densenet import DenseNetHandler as DenseNetHandler

@@ -1,0 +1,3 @@
+"""What handlers import from `ts.torch_handler.request_envelope.base`."""
+
+from flambeau.handlers.envelopes import BaseEnvelope as BaseEnvelope

@@ -1,0 +1,3 @@
+"""What handlers import from `ts.torch_handler.request_envelope.kserve`."""
+
+from flambeau.handlers.envelopes import KServeEnvelope as KServeEnvelope
