@@ -57,7 +57,7 @@ def warm_up_s(server) -> float:
 @pytest.mark.timeout(200)
 def test_compiled_model_answers_the_same_and_the_next_start_finds_its_code(start, pack_net, net, tmp_path):
     archive = pack_net(f"pt2:\n  compile:\n    enable: true\n    backend: inductor\nwarmup:\n  body: {ROW}\n")
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": ""}
     first = start(archive, env=env)
     first.until(lambda: first._connects() and first.request("GET", "/readyz").status == 200, timeout=150)
     assert "Compiled model with backend inductor" in first.log

@@ -165,5 +165,6 @@ def judge_hostile(outcome: Outcome) -> tuple[Level, str]:
     if outcome.error is None:
         return ("ok", "answered") if outcome.status < 500 else ("note", f"{outcome.reason}; {ADVICE}")
     if 400 <= outcome.status < 500:
-        return "ok", f"refused with {outcome.status}: {one_line(str(outcome.error))}"
+        reason = str(getattr(outcome.error, "message", outcome.error))  # a PredictionException's text has the code, too
+        return "ok", f"refused with {outcome.status}: {one_line(reason)}"
     return "note", f"answers {outcome.status} ({first_line(outcome.error)}); {ADVICE}"

@@ -70,7 +70,7 @@ def compile_model(model: Any, options: Options) -> Any:
         logger.warning("the model is not compiled: a %s is compiled already", type(model).__name__)
         return model
     if folder := cache_folder():
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     # It prints a traceback for each input of an impossible shape, which is answered and no fault of the model.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:

@@ -13,6 +13,11 @@ from support.models.net import Net
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's, at its own older parts
 
 
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # else it would be set here, for all that follows
+
+
 @pytest.mark.parametrize(
     ("section", "options"),
     [

@@ -23,7 +23,26 @@ def test_json_is_byte_for_byte_that_of_the_standard_library(value):
 
 
 @pytest.mark.parametrize(
-    "value", [1e16, 1e-4, 9.9e-5, -1e-5, 1e-7, -0.0, 2**70, math.nan, math.inf, [], {}, "\x7f", "é", {"a": [], "b": {}}, (1, 2), None, True]
+    "value",
+    [
+        1e16,
+        1e-4,
+        9.9e-5,
+        -1e-5,
+        1e-7,
+        -0.0,
+        2**70,
+        math.nan,
+        math.inf,
+        [],
+        {},
+        "\x7f",
+        "é",
+        {"a": [], "b": {}},
+        (1, 2),
+        None,
+        True,
+    ],
 )
 def test_odd_values_too(value):
     assert to_json(value) == json.dumps(value, indent=2).encode()
