@@ -50,7 +50,7 @@ def load_exported(path: Path, device: torch.device) -> torch.nn.Module:
     return program.module()
 
 
-class AtLeast:
+class Padded:
     """A compiled program that gets the rows it insists on, often two: the first one is repeated, and dropped again."""
 
     def __init__(self, program: Callable[..., Any]) -> None:
@@ -76,7 +76,7 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
     from torch._inductor import aoti_load_package
 
     index = device.index if device.type != "cpu" and device.index is not None else -1
-    return AtLeast(aoti_load_package(str(path), device_index=index))
+    return Padded(aoti_load_package(str(path), device_index=index))
 
 
 def load_library(path: Path, device: torch.device) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ def load_library(path: Path, device: torch.device) -> Callable[..., Any]:
         torch.cuda.set_device(device)
     from torch._export import aot_load
 
-    return AtLeast(aot_load(str(path), device.type))
+    return Padded(aot_load(str(path), device.type))
 
 
 def load_onnx(path: Path, device: torch.device) -> Any:
