@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,12 +140,10 @@ def compile_gain(folder: Path, rounds: int, seconds: float) -> Report:
 
 def seconds_of_first_answers(server: Any, body: bytes) -> float:
     """How long it takes until a single row and a batch have been answered."""
-    import time
-
     began = time.monotonic()
     server.post(body)
-    server.rate(body, clients=8, seconds=0.5)
-    return time.monotonic() - began - 0.5
+    server.burst(body, 8)
+    return time.monotonic() - began
 
 
 def weights(folder: Path, rounds: int, seconds: float) -> Report:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,11 @@ class Running:
             thread.join()
         counted = sorted(end for end in ends if end <= stop)
         return (len(counted) - 1) / (counted[-1] - counted[0])
+
+    def burst(self, body: bytes, count: int) -> None:
+        """So many requests at once."""
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(self.post, [body] * count))
 
     def workers(self) -> list[int]:
         """The process ids of its workers."""

@@ -61,7 +61,7 @@ class VoiceActivityHandler(BaseHandler):
             super().initialize(context)
             self.steps = {16_000: self.model._model, 8_000: self.model._model_8k}
             return
-        from flambeau.handlers.onnx_session import open_session
+        from flambeau.handlers.onnx.session import open_session
 
         self.device = torch.device("cpu")
         path = Path(context.system_properties["model_dir"]) / name

@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto  # noqa: E402
 
-from flambeau.handlers.npy import write_npy, write_npz  # noqa: E402
+from flambeau.handlers.onnx.npy import write_npy, write_npz  # noqa: E402
 from support.onnx_models import save_affine, save_identity, save_sum_and_difference  # noqa: E402
 
 

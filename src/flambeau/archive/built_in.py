@@ -4,12 +4,12 @@ from __future__ import annotations
 
 BUILT_IN = {
     "base_handler": "flambeau.handlers.base:BaseHandler",
-    "image_classifier": "flambeau.handlers.vision:ImageClassifier",
-    "image_segmenter": "flambeau.handlers.vision:ImageSegmenter",
-    "object_detector": "flambeau.handlers.vision:ObjectDetector",
-    "text_classifier": "flambeau.handlers.text:TextClassifier",
-    "onnx": "flambeau.handlers.onnx:OnnxHandler",
-    "sentence_embedder": "flambeau.handlers.embedder:SentenceEmbedder",
+    "image_classifier": "flambeau.handlers.vision.handlers:ImageClassifier",
+    "image_segmenter": "flambeau.handlers.vision.handlers:ImageSegmenter",
+    "object_detector": "flambeau.handlers.vision.handlers:ObjectDetector",
+    "text_classifier": "flambeau.handlers.text.classifier:TextClassifier",
+    "onnx": "flambeau.handlers.onnx.handler:OnnxHandler",
+    "sentence_embedder": "flambeau.handlers.embedding.handler:SentenceEmbedder",
 }
 # Names TorchServe knows and this server has no handler for: they can be packed, and the worker says what to do instead.
 FOREIGN = {

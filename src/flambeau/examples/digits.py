@@ -60,7 +60,7 @@ def train(images: object, labels: object) -> dict[str, object]:
     """The state dict of a network that has seen the digits two hundred times."""
     import torch
 
-    from flambeau.handlers.weights import the_model_class
+    from flambeau.handlers.loading.weights import the_model_class
 
     torch.manual_seed(0)
     network = the_model_class(SOURCES / "model.py")()

@@ -12,14 +12,14 @@ import torch
 
 from flambeau.errors import HandlerError
 from flambeau.handlers import pipelining, profiling
-from flambeau.handlers.compiling import compile_model, read_pt2
-from flambeau.handlers.device import choose_device, dtype_named, prepare
-from flambeau.handlers.formats import SUPPORTED, Format, recognise
 from flambeau.handlers.labels import load_label_mapping
-from flambeau.handlers.programs import load_library, load_torchscript, load_whole
+from flambeau.handlers.loading.compiling import compile_model, read_pt2
+from flambeau.handlers.loading.device import choose_device, dtype_named, prepare
+from flambeau.handlers.loading.formats import SUPPORTED, Format, recognise
+from flambeau.handlers.loading.programs import load_library, load_torchscript, load_whole
+from flambeau.handlers.loading.weights import load_eager
 from flambeau.handlers.tensors import client_faults, to_rows, to_tensor
 from flambeau.handlers.timing import timed
-from flambeau.handlers.weights import load_eager
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context

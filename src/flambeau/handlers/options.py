@@ -1,4 +1,4 @@
-"""The `handler:` section of a model-config.yaml, checked key by key."""
+"""The `handler:` section of a model-config.yaml: key by key, or as a whole where only known keys may be there."""
 
 from __future__ import annotations
 
@@ -45,3 +45,33 @@ def read_handler_options(context: Context, known: Mapping[str, type]) -> Handler
 def resolve_model_path(folder: Path, model_path: str | None) -> Path:
     """Where `model_path` leads: from the model's folder unless it is absolute; the folder itself without one."""
     return folder if model_path is None else folder / Path(model_path).expanduser()
+
+
+def handler_options(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The `handler` section; empty when there is none."""
+    section = (config or {}).get("handler")
+    return section if isinstance(section, Mapping) else {}
+
+
+def read_count(options: Mapping[str, Any], name: str, default: int) -> int:
+    """A whole number of at least one."""
+    value = options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise HandlerError(f"handler: {name} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def read_number(options: Mapping[str, Any], name: str, default: float) -> float:
+    """Any number."""
+    value = options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise HandlerError(f"handler: {name} must be a number, not {value!r}")
+    return value
+
+
+def read_flag(options: Mapping[str, Any], name: str, default: bool) -> bool:
+    """True or false."""
+    value = options.get(name, default)
+    if not isinstance(value, bool):
+        raise HandlerError(f"handler: {name} must be true or false, not {value!r}")
+    return value

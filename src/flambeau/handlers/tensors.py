@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from flambeau.errors import BadRequest
+from flambeau.handlers.requests import value_of
 
 NPY_MAGIC = b"\x93NUMPY"
 # What torch, an exported program or a compiled package says about inputs of the wrong shape or type.
@@ -31,24 +32,13 @@ def to_tensor(data: Any, device: torch.device | None) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         return data.to(device)
     if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
-        examples = [to_example(content_of(row)) for row in data]
+        examples = [to_example(value_of(row)) for row in data]
         try:
             return torch.stack(examples).to(device)
         except RuntimeError:
             shapes = ", ".join(str(tuple(example.shape)) for example in examples)
             raise BadRequest(f"the inputs of a batch must have one shape, not {shapes}") from None
     return torch.as_tensor(data, device=device)
-
-
-def content_of(row: Mapping[str, Any]) -> Any:
-    """What a client sent: the field `data` of a form, or the body."""
-    content = row.get("data")
-    if content is None or (isinstance(content, (bytes, bytearray, str)) and not content):
-        content = row.get("body")
-    if content is None or (isinstance(content, (bytes, bytearray, str)) and not content):
-        fields = ", ".join(repr(key) for key in row) or "nothing"
-        raise BadRequest(f"the request is empty: send a body, or a form with the field 'data' (it has {fields})")
-    return content
 
 
 def to_example(content: Any) -> torch.Tensor:

@@ -95,7 +95,7 @@ class Job:
         self.kind: Kind = kind
         self.url_path = url_path
         self.crashes = 0  # workers that died while they held it
-        self.is_alone = kind == "describe"  # never batched with others
+        self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
         self.is_over = False
         self.started = False  # a part of the reply has gone out
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker

@@ -38,11 +38,11 @@ class JobQueue:
         jobs = self._jobs
         first = jobs.popitem(last=False)[1]
         batch = [first]
-        if first.is_alone or first.kind != "predict":  # handlers explain and describe one request at a time
+        if first.is_alone:
             return batch
         while jobs and len(batch) < limit:
             candidate = self.oldest
-            if candidate.is_alone or candidate.kind != first.kind:
+            if candidate.is_alone:
                 break
             batch.append(jobs.popitem(last=False)[1])
         return batch

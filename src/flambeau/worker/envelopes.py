@@ -16,10 +16,10 @@ from flambeau.worker.context import Context
 Handle = Callable[[Any, Context], Any]
 
 ENVELOPES = {
-    "body": "flambeau.handlers.envelopes:BodyEnvelope",
-    "json": "flambeau.handlers.envelopes:JSONEnvelope",
-    "kserve": "flambeau.handlers.envelopes:KServeEnvelope",
-    "kservev2": "flambeau.handlers.envelopes:KServev2Envelope",
+    "body": "flambeau.handlers.envelopes.envelopes:BodyEnvelope",
+    "json": "flambeau.handlers.envelopes.envelopes:JSONEnvelope",
+    "kserve": "flambeau.handlers.envelopes.envelopes:KServeEnvelope",
+    "kservev2": "flambeau.handlers.envelopes.envelopes:KServev2Envelope",
 }
 TORCHSERVE = "ts.torch_handler.request_envelope"
 

@@ -14,7 +14,7 @@ from flambeau.config.model import read_options
 from flambeau.errors import PredictionException as PredictionException
 from flambeau.handlers.labels import load_label_mapping as load_label_mapping
 from flambeau.handlers.labels import map_class_to_label as map_class_to_label
-from flambeau.handlers.text_cleaning import HTML
+from flambeau.handlers.text.cleaning import HTML
 
 CLEANUP_REGEX = HTML
 

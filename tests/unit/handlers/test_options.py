@@ -10,7 +10,15 @@ import pytest
 import yaml
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.options import HandlerOptions, read_handler_options, resolve_model_path
+from flambeau.handlers.options import (
+    HandlerOptions,
+    handler_options,
+    read_count,
+    read_flag,
+    read_handler_options,
+    read_number,
+    resolve_model_path,
+)
 from flambeau.worker.context import Context
 
 KNOWN = {"model_path": str, "allow_nan": bool, "max_texts": int}
@@ -50,7 +58,7 @@ def test_paths_begin_at_the_models_folder():
     assert resolve_model_path(folder, "/else/where") == Path("/else/where")
 
 
-@pytest.mark.parametrize(("place", "module"), [(0, "embedder"), (1, "onnx")])
+@pytest.mark.parametrize(("place", "module"), [(0, "embedding.handler"), (1, "onnx.handler")])
 def test_options_in_the_docs_are_those_of_the_handlers(place, module):
     pytest.importorskip("numpy")
     pytest.importorskip("onnxruntime")
@@ -59,3 +67,24 @@ def test_options_in_the_docs_are_those_of_the_handlers(place, module):
     known = importlib.import_module(f"flambeau.handlers.{module}").OPTIONS
     HandlerOptions(documented, known)
     assert documented.keys() == known.keys()
+
+
+@pytest.mark.parametrize("config", [None, {}, {"handler": None}, {"handler": "text"}])
+def test_no_section_is_an_empty_one(config):
+    assert handler_options(config) == {}
+
+
+def test_values_are_read_or_defaulted():
+    options = handler_options({"handler": {"topk": 2, "threshold": 1, "weights_only": False}})
+    assert read_count(options, "topk", 5) == 2
+    assert read_count({}, "topk", 5) == 5
+    assert read_number(options, "threshold", 0.5) == 1
+    assert read_flag(options, "weights_only", True) is False
+
+
+@pytest.mark.parametrize(
+    ("read", "value"), [(read_count, 0), (read_count, True), (read_count, 2.5), (read_number, "1"), (read_flag, 1)]
+)
+def test_wrong_values_are_named(read, value):
+    with pytest.raises(HandlerError, match="handler: name must be"):
+        read({"name": value}, "name", 1)

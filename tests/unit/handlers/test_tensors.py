@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flambeau.errors import BadRequest
-from flambeau.handlers.tensors import client_faults, content_of, reason_against_client, to_example, to_rows, to_tensor
+from flambeau.handlers.tensors import client_faults, reason_against_client, to_example, to_rows, to_tensor
 
 
 def test_rows_become_one_tensor():
@@ -36,7 +36,7 @@ def test_what_is_no_tensor_is_the_clients_fault(content):
 
 
 def test_zero_is_an_input():
-    assert content_of({"data": 0, "body": None}) == 0
+    assert torch.equal(to_tensor([{"data": 0, "body": None}], None), torch.tensor([0]))
 
 
 def test_shapes_of_a_batch_must_agree():

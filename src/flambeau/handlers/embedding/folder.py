@@ -1,0 +1,90 @@
+"""A sentence-transformers folder → what it says about its model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import HandlerError
+from flambeau.handlers.embedding.pooling import Mode, read_modes
+
+WEIGHTS = ("model.safetensors", "model.onnx", "onnx/model.onnx")
+LONGEST = 512  # where no file tells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceModel:
+    """Where the files of a model are, and how its vectors are made."""
+
+    weights: Path
+    tokenizer: Path
+    config: Mapping[str, Any]
+    modes: tuple[Mode, ...]
+    normalises: bool
+    max_seq_length: int
+    lowercases: bool
+    prompts: Mapping[str, str]
+    default_prompt: str | None
+
+
+def read_folder(folder: Path) -> SentenceModel:
+    """Everything the folder's files tell; what cannot be served is an error that names the file."""
+    if not folder.is_dir():
+        raise HandlerError(f"there is no folder {folder}; model_path must lead to the model's files")
+    modules = read_modules(folder)
+    inner = folder / modules.get("Transformer", "")
+    settings, config = read_json(inner / "sentence_bert_config.json"), read_json(inner / "config.json")
+    prompts = read_json(folder / "config_sentence_transformers.json")
+    lengths = (
+        settings.get("max_seq_length"),
+        read_json(inner / "tokenizer_config.json").get("model_max_length"),
+        config.get("max_position_embeddings"),
+    )
+    return SentenceModel(
+        weights=find(inner, *WEIGHTS),
+        tokenizer=find(inner, "tokenizer.json"),
+        config=config,
+        modes=read_modes(read_json(folder / modules.get("Pooling", "1_Pooling") / "config.json")),
+        normalises="Normalize" in modules,
+        max_seq_length=int(min((length for length in lengths if length), default=LONGEST)),
+        lowercases=settings.get("do_lower_case") is True,
+        prompts=prompts.get("prompts") or {},
+        default_prompt=prompts.get("default_prompt_name"),
+    )
+
+
+def read_modules(folder: Path) -> dict[str, str]:
+    """The steps of modules.json by kind, each with its folder; none without the file."""
+    steps: dict[str, str] = {}
+    for step in read_json(folder / "modules.json", kind=list):
+        kind = str(step.get("type", "")).rpartition(".")[2]
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise HandlerError(
+                f"modules.json has the step {kind or step}; sentence_embedder knows Transformer, Pooling and Normalize"
+            )
+        steps[kind] = str(step.get("path", ""))
+    return steps
+
+
+def read_json(path: Path, kind: type[Any] = dict) -> Any:
+    """The document in a file; an empty one when there is no such file."""
+    if not path.is_file():
+        return kind()
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise HandlerError(f"{path.name} is not valid JSON: {error}") from None
+    if not isinstance(document, kind):
+        raise HandlerError(f"{path.name} must hold a JSON {'object' if kind is dict else 'list'}")
+    return document
+
+
+def find(folder: Path, *names: str) -> Path:
+    """The first of these files that is there."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise HandlerError(f"there is no {' or '.join(names)} in {folder}; pack it with --extra-files, or set model_path")

@@ -1,0 +1,1 @@
+"""Documents around a handler's input and output."""

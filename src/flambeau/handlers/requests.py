@@ -1,0 +1,76 @@
+"""What the built-in handlers take out of a request, and ask of the call it came with."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sized
+from typing import TYPE_CHECKING, Any
+
+from flambeau.errors import BadRequest
+
+if TYPE_CHECKING:
+    from flambeau.worker.context import Context
+
+
+def value_of(row: Any) -> Any:
+    """What a request holds under `data` or `body`; a row that is no mapping was taken out by an envelope."""
+    if not isinstance(row, Mapping):
+        return row
+    for key in ("data", "body"):
+        value = row.get(key)
+        if value is not None and not (isinstance(value, Sized) and len(value) == 0):
+            return value
+    if "data" in row or "body" in row:
+        raise BadRequest("the request is empty")
+    raise BadRequest(f"the request has neither 'data' nor 'body'; it has {', '.join(map(repr, row)) or 'nothing'}")
+
+
+def decode_base64(text: Any) -> bytes:
+    """The bytes behind a base64 text, which may be broken into lines."""
+    if not isinstance(text, str):
+        raise BadRequest(f"base64 must be text, not {type(text).__name__}")
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"the text is not base64: {error}") from None
+
+
+def target_of(value: Any) -> int:
+    """The class that an explanation is asked about; form fields arrive as bytes."""
+    if isinstance(value, (bytes, bytearray)):
+        value = value.decode("utf-8", "replace")
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise BadRequest(f"target must be the number of a class, not {value!r}") from None
+
+
+def value_or_fields(row: Mapping[str, Any]) -> Any:
+    """The field `data` of a form or the plain body; a form without `data` as a whole."""
+    for key in ("data", "body"):
+        if row.get(key) is not None:
+            return row[key]
+    if "body" in row:
+        raise BadRequest("the body is null; send JSON with a value in it")
+    return dict(row)
+
+
+def parse_json_bytes(raw: bytes | bytearray, remedy: str) -> Any:
+    """JSON that came without its content type."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON ({error}); {remedy}") from None
+
+
+def is_describe(context: Context) -> bool:
+    """Whether this call is `describe?customized=true`."""
+    return bool(context.get_request_header(0, "describe") == "True")
+
+
+def refuse_explain(context: Context, handler: str) -> None:
+    """Answer /explanations with a reason."""
+    if context.get_request_header(0, "explain") == "True":
+        raise BadRequest(f"{handler} has no explanations; pack a handler of your own with explain_handle")

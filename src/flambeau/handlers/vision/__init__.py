@@ -1,0 +1,1 @@
+"""Images → classes, masks and boxes."""

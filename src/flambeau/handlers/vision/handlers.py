@@ -1,0 +1,194 @@
+"""Images → answers: image_classifier, image_segmenter and object_detector."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flambeau.errors import BadRequest
+from flambeau.handlers.base import BaseHandler
+from flambeau.handlers.explaining import integrated_gradients, recordable, with_gradients
+from flambeau.handlers.labels import map_class_to_label
+from flambeau.handlers.options import handler_options, read_count, read_number
+from flambeau.handlers.requests import decode_base64, target_of, value_of
+from flambeau.handlers.timing import timed
+from flambeau.handlers.vision.images import allow_any_size, open_image, to_float_tensor
+
+try:
+    from torchvision import transforms
+except ImportError as error:
+    raise ImportError("image handlers need torchvision: pip install 'flambeau[vision]'") from error
+except RuntimeError as error:  # its compiled operators were built for another torch
+    raise ImportError(
+        f"torchvision does not fit torch {torch.__version__} ({error}): install the two from one index, "
+        "with pip install 'flambeau[vision]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from flambeau.worker.context import Context
+
+EXPLAIN_STEPS = 15
+
+imagenet_processing = transforms.Compose(
+    [
+        transforms.Resize(256),
+        transforms.CenterCrop(224),
+        transforms.ToTensor(),
+        transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
+    ]
+)
+
+
+class VisionHandler(BaseHandler, abc.ABC):
+    """Rows → a batch of image tensors; subclasses say how an image is processed and what an output means.
+
+    A row is an image file, its base64 text, or nested lists of numbers, which are not processed.
+    """
+
+    image_processing: Callable[[Any], torch.Tensor] = transforms.ToTensor()
+    tensor_dimensions: int | None = None  # of nested lists; None: any number
+
+    def initialize(self, context: Context) -> None:
+        """Load the model; let PIL open images of any size if the server is told so."""
+        super().initialize(context)
+        if not context.system_properties.get("limit_max_image_pixels", True):
+            allow_any_size()
+
+    @cached_property
+    def ig(self) -> Any:
+        """Captum's IntegratedGradients of the model, made when it is first asked for."""
+        return integrated_gradients(self.model)
+
+    @timed
+    def preprocess(self, data: Sequence[Any]) -> Any:
+        """Rows → one tensor, images stacked."""
+        return torch.stack(self.read_images(data)).to(self.device)
+
+    def read_images(self, data: Sequence[Any]) -> list[torch.Tensor]:
+        """Rows → a tensor each."""
+        return [self.read_image(value_of(row)) for row in data]
+
+    def read_image(self, value: Any) -> torch.Tensor:
+        """An image file, its base64 text, or nested lists → a tensor."""
+        if isinstance(value, str):
+            value = decode_base64(value)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return self.image_processing(open_image(value))
+        return to_float_tensor(value, self.tensor_dimensions)
+
+    def get_insights(self, tensor_data: torch.Tensor, _: Any, target: Any = 0) -> list[Any]:
+        """How much each input number adds to the score of a class, by integrated gradients."""
+        number = target_of(target)
+        inputs = tensor_data.to(self.device, self.dtype)
+        attributions: torch.Tensor = with_gradients(
+            lambda: self.ig.attribute(recordable(inputs), target=number, n_steps=EXPLAIN_STEPS), number
+        )
+        insights: list[Any] = attributions.detach().tolist()
+        return insights
+
+
+class ImageClassifier(VisionHandler):
+    """The most probable classes of an image, with their probabilities; `handler: topk` says how many."""
+
+    topk = 5
+    image_processing = imagenet_processing
+    tensor_dimensions = 3
+
+    def initialize(self, context: Context) -> None:
+        """Load the model and take the number of classes to tell from model-config.yaml."""
+        super().initialize(context)
+        self.topk = read_count(handler_options(context.model_yaml_config), "topk", self.topk)
+
+    def set_max_result_classes(self, topk: int) -> None:
+        """Tell at most that many classes."""
+        self.topk = topk
+
+    def get_max_result_classes(self) -> int:
+        """How many classes are told at most."""
+        return self.topk
+
+    @timed
+    def postprocess(self, data: torch.Tensor) -> list[Any]:
+        """Scores → one dict of name → probability per image, in descending order."""
+        probabilities = torch.nn.functional.softmax(data, dim=1)
+        values, classes = torch.topk(probabilities, min(self.topk, probabilities.shape[1]), dim=1)
+        return map_class_to_label(values.tolist(), self.mapping, classes.tolist())
+
+
+class ImageSegmenter(VisionHandler):
+    """For each pixel, its most probable class and the probability."""
+
+    image_processing = imagenet_processing
+    tensor_dimensions = 3
+
+    @timed
+    def postprocess(self, data: Any) -> list[Any]:
+        """The `out` of a segmentation model, N × classes × H × W → H × W × [class, probability] per image."""
+        values, classes = torch.nn.functional.softmax(data["out"], dim=1).max(dim=1)
+        result: list[Any] = torch.stack([classes.type(values.dtype), values], dim=3).tolist()
+        return result
+
+    def get_insights(self, tensor_data: torch.Tensor, _: Any, target: Any = 0) -> list[Any]:
+        """A map of classes has no single score to explain."""
+        raise BadRequest("image_segmenter has no explanations; pack a handler of your own with get_insights")
+
+
+class ObjectDetector(VisionHandler):
+    """The objects in an image: name, box and score; `handler: threshold` is the least score told."""
+
+    threshold = 0.5
+    image_processing = transforms.ToTensor()
+    tensor_dimensions = 3
+
+    def initialize(self, context: Context) -> None:
+        """Load the model and take the least score to tell from model-config.yaml."""
+        super().initialize(context)
+        self.threshold = read_number(handler_options(context.model_yaml_config), "threshold", self.threshold)
+
+    @timed
+    def preprocess(self, data: Sequence[Any]) -> Any:
+        """Rows → one tensor if all images have one size, else a list of tensors."""
+        images = self.read_images(data)
+        if len({image.shape for image in images}) == 1:
+            return torch.stack(images).to(self.device)
+        return [image.to(self.device) for image in images]
+
+    @timed
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the model with a stacked batch, or with a list where sizes differ or TorchScript asks for one."""
+        is_stacked = isinstance(data, torch.Tensor) and not takes_a_list(self.model)
+        place = (self.device, self.dtype)
+        inputs = data.to(*place) if is_stacked else [image.to(*place) for image in data]
+        with torch.inference_mode():
+            return self.model(inputs, *args, **kwargs)
+
+    @timed
+    def postprocess(self, data: Any) -> list[Any]:
+        """Detections → per image, a list of objects with their score, in the model's order."""
+        if isinstance(data, tuple):  # scripted torchvision detectors return (losses, detections)
+            data = data[1]
+        return [self.to_objects(detections) for detections in data]
+
+    def to_objects(self, detections: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """The detections of one image that reach the threshold."""
+        boxes, labels, scores = (detections[key].tolist() for key in ("boxes", "labels", "scores"))
+        names = self.mapping
+        return [
+            {(names[str(label)] if names is not None else str(label)): box, "score": score}
+            for box, label, score in zip(boxes, labels, scores, strict=True)
+            if score >= self.threshold
+        ]
+
+    def get_insights(self, tensor_data: torch.Tensor, _: Any, target: Any = 0) -> list[Any]:
+        """A list of objects has no single score to explain."""
+        raise BadRequest("object_detector has no explanations; pack a handler of your own with get_insights")
+
+
+def takes_a_list(model: Any) -> bool:
+    """Whether a TorchScript model declares a list of images as its input."""
+    schema = getattr(getattr(model, "forward", None), "schema", None)
+    return schema is not None and len(schema.arguments) > 1 and str(schema.arguments[1].type).startswith("List")

@@ -1,0 +1,131 @@
+"""Replier: which jobs are open and which nobody waits for any more; sends what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from flambeau.wire.channel import WorkerChannel
+from flambeau.wire.messages import Cancel, Failed, Part, Request, Samples
+from flambeau.worker.context import Context
+from flambeau.worker.failures import to_failed
+from flambeau.worker.replies import check_result, check_size, to_body, to_part, to_parts
+
+CANCELLED = 499
+LOOK_EVERY_S = 0.001
+
+
+class Replier:
+    """The worker's side of its open jobs; it is also what a context reaches the server through."""
+
+    def __init__(self, channel: WorkerChannel, max_response_bytes: int) -> None:
+        self._channel = channel
+        self._max_bytes = max_response_bytes
+        self._cancelled: set[int] = set()
+        self._open: set[int] = set()  # jobs that are not answered yet
+        self._next_look = 0.0
+        self.may_poll = True  # False: another thread reads the channel, and notes cancellations
+        self.wake: Callable[[], object] | None = None  # only where many batches run at a time
+
+    # ---- which jobs there are ----
+
+    def open(self, jobs: Iterable[Request]) -> None:
+        """These jobs have been begun."""
+        self._open.update([request.job_id for request in jobs])
+
+    def refuse_cancelled(self, request: Request) -> bool:
+        """Answer a job that nobody waits for any more; False if somebody does."""
+        if request.job_id not in self._cancelled:
+            return False
+        self._forget(request.job_id)
+        self._channel.send([Failed([request.job_id], CANCELLED, "cancelled before it began")])
+        return True
+
+    def may_try_each(self, context: Context) -> bool:
+        """Whether the requests of a failed batch can be run one by one, so that one bad request fails alone."""
+        requests = context.requests
+        return len(requests) > 1 and not context.has_sent and all(r.job_id in self._open for r in requests)
+
+    def _forget(self, job_id: int) -> None:
+        self._open.discard(job_id)
+        self._cancelled.discard(job_id)
+
+    # ---- what becomes of them ----
+
+    def send_values(self, context: Context, values: Sequence[Any]) -> None:
+        """Send one chunk to each request of the batch, now."""
+        parts = to_parts(context, check_result(values, len(context.requests)), self._max_bytes, last=False)
+        context.has_sent = True
+        self._channel.send(parts)
+        os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the chunk now
+
+    def finish(self, context: Context, values: Sequence[Any]) -> None:
+        """Send the last part of each reply of the batch."""
+        parts = to_parts(context, values, self._max_bytes, last=True)
+        self._channel.send(parts)
+        for part in parts:
+            self._forget(part.job_id)
+
+    def send_one(self, context: Context, i: int, value: Any, *, last: bool) -> None:
+        """Send a part of one reply of the batch."""
+        job_id, processors = context.requests[i].job_id, context.touched_processors
+        body = to_body(value)
+        check_size(body, self._max_bytes)
+        part: Part = to_part(job_id, body, processors[i] if processors else None, last=last)
+        self._channel.send([part])
+        if last:
+            self._forget(job_id)
+
+    def fail(self, requests: Sequence[Request], error: BaseException) -> None:
+        """Fail those of the requests that are not answered yet."""
+        open_ids = [request.job_id for request in requests if request.job_id in self._open]
+        if open_ids:
+            self._channel.send([to_failed(open_ids, error)])
+        for job_id in open_ids:
+            self._forget(job_id)
+
+    def send_samples(self, context: Context) -> None:
+        """Send what the handler has measured."""
+        take = getattr(context.metrics, "take", None)
+        if take is not None and (samples := take()):
+            self._channel.send([Samples(samples)])
+
+    # ---- cancellation ----
+
+    def note_cancelled(self, job_ids: Iterable[int]) -> None:
+        """Nobody waits for these any more; those that are over are not kept."""
+        self._cancelled.update(self._open.intersection(job_ids))
+
+    def forget_cancelled(self, job_ids: Iterable[int]) -> None:
+        """A cancellation has its turn in a channel that is read in order: the jobs before it are over."""
+        self._cancelled.difference_update(job_ids)
+
+    def is_cancelled(self, job_id: int) -> bool:
+        """Whether nobody waits for that job any more; looks at what has just arrived."""
+        self._look_sometimes()
+        return job_id in self._cancelled
+
+    def all_cancelled(self, context: Context) -> bool:
+        """Whether nobody waits for any request of the batch."""
+        self._look_sometimes()
+        return bool(self._cancelled) and all(request.job_id in self._cancelled for request in context.requests)
+
+    def look_for_cancels(self) -> None:
+        """Take note of cancellations that wait in the channel; they stay there until their turn comes."""
+        if not self.may_poll:
+            return
+        arrived = self._channel.poll()
+        for message in arrived:
+            if type(message) is Cancel:
+                self._cancelled.update(self._open.intersection(message.job_ids) if self.wake else message.job_ids)
+        if arrived and self.wake:
+            self.wake()
+
+    def _look_sometimes(self) -> None:
+        """The same for callers in a tight loop."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_EVERY_S
+            self.look_for_cancels()

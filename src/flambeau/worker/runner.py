@@ -1,0 +1,153 @@
+"""Runner: one batch through the handler, from its requests to its replies."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from flambeau.wire.messages import Request, Run
+from flambeau.worker.context import Context
+from flambeau.worker.envelopes import Handle
+from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
+from flambeau.worker.replier import Replier
+from flambeau.worker.replies import check_result
+
+
+class Runner:
+    """Reads the inputs of a batch, calls the handler and has the replies sent."""
+
+    def __init__(self, handle: Handle, reader: InputReader, context: Context, replier: Replier) -> None:
+        self._handle = handle
+        self._reader = reader
+        self._context = context
+        self._replier = replier
+        context.connect(replier, read_headers)
+
+    def new_context(self) -> Context:
+        """A context for a batch that runs beside others."""
+        return copy.copy(self._context)
+
+    def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
+        """Read the inputs; jobs nobody waits for, or with a body that cannot be read, are answered now."""
+        self._replier.look_for_cancels()
+        rows, requests = [], []
+        for request in jobs:
+            if self._replier.refuse_cancelled(request):
+                continue
+            self._replier.open([request])
+            try:
+                rows.append(self._reader.read(request))
+                requests.append(request)
+            except Exception as error:
+                self._replier.fail([request], error)
+        context.begin(requests, [types_of(row) for row in rows])
+        return rows
+
+    # ---- one at a time ----
+
+    def run(self, run: Run) -> None:
+        """Run a batch to its end."""
+        context = self._context
+        rows = self.begin(context, run.jobs)
+        if rows:
+            self.answer(context, lambda: self._handle(rows, context))
+
+    def answer(self, context: Context, call: Callable[[], Any]) -> None:
+        """Call the handler and send what it returns."""
+        try:
+            result = call()
+            if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
+                self._replier.finish(context, result)
+            else:
+                self._reply(context, result)
+        except Exception as error:
+            if self._replier.may_try_each(context):
+                for request in [*context.requests]:
+                    self.run(Run([request]))
+                return
+            self._replier.fail(context.requests, error)
+        self._replier.send_samples(context)
+
+    def _reply(self, context: Context, result: Any) -> None:
+        """Any result but a plain list: a generator for the batch, or streams inside the list."""
+        if inspect.isgenerator(result):
+            self._stream_batch(context, result)
+            return
+        values = check_result(result, len(context.requests))
+        self._stream_each(context, values)
+
+    def _stream_batch(self, context: Context, chunks: Iterator[Any]) -> None:
+        """Each item the handler yields is a chunk for every request; the end of the generator ends them."""
+        try:
+            for item in chunks:
+                self._replier.send_values(context, as_values(context, item))
+                if self._replier.all_cancelled(context):
+                    break
+        finally:
+            chunks.close()  # type: ignore[attr-defined]
+        self._replier.finish(context, [b""] * len(context.requests))
+
+    def _stream_each(self, context: Context, values: Sequence[Any]) -> None:
+        """Generators inside the result are advanced in turn; plain values are answered at once."""
+        streams: dict[int, Iterator[Any]] = {}
+        context.has_sent = True
+        for i, value in enumerate(values):
+            if is_stream(value):
+                streams[i] = value
+            else:
+                self._replier.send_one(context, i, value, last=True)
+        while streams:
+            for i, stream in [*streams.items()]:
+                job_id = context.requests[i].job_id
+                try:
+                    self._replier.send_one(context, i, next(stream), last=False)
+                    if self._replier.is_cancelled(job_id):
+                        stream.close()  # type: ignore[attr-defined]
+                except StopIteration:
+                    del streams[i]
+                    self._replier.send_one(context, i, b"", last=True)
+                except Exception as error:  # the other streams of the batch go on
+                    del streams[i]
+                    self._replier.fail([context.requests[i]], error)
+
+    # ---- beside others ----
+
+    async def run_async(self, run: Run) -> None:
+        """Run a batch of an `async def` handler to its end."""
+        context = self.new_context()
+        rows = self.begin(context, run.jobs)
+        if not rows:
+            return
+        try:
+            result: Any = self._handle(rows, context)
+            if inspect.isawaitable(result):
+                result = await result
+            if inspect.isasyncgen(result):
+                async for item in result:
+                    self._replier.send_values(context, as_values(context, item))
+                    if self._replier.all_cancelled(context):
+                        await result.aclose()
+                        break
+                self._replier.finish(context, [b""] * len(context.requests))
+            else:
+                self._replier.finish(context, check_result(result, len(rows)))
+        except (Exception, asyncio.CancelledError) as error:
+            if self._replier.may_try_each(context):
+                for request in [*context.requests]:
+                    await self.run_async(Run([request]))
+                return
+            self._replier.fail(context.requests, error)
+        self._replier.send_samples(context)
+
+
+def as_values(context: Context, item: Any) -> Sequence[Any]:
+    """What a generator yielded, as one value per request; a lone request needs no list around it."""
+    return item if isinstance(item, list) or len(context.requests) > 1 else [item]
+
+
+def is_stream(value: Any) -> bool:
+    """Whether a value of a result is to be sent piece by piece."""
+    return inspect.isgenerator(value)

@@ -1,0 +1,135 @@
+"""Texts → vectors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flambeau.errors import BadRequest, HandlerError
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+
+from flambeau.handlers.embedding.handler import FREE_PADDING, SentenceEmbedder, plan_groups  # noqa: E402
+from flambeau.wire.messages import Request  # noqa: E402
+from flambeau.worker.context import Context  # noqa: E402
+from support.plain_bert import plain_forward  # noqa: E402
+from support.sentence_models import minilm_folder, save_bert_folder, save_onnx_folder  # noqa: E402
+
+
+def load(folder, **options) -> SentenceEmbedder:
+    embedder = SentenceEmbedder()
+    embedder.initialize(context(folder, **options))
+    return embedder
+
+
+def context(folder=".", count=0, **options) -> Context:
+    made = Context("m", str(folder), None, 1, None, "0", model_yaml_config={"handler": options})
+    made.begin([Request(job_id=i, request_id=str(i), headers=[], body=b"") for i in range(count)], [None] * count)
+    return made
+
+
+def ask(embedder, *bodies):
+    rows = [{"body": body} for body in bodies]
+    return [json.loads(reply) for reply in embedder.handle(rows, context(count=len(rows)))]
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return load(minilm_folder())
+
+
+def test_known_components_of_a_known_sentence(minilm):
+    [vector] = ask(minilm, "This is an example sentence")
+    assert vector[:3] == pytest.approx([0.0676, 0.0635, 0.0487], abs=1e-3)
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+
+
+def test_real_model_equals_the_plain_computation(minilm):
+    from safetensors.torch import load_file
+
+    tensors = load_file(minilm_folder() / "model.safetensors")
+    texts = ["Hello, world!", "Voilà: a somewhat longer sentence, with words like 'tokenization' in it."]
+    for text, got in zip(texts, ask(minilm, texts)[0], strict=True):
+        ids = minilm.tokenizer.encode(text).ids
+        vector = plain_forward(tensors, ids, num_layers=6, num_heads=12).mean(0)
+        assert got == pytest.approx((vector / vector.norm()).tolist(), abs=1e-5)
+
+
+def test_close_meanings_are_closer_than_far_ones(minilm):
+    [vectors] = ask(
+        minilm, ["A man is eating food.", "Someone has a meal.", "The stock market fell.", "Shares lost value today."]
+    )
+    likeness = np.array(vectors) @ np.array(vectors).T
+    assert min(likeness[0, 1], likeness[2, 3]) > 0.4
+    assert likeness[:2, 2:].max() < 0.2
+
+
+def test_vector_does_not_depend_on_neighbours(minilm):
+    texts = ["short", "a text of some more words than that", "word " * 200, "another", "and " * 20] * 3
+    alone = [ask(minilm, text)[0] for text in texts[:5]] * 3
+    assert np.abs(np.array(ask(minilm, texts)[0]) - np.array(alone)).max() < 1e-5
+    assert np.abs(np.array(ask(minilm, *texts)) - np.array(alone)).max() < 1e-5
+
+
+def test_long_text_is_cut(minilm):
+    cut, longer = ask(minilm, "word " * 254, "word " * 5000)
+    assert longer == pytest.approx(cut, abs=1e-6)
+    shorter = load(minilm_folder(), max_seq_length=16)
+    assert shorter.describe_handle()["maxSequenceLength"] == 16
+    assert ask(shorter, "word " * 14) == ask(shorter, "word " * 50)
+
+
+def test_pooling_normalisation_and_prompts_come_from_the_folder(tmp_path):
+    documents = {
+        "1_Pooling/config": {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True},
+        "config_sentence_transformers": {"prompts": {"far": "far away and "}},
+    }
+    embedder = load(save_bert_folder(tmp_path, **documents))
+    assert embedder.describe_handle()["dimensions"] == 32
+    plain, asked, again = ask(
+        embedder, "the cat", {"text": "the cat", "prompt_name": "far"}, {"text": "far away and the cat"}
+    )
+    assert asked == pytest.approx(again, abs=1e-6)
+    assert plain != pytest.approx(again, abs=1e-2)
+    assert np.linalg.norm(plain) > 2
+    [unit] = ask(embedder, {"text": "the cat", "normalize": True})
+    assert unit == pytest.approx((np.array(plain) / np.linalg.norm(plain)).tolist(), abs=1e-6)
+    with pytest.raises(BadRequest, match="no prompt 'near'; it has far"):
+        ask(embedder, {"text": "the cat", "prompt_name": "near"})
+
+
+def test_onnx_encoder_is_pooled_here(tmp_path):
+    embedder = load(save_onnx_folder(tmp_path))
+    one, two = ask(embedder, "the", ["a cat", "dog"])
+    assert one == pytest.approx([(2 + 4 + 3) / 3, 2 * (2 + 4 + 3) / 3])
+    assert two[0] == pytest.approx([(2 + 5 + 6 + 3) / 4, 2 * (2 + 5 + 6 + 3) / 4])
+    assert two[1] == pytest.approx([(2 + 7 + 3) / 3, 2 * (2 + 7 + 3) / 3])
+    assert embedder.describe_handle()["weights"] == "model.onnx"
+
+
+def test_broken_tokenizer_is_named(tmp_path):
+    save_onnx_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(HandlerError, match=r"tokenizer\.json could not be loaded"):
+        load(tmp_path)
+
+
+@given(st.lists(st.integers(1, 256), min_size=1, max_size=80), st.integers(64, 4096))
+def test_groups_hold_every_text_once_within_their_budget(lengths, max_tokens):
+    groups = plan_groups(lengths, max_tokens)
+    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+    for group in groups:
+        area = max(lengths[place] for place in group) * len(group)
+        real = sum(lengths[place] for place in group)
+        assert len(group) == 1 or area <= max_tokens
+        assert area - real <= max(FREE_PADDING, 0.25 * real)
+
+
+def test_texts_of_one_length_share_groups():
+    assert [len(group) for group in plan_groups([8] * 100, 512)] == [64, 36]

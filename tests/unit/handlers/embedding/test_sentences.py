@@ -1,0 +1,81 @@
+"""A request's value → texts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flambeau.errors import BadRequest
+from flambeau.handlers.embedding.sentences import read_ask
+
+
+@pytest.mark.parametrize(
+    ("value", "texts", "is_one"),
+    [
+        ("a b", ["a b"], True),
+        (["a", "b"], ["a", "b"], False),
+        (["a"], ["a"], False),
+        ({"text": "a"}, ["a"], True),
+        ({"input": "a", "model": "m", "user": "u", "encoding_format": "float"}, ["a"], True),
+        ({"input": ["a", "b"]}, ["a", "b"], False),
+        ({"inputs": ["a"]}, ["a"], False),
+        ({"text": bytearray("grüße".encode())}, ["grüße"], True),
+        (bytearray(b"plain text"), ["plain text"], True),
+        (b'{"text": "a"}', ["a"], True),
+        (b'["a"]', ["a"], False),
+    ],
+)
+def test_every_spelling_is_understood(value, texts, is_one):
+    ask = read_ask(value, 10)
+    assert (ask.texts, ask.is_one) == (texts, is_one)
+
+
+def test_options_travel_with_the_texts():
+    ask = read_ask({"text": "a", "normalize": False, "prompt_name": "query"}, 10)
+    assert (ask.normalize, ask.prompt_name) == (False, "query")
+    ask = read_ask({"text": "a", "normalize": None}, 10)
+    assert (ask.normalize, ask.prompt_name) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("", "text 0 is empty"),
+        ("  \n", "text 0 is empty"),
+        (["a", ""], "text 1 is empty"),
+        ([], "no text to embed"),
+        (5, "text 0 is int"),
+        (float("nan"), "text 0 is float"),
+        (["a", None], "text 1 is NoneType"),
+        ([["a"]], "text 0 is list"),
+        ({}, "has no text"),
+        ({"text": "a", "input": "b"}, "has text and input"),
+        ({"text": {"a": 1}}, "text 0 is dict"),
+        ({"text": "a", "normalise": True}, "the request has normalise; .* may have normalize, prompt_name"),
+        ({"text": "a", "normalize": "yes"}, "normalize must be true or false"),
+        ({"text": "a", "prompt_name": 3}, "prompt_name must be text"),
+        ({"input": "a", "encoding_format": "base64"}, "only be float"),
+        (bytearray(b"\xff\xfe"), "not UTF-8"),
+        (bytearray(b'{"text": '), "not valid JSON .* text/plain"),
+        (["a"] * 11, r"11 texts; at most 10 \(max_texts\)"),
+        ("\ud800", "half a surrogate pair"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(value, reason):
+    with pytest.raises(BadRequest, match=reason):
+        read_ask(value, 10)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+KEYS = st.sampled_from(["text", "input", "inputs", "normalize", "prompt_name", "model", "x"])
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner)))
+def test_whatever_is_sent_is_texts_or_a_bad_request(value):
+    try:
+        ask = read_ask(value, 3)
+    except BadRequest:
+        return
+    assert 1 <= len(ask.texts) <= 3
+    assert all(isinstance(text, str) and text.strip() for text in ask.texts)

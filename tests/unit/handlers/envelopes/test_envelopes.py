@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flambeau.errors import BadRequest, HandlerError
+from flambeau.handlers.envelopes.envelopes import BodyEnvelope, JSONEnvelope, KServeEnvelope, KServev2Envelope
+from flambeau.wire.messages import Request
+from flambeau.worker.context import Context
+from flambeau.worker.inputs import read_headers
+
+
+def context(count=1, kind="predict"):
+    context = Context("m", "/", {"model": {"modelName": "named", "modelVersion": "2"}}, 1, None, "1")
+    context.connect(None, read_headers)
+    context.begin([Request(i, f"id-{i}", [], b"", kind) for i in range(count)], [None] * count)
+    return context
+
+
+def same(data, context):
+    return [*data]
+
+
+def tensor(name, *data):
+    return {"name": name, "shape": [len(data)], "datatype": "INT64", "data": [*data]}
+
+
+def test_instances_may_be_the_fields_of_the_row():
+    assert JSONEnvelope(same).handle([{"instances": [1]}], context()) == ['{"predictions": [1]}']
+
+
+@pytest.mark.parametrize(
+    ("instance", "given"),
+    [
+        ({"b64": "aGk="}, b"hi"),
+        ({"x": {"b64": "aGk="}, "y": 1}, {"x": b"hi", "y": 1}),
+        ({"b64": "aGk=", "y": 1}, {"b64": "aGk=", "y": 1}),
+        ({"x": {"y": {"b64": "aGk="}}}, {"x": {"y": {"b64": "aGk="}}}),
+        ([1], [1]),
+    ],
+)
+def test_bytes_are_decoded_one_level_deep(instance, given):
+    seen = []
+    JSONEnvelope(lambda data, context: seen.extend(data)).handle([{"body": {"instances": [instance]}}], context())
+    assert seen == [given]
+
+
+def test_lone_request_gets_all_results_however_many():
+    assert KServeEnvelope(lambda data, context: [9]).handle([{"body": {"instances": [1, 2]}}], context()) == [
+        {"predictions": [9]}
+    ]
+
+
+def test_batch_whose_results_cannot_be_parted_is_an_error():
+    rows = [{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}]
+    with pytest.raises(HandlerError, match="1 results for 3 instances"):
+        KServeEnvelope(lambda data, context: [9]).handle(rows, context(2))
+
+
+def test_explanations_have_a_name_of_their_own():
+    rows = [{"body": b'{"instances": [1]}'}]
+    assert KServeEnvelope(same).handle(rows, context(kind="explain")) == [{"explanations": [1]}]
+
+
+def test_v2_tells_names_and_id_during_the_call_only():
+    told = context()
+    seen = []
+
+    def handle(data, context):
+        seen.append((context.input_names, context.input_request_id))
+        return [row["data"] for row in data]
+
+    document = {"id": "mine", "inputs": [tensor("a", 1), tensor("b", 2, 3)]}
+    [answer] = KServev2Envelope(handle).handle([{"body": document}], told)
+    assert seen == [(["a", "b"], "mine")]
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("mine", "named", "2")
+    assert not hasattr(told, "input_names")
+    assert not hasattr(told, "input_request_id")
+
+
+def test_v2_blank_id_is_replaced_by_the_requests():
+    document = {"id": " ", "inputs": [tensor("a", 1)]}
+    [answer] = KServev2Envelope(lambda data, context: [[1]]).handle([{"body": document}], context())
+    assert answer["id"] == "id-0"
+
+
+def test_v2_more_results_than_inputs_is_an_error():
+    with pytest.raises(HandlerError, match="2 results for 1 inputs"):
+        KServev2Envelope(lambda data, context: [1, 2]).handle([{"body": {"inputs": [tensor("a", 1)]}}], context())
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"[1]", b"{}", b'{"instances": {}}', 3])
+@pytest.mark.parametrize("kind", [JSONEnvelope, KServeEnvelope, KServev2Envelope])
+def test_bad_documents_are_refused(kind, body):
+    with pytest.raises(BadRequest):
+        kind(same).handle([{"body": body}], context())
+
+
+def test_description_and_initialisation_pass_by_the_envelope():
+    assert JSONEnvelope(lambda data, context: ["described"]).handle([{}], context(kind="describe")) == ["described"]
+    assert JSONEnvelope(lambda data, context: data).handle(None, context()) is None
+
+
+def test_streams_pass_through_as_they_are():
+    def chunks(data, context):
+        yield from data
+
+    assert [*BodyEnvelope(chunks).handle([{"body": 1}, {"data": 2}], context(2))] == [1, 2]
+
+
+def test_async_handlers_are_awaited():
+    async def handle(data, context):
+        return [*data]
+
+    assert asyncio.run(JSONEnvelope(handle).handle([{"instances": [1]}], context())) == ['{"predictions": [1]}']

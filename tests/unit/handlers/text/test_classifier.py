@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from flambeau.errors import BadRequest, HandlerError
+from flambeau.handlers.text.classifier import TextBatch, TextClassifier, text_of
+from flambeau.handlers.text.cleaning import expand_contractions, remove_accents, remove_html_tags, remove_punctuation
+from flambeau.worker.context import Context
+from support.packing import NETWORKS
+
+
+@pytest.fixture
+def handler(tmp_path):
+    (tmp_path / "tiny_text.py").write_text((NETWORKS / "tiny_text.py").read_text())
+    torch.save(["<pad>", "a", "day"], tmp_path / "source_vocab.pt")
+    handler = TextClassifier()
+    handler.initialize(Context("m", str(tmp_path), {"model": {"modelFile": "tiny_text.py"}}, 1, None, "1"))
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("step", "text", "plain"),
+    [
+        (remove_html_tags, "a <b class='x>y'>c</b>&amp;&#39;&#x2f;&AMP; 1 < 2", "a y'>c&AMP; 1 < 2"),
+        (remove_html_tags, "a <b\n> c", "a <b\n> c"),
+        (expand_contractions, "It's Can't can't've 'cause rock'n'roll", "It is Cannot cannot have because rocknroll"),
+        (expand_contractions, "I'd I'm we've he'll", "I would I am we have he will"),
+        (remove_accents, "Café ﬁn 日本", "Cafe fin "),
+        (remove_punctuation, "a.b, (c)! 5%", "ab c 5"),
+    ],
+)
+def test_each_step_makes_a_text_plainer(step, text, plain):
+    assert step(text) == plain
+
+
+@pytest.mark.parametrize("text", ["<" * 500_000, "&" * 500_000, "&a" * 300_000, "'" * 500_000, "<>" * 300_000])
+def test_hostile_texts_take_no_longer_than_others(text):
+    began = time.perf_counter()
+    TextClassifier().clean(text)
+    assert time.perf_counter() - began < 5
+
+
+def test_methods_that_subclasses_use_exist(handler):
+    assert handler._remove_html_tags("<a>b") == "b"
+    assert handler._expand_contractions("it's") == "it is"
+    assert handler._remove_accented_characters("é") == "e"
+    assert handler._remove_puncutation("a!") == handler._remove_punctuation("a!") == "a"
+    assert handler._tokenize("A day.") == ["a", "day", "."]
+    assert handler.get_word_token(["Ġa", "day"]) == ["a", "day"]
+    summary = handler.summarize_attributions(torch.tensor([[[3.0, 0], [2.0, 2.0]]]))
+    assert summary.tolist() == pytest.approx([0.6, 0.8])
+
+
+def test_offsets_say_where_each_text_begins(handler):
+    batch = handler.preprocess([{"data": "a day"}, {"body": b"day"}, "a"])
+    assert batch.indices.tolist() == [1, 2, 2, 1]
+    assert batch.offsets.tolist() == [0, 2, 3]
+    assert batch.words == [["a", "day"], ["day"], ["a"]]
+    assert len(handler.postprocess(handler.inference(batch))) == 3
+
+
+def test_pair_of_an_older_preprocess_still_infers(handler):
+    indices = torch.tensor([1, 2])
+    batch = TextBatch(indices, torch.tensor([0]), [])
+    assert torch.equal(handler.inference((indices, "a day")), handler.inference(batch))
+
+
+def test_explanations_need_an_eager_model_with_an_embedding(handler):
+    batch = handler.preprocess([{"data": "a day"}])
+    assert len(handler.get_insights(batch, None)[0]["importances"]) == 2
+    handler.model = torch.nn.Linear(1, 1)
+    with pytest.raises(BadRequest, match="embedding"):
+        handler.get_insights(batch, None)
+
+
+def test_layer_that_is_no_bag_is_explained_by_captums_layer_attribution(handler):
+    class Summing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(3, 4)
+            self.fc = torch.nn.Linear(4, 2)
+
+        def forward(self, text, offsets):
+            return self.fc(self.embedding(text))
+
+    handler.model = Summing()
+    [insight] = handler.get_insights(handler.preprocess([{"data": "a day"}]), None, 1)
+    vectors = handler.model.embedding.weight
+    exact = ((vectors[[1, 2]] - vectors[0]) @ handler.model.fc.weight[1]).detach()
+    assert insight["importances"] == pytest.approx((exact / exact.norm()).tolist(), abs=1e-3)
+
+
+def test_missing_vocabulary_is_told_with_the_remedy(tmp_path):
+    with pytest.raises(HandlerError, match=r"source_vocab.*--extra-files"):
+        TextClassifier().get_source_vocab_path(Context("m", str(tmp_path), None, 1, None, "1"))
+
+
+def test_manifest_may_name_the_vocabulary(tmp_path):
+    (tmp_path / "words.pt").write_bytes(b"")
+    context = Context("m", str(tmp_path), {"model": {"sourceVocab": "words.pt"}}, 1, None, "1")
+    assert TextClassifier().get_source_vocab_path(context) == str(tmp_path / "words.pt")
+
+
+def test_only_text_is_text():
+    assert text_of(bytearray("grüße".encode())) == "grüße"
+    for value in (b"\xff", 3, ["a"], {"a": 1}):
+        with pytest.raises(BadRequest):
+            text_of(value)
