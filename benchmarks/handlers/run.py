@@ -2,7 +2,7 @@
 
     python benchmarks/handlers/run.py [--rounds 3] [--seconds 5] [--only tax,pipeline,compile,weights]
 
-Each experiment alternates its variants in one run, and the result is a ratio of medians.
+Each experiment alternates its variants in short turns; a result is the median of the ratios of neighbouring turns.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stand import MODELS, bare_loop, median, pack_model, photo, pss_mb, serving
+from stand import MODELS, bare_loop, median, pack_model, photo, pss_mb, ratio, serving
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
 import machine
@@ -54,26 +54,26 @@ def tax(folder: Path, rounds: int, seconds: float) -> Report:
     bare: list[float] = []
     with serving(archive) as server, bare_loop(archive, body, 1, folder, CORES) as loop:
         server.rate(body, clients=2, seconds=1)
-        for number in range(rounds * 2):  # short turns, so that both see the same weather
-            one = lambda: served.append(server.rate(body, clients=2, seconds=seconds))  # noqa: E731
-            other = lambda: bare.append(loop.rate(seconds))  # noqa: E731
+        for number in range(rounds * 4):  # short turns, so that both see the same weather
+            one = lambda: served.append(server.rate(body, clients=2, seconds=seconds / 2))  # noqa: E731
+            other = lambda: bare.append(loop.rate(seconds / 2))  # noqa: E731
             for turn in (one, other) if number % 2 else (other, one):
                 turn()
     two: list[float] = []
     four: list[float] = []
     with serving(archive, workers=2) as pair, serving(archive, workers=4) as quartet:
-        for number in range(rounds * 2):
-            one = lambda: two.append(pair.rate(body, clients=8, seconds=seconds))  # noqa: E731
-            other = lambda: four.append(quartet.rate(body, clients=8, seconds=seconds))  # noqa: E731
+        for number in range(rounds * 4):
+            one = lambda: two.append(pair.rate(body, clients=8, seconds=seconds / 2))  # noqa: E731
+            other = lambda: four.append(quartet.rate(body, clients=8, seconds=seconds / 2))  # noqa: E731
             for turn in (one, other) if number % 2 else (other, one):
                 turn()
     return {
         "served_per_s": median(served),
         "bare_per_s": median(bare),
-        "served_to_bare": round(median(served) / median(bare), 3),
+        "served_to_bare": ratio(served, bare),
         "two_workers_per_s": median(two),
         "four_workers_per_s": median(four),
-        "four_to_two": round(median(four) / median(two), 3),
+        "four_to_two": ratio(four, two),
     }
 
 
@@ -92,13 +92,13 @@ def pipeline(folder: Path, rounds: int, seconds: float) -> Report:
     with serving(archives["plain"]) as plain, serving(archives["pipelined"]) as pipelined:
         if plain.post(body) != pipelined.post(body):
             raise RuntimeError("the answers differ")
-        for number in range(rounds * 2):
+        for number in range(rounds * 4):
             for name, server in (("plain", plain), ("pipelined", pipelined))[:: 1 if number % 2 else -1]:
-                rates[name].append(server.rate(body, clients=12, seconds=seconds))
+                rates[name].append(server.rate(body, clients=12, seconds=seconds / 2))
     return {
         "plain_per_s": median(rates["plain"]),
         "pipelined_per_s": median(rates["pipelined"]),
-        "gain": round(median(rates["pipelined"]) / median(rates["plain"]), 3),
+        "gain": ratio(rates["pipelined"], rates["plain"]),
     }
 
 
@@ -126,13 +126,13 @@ def compile_gain(folder: Path, rounds: int, seconds: float) -> Report:
         ):
             raise RuntimeError("the answers differ")
         eager.rate(body, clients=16, seconds=1)
-        for number in range(rounds * 2):
+        for number in range(rounds * 4):
             for name, server in (("eager", eager), ("compiled", fast))[:: 1 if number % 2 else -1]:
-                rates[name].append(server.rate(body, clients=16, seconds=seconds))
+                rates[name].append(server.rate(body, clients=16, seconds=seconds / 2))
     return {
         "eager_per_s": median(rates["eager"]),
         "compiled_per_s": median(rates["compiled"]),
-        "gain": round(median(rates["compiled"]) / median(rates["eager"]), 3),
+        "gain": ratio(rates["compiled"], rates["eager"]),
         "first_compilation_s": round(cold_s, 2),
         "from_cache_s": round(warm_s, 2),
     }

@@ -202,3 +202,8 @@ def pss_mb(pids: list[int]) -> tuple[float, float]:
 
 def median(values: list[float]) -> float:
     return round(statistics.median(values), 3)
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median of the ratios of neighbouring turns: both saw the same weather, and one bad turn does not count."""
+    return median([one / other for one, other in zip(ours, theirs, strict=True)])

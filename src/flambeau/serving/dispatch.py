@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from flambeau.serving.batching import BatchLimits, may_send_ahead, wait_s
+from flambeau.serving.crowding import Crowd
 from flambeau.serving.job import Job
 from flambeau.serving.queue import JobQueue
 from flambeau.serving.remote_worker import RemoteWorker
@@ -23,6 +24,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._is_woken = False
+        self.crowd: Crowd | None = None  # where there are more workers than cores
 
     def add(self, job: Job) -> None:
         """Queue a job and see that it is sent.
@@ -63,17 +65,27 @@ class Dispatcher:
     def _pick(self, num_waiting: int) -> RemoteWorker | None:
         """The least busy worker that can take another batch."""
         best: RemoteWorker | None = None
+        may_wake = self.crowd is None or not self._is_crowded(self.crowd)
         for worker in self._workers:
             if not worker.is_ready or worker.is_retiring:
                 continue
             load = len(worker.batches)
             if not load:
-                return worker
+                if may_wake:
+                    return worker
+                continue
             if best is not None and load >= len(best.batches):
                 continue
             if self._may_send_beside(worker) if worker.is_concurrent else self._may_send_ahead(worker, num_waiting):
                 best = worker
         return best
+
+    def _is_crowded(self, crowd: Crowd) -> bool:
+        """Whether as many workers compute as there are cores for them."""
+        limit = crowd.limit
+        if limit is None:
+            return False
+        return sum(bool(worker.batches) and worker.pid not in crowd.sleeping for worker in self._workers) >= limit
 
     def _may_send_beside(self, worker: RemoteWorker) -> bool:
         """Whether a worker that runs many jobs may get one more; one that may be poisonous is run alone."""

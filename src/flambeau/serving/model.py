@@ -16,6 +16,7 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied
 from flambeau.metrics.registry import Metrics
 from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
+from flambeau.serving.crowding import Crowd
 from flambeau.serving.devices import count_cores
 from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.job import Job
@@ -69,6 +70,7 @@ class Model:
         self.max_workers = config.max_workers
         self.answers: Counter[int] = Counter()
         self._host = host
+        self._num_cores = count_cores()
         self._workers: list[RemoteWorker] = []
         self._watch: asyncio.Task[None] | None = None
         limits = BatchLimits(size=config.batch_size, delay_s=config.batch_delay_s)
@@ -182,8 +184,17 @@ class Model:
             await asyncio.sleep(CHECK_S)
             for worker in self._workers:
                 self._check(worker)
+            self._look_at_crowd()
             if len(self._workers) > 1:
                 self._dispatcher.rebalance()
+
+    def _look_at_crowd(self) -> None:
+        if len(self._workers) <= self._num_cores:
+            self._dispatcher.crowd = None
+            return
+        crowd = self._dispatcher.crowd = self._dispatcher.crowd or Crowd(self._num_cores)
+        crowd.look(self._workers)
+        self._dispatcher.feed()
 
     def _check(self, worker: RemoteWorker) -> None:
         timeout, limit_mb = self.config.response_timeout_s, self.config.memory_limit_mb
@@ -220,7 +231,7 @@ class Model:
             envelope=server.service_envelope if self.config.envelope is None else self.config.envelope,
             watch=server.watch and not self.source.is_temporary,
         )
-        threads = threads_per_worker(count_cores(), self.max_workers)
+        threads = threads_per_worker(self._num_cores, self.max_workers)
         spec = WorkerSpec(
             id=slot.id,
             load=load,

@@ -18,6 +18,9 @@ class DeclareOperators:
         if name == "torchvision" and not self.libraries:
             import torch
 
+            self.libraries.append(torch)
+            if torch.version.cuda is not None:
+                return
             library = torch.library.Library("torchvision", "DEF")
             self.libraries.append(library)
             for operator in ("nms", "qnms"):
