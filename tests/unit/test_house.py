@@ -34,7 +34,7 @@ ALLOWED = {  # who may import whom, at load time
     "testing": {"archive", "config", "worker", "wire", "(root)"},
     "handlers": {"errors", "importing"},
     "examples": {"archive", "handlers", "errors"},
-    "archive": {"errors", "(root)"},
+    "archive": {"config", "errors", "(root)"},
     "config": {"errors"},
     "metrics": set(),
     "wire": set(),

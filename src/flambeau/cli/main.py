@@ -32,7 +32,7 @@ DEFAULT_INFERENCE, DEFAULT_MANAGEMENT = "http://127.0.0.1:8080", "http://127.0.0
 def serve(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="A handler file, an archive, a model folder or a model store; none: a small example."),
+        typer.Argument(help="A handler file, a model file, an archive, a model folder or a store; none: an example."),
     ] = None,
     model_store: Annotated[Path | None, typer.Option(help="Where models are registered from at run time.")] = None,
     name: Annotated[str | None, typer.Option(help="The name of the model; else from its manifest or file.")] = None,
@@ -107,7 +107,7 @@ def predict(
 
 @app.command()
 def run(
-    handler: Annotated[Path, typer.Argument(help="A handler file, model folder or archive.")],
+    handler: Annotated[Path, typer.Argument(help="A handler file, model file, model folder or archive.")],
     input_file: Annotated[
         list[Path] | None, typer.Option("--input", "-i", help="A request body; several make a batch.")
     ] = None,
@@ -123,7 +123,7 @@ def run(
 
 @app.command()
 def check(
-    handler: Annotated[Path, typer.Argument(help="A handler file, model folder or archive.")],
+    handler: Annotated[Path, typer.Argument(help="A handler file, model file, model folder or archive.")],
     samples: Annotated[Path, typer.Option(help="A folder of request bodies that the handler should answer.")],
     batch_size: Annotated[int, typer.Option(min=1, help="The most requests to run together.")] = 4,
     content_type: Annotated[str | None, typer.Option(help="Else guessed from each file's name.")] = None,

@@ -16,19 +16,19 @@ from flambeau.wire.messages import Load, Request
 
 @contextmanager
 def opened(path: Path, *, batch_size: int) -> Iterator[Load]:
-    """The model at a path: a handler file, a folder, or an archive, which is unpacked for so long."""
+    """The model at a path: a handler file, a model file, a folder, or an archive, which is unpacked for so long."""
     if not path.exists():
-        raise ConfigError(f"{path} does not exist; name a handler file, a model folder or an archive")
+        raise ConfigError(f"{path} does not exist; name a handler file, a model file, a model folder or an archive")
     store = Store(None)
     try:
         source = store.open_path(path)
         manifest = source.manifest
-        fallback = path.name if path.suffix == ".py" else "handler.py"
+        is_handler = path.suffix == ".py"
         yield Load(
-            model=manifest.model_name if manifest else path.stem,
+            model=manifest.model_name if manifest and not is_handler else path.stem,
             version=manifest.version if manifest else "1.0",
             folder=str(source.folder),
-            handler=manifest.handler if manifest and manifest.handler else fallback,
+            handler=path.name if is_handler else (manifest.handler if manifest else "") or "handler.py",
             batch_size=batch_size,
             gpu_id=None,
             decode_input=True,

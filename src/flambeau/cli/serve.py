@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES
 from flambeau.archive.manifest import MANIFEST
 from flambeau.cli.progress import Progress
 from flambeau.config.logs import set_up_server_logs
@@ -87,21 +88,29 @@ def store_of(paths: Sequence[Path], named: Path | None) -> Path | None:
 
 def is_model(folder: Path) -> bool:
     """Whether a folder is a model, not a store of models."""
-    return (folder / MANIFEST).is_file() or (folder / "handler.py").is_file()
+    return any((folder / name).is_file() for name in (MANIFEST, "handler.py", CONFIG))
 
 
 def plans_for(path: Path, wishes: Wishes) -> Iterator[Plan]:
     """The models that a path on the command line stands for."""
     if not path.exists():
-        raise ConfigError(f"{path} does not exist; name a handler file, an archive, a model folder or a model store")
+        raise ConfigError(
+            f"{path} does not exist; name a handler file, a model file, an archive, a model folder or a store"
+        )
     if path.suffix == ".py":
         yield Plan(path=path, name=wishes.name or path.stem, handler=wishes.handler or path.name)
+    elif path.suffix in MODEL_SUFFIXES:
+        yield Plan(path=path, name=wishes.name or path.stem, handler=wishes.handler)
     elif path.is_file() and not path.name.endswith(ARCHIVE_SUFFIXES):
-        raise ConfigError(f"{path} is not a handler file (.py) and not an archive ({', '.join(ARCHIVE_SUFFIXES)})")
+        raise ConfigError(
+            f"{path} is not a handler file (.py), not a model file ({', '.join(MODEL_SUFFIXES)}) and not an archive "
+            f"({', '.join(ARCHIVE_SUFFIXES)})"
+        )
     elif path.is_file() or (path / MANIFEST).is_file():
         yield Plan(path=path, name=wishes.name, handler=wishes.handler)
-    elif is_model(path):
-        yield Plan(path=path, name=wishes.name or path.resolve().name, handler=wishes.handler or "handler.py")
+    elif is_model(path) or (wishes.handler and not models_in(path)):
+        own = "handler.py" if (path / "handler.py").is_file() else None
+        yield Plan(path=path, name=wishes.name or path.resolve().name, handler=wishes.handler or own)
     else:
         found = models_in(path)
         if not found:

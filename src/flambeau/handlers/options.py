@@ -37,9 +37,11 @@ class HandlerOptions:
 def read_handler_options(context: Context, known: Mapping[str, type]) -> HandlerOptions:
     """The options a model gives its handler."""
     section = context.model_yaml_config.get("handler") or {}
+    if isinstance(section, str):  # it only names the handler
+        section = {}
     if not isinstance(section, Mapping):
         raise HandlerError(f"the handler section of the model's YAML must hold keys and values, not {section!r}")
-    return HandlerOptions(section, known)
+    return HandlerOptions({key: value for key, value in section.items() if key != "name"}, known)
 
 
 def resolve_model_path(folder: Path, model_path: str | None) -> Path:

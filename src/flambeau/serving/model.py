@@ -231,7 +231,8 @@ class Model:
             envelope=server.service_envelope if self.config.envelope is None else self.config.envelope,
             watch=server.watch and not self.source.is_temporary,
         )
-        threads = threads_per_worker(self._num_cores, self.max_workers)
+        is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
+        threads = threads_per_worker(self._num_cores, self.max_workers, is_pipelined=is_pipelined)
         spec = WorkerSpec(
             id=slot.id,
             load=load,

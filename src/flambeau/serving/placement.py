@@ -12,6 +12,7 @@ def next_device(candidates: Sequence[int], taken: Iterable[int | None]) -> int |
     return min(candidates, key=lambda device: (load[device], candidates.index(device)), default=None)
 
 
-def threads_per_worker(num_cores: int, num_workers: int) -> int:
-    """An equal share of the cores, so that workers do not fight over them."""
-    return max(1, num_cores // max(1, num_workers))
+def threads_per_worker(num_cores: int, num_workers: int, *, is_pipelined: bool = False) -> int:
+    """An equal share of the cores, so that workers do not fight; one that prepares batches meanwhile keeps one free."""
+    share = num_cores // max(1, num_workers)
+    return max(1, share - is_pipelined)

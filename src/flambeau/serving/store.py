@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -10,7 +11,8 @@ import threading
 import uuid
 from pathlib import Path
 
-from flambeau.archive.manifest import MANIFEST, read_manifest
+from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES, manifest_of
+from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
 from flambeau.archive.unpack import unpack
 from flambeau.errors import ConfigError, ModelNotFound
 from flambeau.serving.model import Source
@@ -47,7 +49,7 @@ class Store:
         return self.open_path(path, url)
 
     def open_path(self, path: Path, url: str | None = None) -> Source:
-        """The model at a path the operator named: an archive, a model folder, or a handler file."""
+        """The model at a path the operator named: an archive, a model folder, a model file, or a handler file."""
         url = url or path.name
         path = path.resolve()
         if path.is_dir():
@@ -55,10 +57,13 @@ class Store:
         if not path.is_file():
             raise ModelNotFound(f"Model not found at: {path}")
         if path.suffix == ".py":
-            return Source(url=url, folder=path.parent, manifest=None)
+            return Source(url=url, folder=path.parent, manifest=manifest_of(path.parent))
         target = self._new_folder()
         try:
-            unpack(path, target)
+            if path.suffix in MODEL_SUFFIXES:
+                wrap(path, target)
+            else:
+                unpack(path, target)
             return Source(url=url, folder=target, manifest=read_manifest(target), is_temporary=True)
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
@@ -83,7 +88,7 @@ class Store:
         inner = [*path.iterdir()]
         if len(inner) == 1 and inner[0].is_dir() and inner[0].name != Path(MANIFEST).parent.name:
             path = inner[0]
-        return Source(url=url, folder=path, manifest=read_manifest(path))
+        return Source(url=url, folder=path, manifest=manifest_of(path))
 
     def _new_folder(self) -> Path:
         try:
@@ -98,6 +103,24 @@ class Store:
         except OSError as error:
             raise ConfigError(f"archives cannot be unpacked: {error}; set TMPDIR to a writable folder") from None
         return folder
+
+
+def wrap(file: Path, folder: Path) -> None:
+    """Make a model folder around a lone model file, with links to it and to what lies beside it for it."""
+    beside = [file.parent / name for name in ("model.py", "index_to_name.json", CONFIG)]
+    for path in (file, *beside):
+        if path.is_file():
+            (folder / path.name).symlink_to(path)
+    is_described = (folder / CONFIG).exists()
+    manifest = Manifest(
+        model_name=file.stem,
+        handler="onnx" if file.suffix == ".onnx" else "base_handler",
+        serialized_file=file.name,
+        model_file="model.py" if (folder / "model.py").exists() else None,
+        config_file=CONFIG if is_described else None,
+    )
+    (folder / MANIFEST).parent.mkdir()
+    (folder / MANIFEST).write_text(json.dumps(manifest.to_dict()))
 
 
 def models_in(folder: Path) -> list[Path]:

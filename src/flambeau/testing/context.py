@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flambeau import __version__
-from flambeau.archive.manifest import Manifest, read_manifest
+from flambeau.archive.folders import manifest_of
+from flambeau.archive.manifest import Manifest
 from flambeau.config.model import read_options
 from flambeau.wire.messages import Request
 from flambeau.worker.context import Context
@@ -58,7 +59,7 @@ def new_handler_context(
 ) -> HandlerContext:
     """A context as the worker would make it for the model in this folder; what is given replaces what lies there."""
     folder = Path(model_dir).resolve()
-    found = read_manifest(folder)
+    found = manifest_of(folder)
     base = found or Manifest(model_name=folder.name, model_file=model_file, serialized_file=serialized_file)
     document = {**(found.raw if found else base.to_dict())}
     given = {"modelName": model_name, "modelFile": model_file, "serializedFile": serialized_file}

@@ -12,7 +12,7 @@ from queue import Queue
 from typing import Any
 
 from flambeau import __version__
-from flambeau.archive.manifest import read_manifest
+from flambeau.archive.folders import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
 from flambeau.wire.channel import WorkerChannel
@@ -76,7 +76,7 @@ def pipeline_of(entry: Entry) -> tuple[Prepare, Complete]:
 def new_context(load: Load) -> Context:
     """The context of this worker's handler."""
     folder = Path(load.folder)
-    manifest = read_manifest(folder)
+    manifest = manifest_of(folder)
     options = read_options(folder / manifest.config_file) if manifest and manifest.config_file else {}
     return Context(
         load.model,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flambeau.archive.manifest import read_manifest
+from flambeau.archive.folders import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
 from flambeau.worker.changes import MAX_FILES, dependents, differing, forget, modules_from, read_sources, stamps
@@ -37,7 +37,7 @@ class Watcher:
         self._folder = folder
         self._context = context
         self._loop = loop
-        manifest = read_manifest(folder)
+        manifest = manifest_of(folder)
         self._config = folder / manifest.config_file if manifest and manifest.config_file else None
         self._model_file = folder / manifest.model_file if manifest and manifest.model_file else None
         self._stamps = self._look()  # before loading, so that no change is missed

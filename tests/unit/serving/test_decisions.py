@@ -64,6 +64,8 @@ def test_workers_share_the_cores():
     assert threads_per_worker(8, 2) == 4
     assert threads_per_worker(2, 4) == 1
     assert threads_per_worker(4, 0) == 4
+    assert threads_per_worker(8, 2, is_pipelined=True) == 3
+    assert threads_per_worker(1, 1, is_pipelined=True) == 1
 
 
 def test_first_restart_comes_at_once_and_the_next_ones_later():

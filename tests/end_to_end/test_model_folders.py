@@ -1,0 +1,85 @@
+"""Models that nobody packed: a folder with its model-config, a lone model file, a handler beside its weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.models.net import Net
+
+NET = Path(__file__).parents[1] / "support" / "models" / "net.py"
+ROW = [0.5, -1.0, 2.0, 0.25]
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def expected(net):
+    with torch.inference_mode():
+        return pytest.approx(net(torch.tensor([ROW]))[0].tolist(), rel=1e-5)
+
+
+@pytest.fixture
+def folder(tmp_path, net):
+    """A folder with a network and its weights."""
+    path = tmp_path / "network"
+    path.mkdir()
+    shutil.copy(NET, path / "model.py")
+    torch.save(net.state_dict(), path / "weights.pth")
+    return path
+
+
+def save_program(net, path):
+    batch = torch.export.Dim("batch", min=1, max=64)
+    torch.export.save(torch.export.export(net, (torch.zeros(2, 4),), dynamic_shapes=({0: batch},)), path)
+
+
+def test_model_config_names_the_handler_and_its_settings_count(start, folder, expected):
+    (folder / "model-config.yaml").write_text("handler: base_handler\nbatchSize: 3\n")
+    server = start(folder).wait_ready()
+    assert server.predict("network", ROW).json == expected
+    assert server.describe("network")["batchSize"] == 3
+
+
+def test_files_and_name_can_be_said(start, folder, expected):
+    (folder / "weights.pth").rename(folder / "old.pth")
+    shutil.copy(folder / "old.pth", folder / "new.pth")
+    (folder / "model.py").rename(folder / "architecture.py")
+    config = "handler: {name: base_handler}\nmodelName: named\nserializedFile: new.pth\nmodelFile: architecture.py\n"
+    (folder / "model-config.yaml").write_text(config)
+    server = start(folder, "--name", "mine").wait_ready()
+    assert server.predict("mine", ROW).json == expected
+
+
+def test_folder_with_a_handler_named_on_the_command_line(start, folder, expected):
+    server = start(folder, "--handler", "base_handler").wait_ready()
+    assert server.predict("network", ROW).json == expected
+
+
+def test_handler_file_finds_the_weights_beside_it(start, folder, expected):
+    code = "from flambeau.handlers.base import BaseHandler\n\n\nclass Mine(BaseHandler):\n    pass\n"
+    (folder / "mine.py").write_text(code)
+    assert start(folder / "mine.py").wait_ready().predict("mine", ROW).json == expected
+
+
+def test_lone_model_file_is_served(start, tmp_path, net, expected):
+    save_program(net, tmp_path / "exported.pt2")
+    assert start(tmp_path / "exported.pt2").wait_ready().predict("exported", ROW).json == expected
+
+
+def test_weights_file_is_served_with_the_model_file_beside_it(start, folder, expected):
+    assert start(folder / "weights.pth").wait_ready().predict("weights", ROW).json == expected
+
+
+def test_folder_that_names_no_handler_says_so(start, folder):
+    (folder / "model-config.yaml").write_text("batchSize: 3\n")
+    server = start(folder)
+    assert server.process.wait(20) == 1
+    assert "names no handler" in server.log
