@@ -83,3 +83,22 @@ def test_folder_that_names_no_handler_says_so(start, folder):
     server = start(folder)
     assert server.process.wait(20) == 1
     assert "names no handler" in server.log
+
+
+def test_link_to_a_model_file_is_served_by_its_own_name(start, tmp_path, net, expected):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    save_program(net, blobs / "exported.pt2")
+    (blobs / "exported.pt2").rename(blobs / "0a1b2c")
+    (snapshot / "exported.pt2").symlink_to(blobs / "0a1b2c")
+    assert start(snapshot / "exported.pt2").wait_ready().predict("exported", ROW).json == expected
+
+
+def test_model_config_beside_a_model_file_names_its_handler(start, folder, expected):
+    code = "from flambeau.handlers.base import BaseHandler\n\n\nclass Mine(BaseHandler):\n    pass\n"
+    (folder / "mine.py").write_text(code)
+    (folder / "model-config.yaml").write_text("handler: {name: base_handler}\nbatchSize: 5\n")
+    server = start(folder / "weights.pth").wait_ready()
+    assert server.predict("weights", ROW).json == expected
+    assert server.describe("weights")["batchSize"] == 5

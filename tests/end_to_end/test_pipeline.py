@@ -74,3 +74,12 @@ def test_handler_that_keeps_state_is_refused_with_the_line(start, tmp_path):
     )
     server = start(folder).wait_started()
     assert "preprocess (line 9) keeps self.sizes" in server.log
+
+
+def test_exit_in_preprocess_is_told_at_once(start, tmp_path):
+    server = start(pack_handler(tmp_path, "staged", config="pipeline: true")).wait_ready()
+    began = time.monotonic()
+    reply = server.predict("staged", {"number": 1, "leave": True})
+    assert reply.status == 500
+    assert "exited with code 3" in reply.cause
+    assert time.monotonic() - began < 10

@@ -167,7 +167,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
 
     def pipeline(self) -> tuple[Callable[[Rows], Any], Callable[[Any, Context], Any]]:
         """`handle` in two halves, rows → inputs and inputs → results, which may run beside each other."""
-        if type(self).handle is not BaseHandler.handle:
+        if type(self).handle is not BaseHandler.handle or "handle" in vars(self):
             raise HandlerError("pipeline: true needs the handle() of BaseHandler; this handler has one of its own")
         if reason := pipelining.why_not(self):
             raise HandlerError(f"pipeline: true is not possible: {reason}")
@@ -196,8 +196,9 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         if not hasattr(self, "get_insights"):
             raise HandlerError(f"{type(self).__name__} cannot explain: it has no get_insights(inputs, raw, target)")
         row = raw_data[0]
-        inputs = row.get("data") or row.get("body")
-        target = row.get("target") or 0
+        fields = row if isinstance(row, Mapping) else {"data": row}  # an envelope has taken the row apart
+        inputs = fields.get("data") or fields.get("body")
+        target = fields.get("target") or 0
         insights: list[Any] = self.get_insights(data_preprocess, inputs, target)
         return insights
 

@@ -69,6 +69,6 @@ def attribute_to_words(
 
     weights = layer.weight.detach()
     result: torch.Tensor = integrated_gradients(forward).attribute(
-        weights[indices].unsqueeze(0), weights[reference].unsqueeze(0), target=target
+        weights[indices].unsqueeze(0), weights[reference].unsqueeze(0), target=target, internal_batch_size=1
     )
     return result

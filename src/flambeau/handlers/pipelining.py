@@ -43,25 +43,34 @@ def why_not(handler: Any) -> str | None:
 
 
 def touched(handler_class: type[Any], method: str) -> Touched:
-    """What a method of a user's class does to its object."""
+    """What a method does to its object, in every class that has a version of it, itself or through what it calls.
+
+    What our own classes write is known to be harmless; but they call methods that a user may have replaced.
+    """
     found, seen, waiting = Touched(), set(), [method]
     while waiting:
         name = waiting.pop()
-        function = inspect.unwrap(getattr(handler_class, name, None) or _nothing)
-        if name in seen or not inspect.isfunction(function) or (function.__module__ or "").startswith(OURS):
+        if name in seen:
             continue
         seen.add(name)
-        for kind, attribute, line in _uses_of_self(function):
-            if kind == "write":
-                found.written.setdefault(attribute, f"{name} (line {line})")
-            else:
-                found.read.add(attribute)
-                waiting.append(attribute)
+        for function in versions_of(handler_class, name):
+            is_ours = (function.__module__ or "").startswith(OURS)
+            for kind, attribute, line in _uses_of_self(function):
+                if kind == "read":
+                    waiting.append(attribute)
+                    if not (is_ours and attribute == "context"):
+                        found.read.add(attribute)
+                elif not is_ours:
+                    found.written.setdefault(attribute, f"{name} (line {line})")
     return found
 
 
-def _nothing() -> None:
-    pass
+def versions_of(handler_class: type[Any], name: str) -> Iterator[Any]:
+    """Each function of that name among a class and its bases: `super()` may lead to any of them."""
+    for base in handler_class.__mro__:
+        value = vars(base).get(name)
+        if callable(value) and inspect.isfunction(function := inspect.unwrap(value)):
+            yield function
 
 
 def _uses_of_self(function: Any) -> Iterator[tuple[str, str, int]]:
@@ -70,6 +79,7 @@ def _uses_of_self(function: Any) -> Iterator[tuple[str, str, int]]:
         lines, first_line = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, SyntaxError):
+        yield "write", "what its source would tell, if it could be read", 0
         return
     definition = tree.body[0]
     if not isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) or not definition.args.args:
@@ -77,10 +87,21 @@ def _uses_of_self(function: Any) -> Iterator[tuple[str, str, int]]:
     owner = definition.args.args[0].arg
     for node in ast.walk(definition):
         line = first_line + getattr(node, "lineno", 1) - 1
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == owner:
+        if isinstance(node, ast.Attribute) and _is_owner(node.value, owner):
             yield ("read" if isinstance(node.ctx, ast.Load) else "write"), node.attr, line
+            if node.attr == "__dict__":
+                yield "write", node.attr, line
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "vars"):
+            if node.args and _is_owner(node.args[0], owner):
+                yield "write", f"__dict__ through {node.func.id}()", line
         elif (changed := _changed_inside(node)) is not None and (attribute := _attribute_of(changed, owner)):
             yield "write", attribute, line
+
+
+def _is_owner(node: ast.expr, owner: str) -> bool:
+    """Whether an expression is the object itself, as such or through `super()`."""
+    is_super = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+    return is_super or (isinstance(node, ast.Name) and node.id == owner)
 
 
 def _changed_inside(node: ast.AST) -> ast.expr | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,8 @@ NPY_MAGIC = b"\x93NUMPY"
 # What torch, an exported program or a compiled package says about inputs of the wrong shape or type.
 _SHAPE_COMPLAINTS = re.compile(
     r"shapes cannot be multiplied|must have the same dtype|size mismatch|must match the (existing )?size"
-    r"|[Ee]xpected .{0,80}(channels|input|scalar type|tensor|dim|shape|size)|Given (groups|normalized_shape)"
+    r"|[Ee]xpected (?!all tensors).{0,80}(channels|scalar type|[Tt]ensor for argument|D input|\d-D|dim|shape|size|got)"
+    r"|Given (groups|normalized_shape)"
     r"|Guard failed|unmatched (dim|dtype)|dim value is too (small|large)"
     r"|not implemented for '(Long|Int|Bool|Byte)'|[Kk]ernel size can't be greater"
     r"|should contain \d+ elements|Dimension out of range|stack expects each tensor|Calculated padded input size"
@@ -44,12 +44,9 @@ def to_tensor(data: Any, device: torch.device | None) -> torch.Tensor:
 def to_example(content: Any) -> torch.Tensor:
     """One request's content as a tensor: lists of numbers, JSON text, or the bytes of a .npy file."""
     if isinstance(content, (bytes, bytearray)) and content.startswith(NPY_MAGIC):
-        import numpy
+        from flambeau.handlers.onnx.npy import read_npy
 
-        try:
-            content = numpy.load(io.BytesIO(content), allow_pickle=False)
-        except ValueError as error:
-            raise BadRequest(f"the .npy body cannot be read: {error}") from None
+        content = read_npy(content).copy()  # a view of the body cannot be written to
     elif isinstance(content, (bytes, bytearray, str)):
         try:
             content = json.loads(content)
@@ -88,6 +85,14 @@ def client_faults() -> Iterator[None]:
         raise
 
 
+def is_from_torch(error: BaseException) -> bool:
+    """Whether an error was raised inside torch, not in somebody's handler."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("torch.")
+
+
 def reason_against_client(error: Exception) -> str | None:
     """Why the input was at fault, if it was."""
     name = type(error).__name__
@@ -98,7 +103,7 @@ def reason_against_client(error: Exception) -> str | None:
     complaint = ""
     if name == _ONNX_COMPLAINT:
         complaint = str(error)
-    elif isinstance(error, (RuntimeError, AssertionError, ValueError)):
+    elif isinstance(error, (RuntimeError, AssertionError)) or (isinstance(error, ValueError) and is_from_torch(error)):
         complaint = next((line for line in str(error).splitlines() if _SHAPE_COMPLAINTS.search(line)), "")
     if not complaint:
         return None

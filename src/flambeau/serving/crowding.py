@@ -50,7 +50,7 @@ class Crowd:
             seen[worker.pid] = (now, cpu_s)
             if worker.pid in self._seen and now > self._seen[worker.pid][0]:
                 began, before_s = self._seen[worker.pid]
-                shares[worker.pid] = min(1.0, (cpu_s - before_s) / (now - began))
+                shares[worker.pid] = min(1.0, max(0.0, cpu_s - before_s) / (now - began))
         self._seen = seen
         self.sleeping = frozenset(pid for pid, share in shares.items() if share < SLEEPS_BELOW)
         for share in shares.values():

@@ -11,7 +11,7 @@ import threading
 import uuid
 from pathlib import Path
 
-from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES, manifest_of
+from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES, handler_of, manifest_of, read_config
 from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
 from flambeau.archive.unpack import unpack
 from flambeau.errors import ConfigError, ModelNotFound
@@ -51,7 +51,7 @@ class Store:
     def open_path(self, path: Path, url: str | None = None) -> Source:
         """The model at a path the operator named: an archive, a model folder, a model file, or a handler file."""
         url = url or path.name
-        path = path.resolve()
+        path = path.absolute()  # not resolved: a link's name tells what it is, and its neighbours belong to it
         if path.is_dir():
             return self._in_place(path, url)
         if not path.is_file():
@@ -112,9 +112,10 @@ def wrap(file: Path, folder: Path) -> None:
         if path.is_file():
             (folder / path.name).symlink_to(path)
     is_described = (folder / CONFIG).exists()
+    named = handler_of(read_config(folder)) if is_described else None
     manifest = Manifest(
         model_name=file.stem,
-        handler="onnx" if file.suffix == ".onnx" else "base_handler",
+        handler=named or ("onnx" if file.suffix == ".onnx" else "base_handler"),
         serialized_file=file.name,
         model_file="model.py" if (folder / "model.py").exists() else None,
         config_file=CONFIG if is_described else None,

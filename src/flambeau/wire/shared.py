@@ -10,6 +10,7 @@ import itertools
 import mmap
 import os
 import sys
+import threading
 from collections import OrderedDict, defaultdict
 
 from flambeau.wire.messages import Shared
@@ -93,9 +94,14 @@ class SegmentReader:
     def __init__(self) -> None:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
         self._mapped_bytes = 0
+        self._lock = threading.Lock()  # a pipelined worker reads in two threads
 
     def read(self, shared: Shared) -> bytearray:
         """A private copy of a body that lies in shared memory."""
+        with self._lock:
+            return self._read(shared)
+
+    def _read(self, shared: Shared) -> bytearray:
         memory = self._maps.get(shared.serial)
         if memory is None:
             memory = self._maps[shared.serial] = self._open(shared.path)

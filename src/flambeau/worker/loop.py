@@ -105,10 +105,16 @@ def run_pipelined(
     channel: WorkerChannel, runner: Runner, replier: Replier, prepare: Prepare, complete: Complete
 ) -> None:
     """As `run_batches`, but a second thread reads and prepares the next batch meanwhile."""
-    replier.may_poll = False  # the channel is read by the other thread only
     prepared: Queue[Callable[[], None] | None] = Queue(maxsize=1)
 
     def prepare_all() -> None:
+        try:
+            prepare_until_stop()
+            prepared.put(None)
+        except BaseException as error:  # an exit, say: it has to end the process, not only this thread
+            prepared.put(functools.partial(fail, error))
+
+    def prepare_until_stop() -> None:
         while (message := channel.receive()) is not None and type(message) is not Stop:
             if type(message) is Cancel:
                 replier.note_cancelled(message.job_ids)
@@ -122,14 +128,15 @@ def run_pipelined(
                     except Exception as error:
                         call = functools.partial(fail, error)
                     prepared.put(functools.partial(runner.answer, context, call))
-        prepared.put(None)
 
-    threading.Thread(target=prepare_all, daemon=True, name="preprocess").start()
+    thread = threading.Thread(target=prepare_all, daemon=True, name="preprocess")
+    replier.reader = thread  # the channel is read by this one only
+    thread.start()
     while (work := prepared.get()) is not None:
         work()
 
 
-def fail(error: Exception) -> None:
+def fail(error: BaseException) -> None:
     """Fail later, where failures are answered."""
     raise error
 

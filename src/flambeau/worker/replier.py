@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ class Replier:
         self._cancelled: set[int] = set()
         self._open: set[int] = set()  # jobs that are not answered yet
         self._next_look = 0.0
-        self.may_poll = True  # False: another thread reads the channel, and notes cancellations
+        self.reader = threading.current_thread()  # the one that reads the channel, and notes cancellations
         self.wake: Callable[[], object] | None = None  # only where many batches run at a time
 
     # ---- which jobs there are ----
@@ -114,7 +115,7 @@ class Replier:
 
     def look_for_cancels(self) -> None:
         """Take note of cancellations that wait in the channel; they stay there until their turn comes."""
-        if not self.may_poll:
+        if threading.current_thread() is not self.reader:
             return
         arrived = self._channel.poll()
         for message in arrived:

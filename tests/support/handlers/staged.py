@@ -13,6 +13,8 @@ class Staged(BaseHandler):
     def preprocess(self, data):
         bodies = [row["body"] for row in data]
         time.sleep(max(body.get("prepare_s", 0) for body in bodies))
+        if any(body.get("leave") for body in bodies):
+            raise SystemExit(3)
         if any(body.get("bad") for body in bodies):
             raise BadRequest("it says that it is bad")
         return bodies

@@ -5,6 +5,8 @@ import pytest
 from flambeau.errors import HandlerError
 from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.pipelining import why_not
+from flambeau.handlers.text.classifier import TextClassifier
+from flambeau.handlers.vision.handlers import ImageClassifier
 
 
 class Clean(BaseHandler):
@@ -49,6 +51,29 @@ class ReadsWhatOthersWrite(Clean):
         return self.last
 
 
+class KeepsInABase(KeepsDirectly):
+    def preprocess(self, data):
+        return super().preprocess(data)
+
+
+class KeepsInAHookOfOurs(TextClassifier):
+    def clean(self, text):
+        self.last = text
+        return super().clean(text)
+
+
+class KeepsBySetattr(Clean):
+    def preprocess(self, data):
+        setattr(self, "sizes", data)  # noqa: B010
+        return data
+
+
+class OwnHandleOfTheInstance(Clean):
+    def __init__(self):
+        super().__init__()
+        self.handle = lambda data, context: data
+
+
 class OwnHandle(Clean):
     def handle(self, data, context):
         return data
@@ -56,6 +81,8 @@ class OwnHandle(Clean):
 
 def test_handler_without_state_may_be_pipelined():
     assert why_not(Clean()) is None
+    assert why_not(ImageClassifier()) is None
+    assert why_not(TextClassifier()) is None
     assert why_not(BaseHandler()) is None
     assert len(Clean().pipeline()) == 2
 
@@ -69,6 +96,10 @@ def test_handler_without_state_may_be_pipelined():
         (ReadsTheContext, "uses self.context"),
         (ReadsWhatOthersWrite, "postprocess .* changes self.last"),
         (OwnHandle, "one of its own"),
+        (OwnHandleOfTheInstance, "one of its own"),
+        (KeepsInABase, "preprocess .* keeps self.sizes"),
+        (KeepsInAHookOfOurs, "clean .* keeps self.last"),
+        (KeepsBySetattr, "keeps self.__dict__ through setattr"),
     ],
 )
 def test_handler_that_would_mix_up_requests_is_refused(handler, words):

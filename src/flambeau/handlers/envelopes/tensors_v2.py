@@ -13,7 +13,7 @@ DATATYPES = {
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64)},
     **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
 }
-MAX_DIMENSIONS = 64
+MAX_DIMENSIONS = 8  # each one more costs a list for every number
 
 
 def read_input(entry: Any) -> dict[str, Any]:

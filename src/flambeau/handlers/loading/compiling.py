@@ -17,6 +17,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 Options = dict[str, Any]
+PATIENCE_S = 60.0  # how long to wait for a sibling that compiles
 SLOW_S = 0.5  # a first call that took longer was a compilation worth a line in the log
 
 
@@ -142,21 +143,52 @@ def summary(error: Exception) -> str:
 def cache_folder() -> Path | None:
     """Where compiled code is kept for the next worker and the next start; None: torch's own choice."""
     named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(named) if named else home / "flambeau" / "inductor"
     try:
+        folder = Path(named) if named else user_cache() / "flambeau" / "inductor"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # a user without a home is a RuntimeError
         return None
     return folder if os.access(folder, os.W_OK) else None
 
 
+def user_cache() -> Path:
+    """Where this user's caches are."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
 @contextmanager
-def one_at_a_time(folder: Path | None) -> Iterator[None]:
-    """Let one worker compile while its siblings wait; then they find the result in the cache."""
-    if folder is None:
+def one_at_a_time(folder: Path | None, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Let one worker compile while its siblings wait, within reason; then they find the result in the cache."""
+    lock = open_lock(folder)
+    if lock is None:
         yield
         return
-    with (folder / "compiling.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    deadline = time.monotonic() + patience_s
+    try:
+        while not is_locked_by_us(lock) and time.monotonic() < deadline:
+            time.sleep(0.05)
         yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that compilation has left behind may hold the file open
+        os.close(lock)
+
+
+def open_lock(folder: Path | None) -> int | None:
+    """The file that is locked while somebody compiles; None where there can be none."""
+    if folder is None:
+        return None
+    try:
+        return os.open(folder / f"compiling-{os.getuid()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+
+
+def is_locked_by_us(lock: int) -> bool:
+    """Try to lock; a file system without locks lets everybody through."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

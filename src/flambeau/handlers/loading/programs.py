@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.loading.formats import Format, recognise
+from flambeau.handlers.loading.threads import choose_threads
 from flambeau.handlers.loading.weights import load_module
 
 TOO_FEW_ROWS = re.compile(r"dim value is too small at 0, expected it to be >= (\d+)")
@@ -93,8 +94,7 @@ def load_onnx(path: Path, device: torch.device) -> Any:
     """An onnxruntime session that can also be called with tensors."""
     from flambeau.handlers.onnx.session import open_session
 
-    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
-    return open_session(path, use_cuda=device.type == "cuda", threads=threads, gpu_id=device.index or 0)
+    return open_session(path, use_cuda=device.type == "cuda", threads=choose_threads(), gpu_id=device.index or 0)
 
 
 def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:

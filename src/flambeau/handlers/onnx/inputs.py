@@ -113,8 +113,12 @@ def name_values(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
 def read_array(value: Any, spec: InputSpec, limits: InputLimits) -> Array:
     """One input in the model's type; numbers are widened or narrowed only where nothing is lost but precision."""
     value = parse(value, limits)  # a form has bytes in each field
+    is_text = holds_text(value)
+    if is_text and spec.dtype.kind in "fiub":
+        raise BadRequest(f"input {spec.name} takes {spec.kind}; given: text")
     try:
-        array = np.asarray(value)
+        # As objects: an array of text has room for the longest one in each place.
+        array = np.asarray(value, dtype=object) if is_text else np.asarray(value)
     except (ValueError, OverflowError) as error:  # nested lists of uneven lengths
         raise BadRequest(f"input {spec.name} is not a rectangular tensor: {error}") from None
     if array.size == 0:
@@ -132,6 +136,18 @@ def read_array(value: Any, spec: InputSpec, limits: InputLimits) -> Array:
     return array
 
 
+def holds_text(value: Any) -> bool:
+    """Whether nested lists have a text in them."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            return True
+        if isinstance(item, list):
+            waiting.extend(item)
+    return False
+
+
 def can_become(array: Array, dtype: np.dtype[Any]) -> bool:
     """Whether an array holds values of that type: integers may be floats, nothing else changes its kind."""
     kind = array.dtype.kind
@@ -142,7 +158,9 @@ def can_become(array: Array, dtype: np.dtype[Any]) -> bool:
             return False
         bounds = np.iinfo(dtype)
         return bool(int(array.min()) >= bounds.min and int(array.max()) <= bounds.max)
-    return kind == "b" if dtype.kind == "b" else kind == "U"
+    if dtype.kind == "b":
+        return kind == "b"
+    return kind == "U" or (kind == "O" and all(isinstance(text, str) for text in array.flat))
 
 
 def check_shape(array: Array, spec: InputSpec, *, lacks_axis: bool) -> None:

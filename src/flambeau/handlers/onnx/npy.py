@@ -7,6 +7,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Mapping
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def read_npy(raw: bytes | bytearray) -> Array:
             raise ValueError("it holds Python objects, which are never unpickled")
         flat: Array = np.frombuffer(raw, dtype, count=math.prod(shape), offset=header.tell())
         return flat.reshape(shape, order="F" if is_fortran else "C")
-    except (ValueError, OverflowError, TypeError, SyntaxError) as error:
+    except (ValueError, OverflowError, TypeError, SyntaxError, TokenError) as error:
         raise BadRequest(f"the .npy data cannot be read: {error}; write it with numpy.save") from None
 
 
@@ -55,9 +56,17 @@ def read_npz(raw: bytes | bytearray, max_bytes: int) -> dict[str, Array]:
             entries = archive.infolist()
             if (size := sum(entry.file_size for entry in entries)) > max_bytes:
                 raise BadRequest(f"the .npz data unpacks to {size} bytes; max_unpacked_bytes is {max_bytes}")
-            return {entry.filename.removesuffix(".npy"): read_npy(archive.read(entry)) for entry in entries}
+            return {entry.filename.removesuffix(".npy"): read_npy(read_entry(archive, entry)) for entry in entries}
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise BadRequest(f"the .npz data cannot be read: {error}; write it with numpy.savez") from None
+
+
+def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """The bytes of an entry, and no more than it declares: what it declares may be a lie."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others unpack without a bound
+        raise ValueError("it is compressed in a way that numpy.savez never does")
+    with archive.open(entry) as file:
+        return file.read(entry.file_size)
 
 
 def write_npy(array: Array) -> bytes:

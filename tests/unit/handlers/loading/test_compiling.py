@@ -120,3 +120,14 @@ def test_siblings_wait_for_the_one_that_compiles(tmp_path):
         thread.join()
     times.sort()
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(times))
+
+
+def test_folder_without_locks_does_not_stop_anybody(tmp_path):
+    with one_at_a_time(tmp_path / "missing"), one_at_a_time(None):
+        pass
+
+
+def test_patience_with_a_sibling_has_an_end(tmp_path):
+    began = time.monotonic()
+    with one_at_a_time(tmp_path), one_at_a_time(tmp_path, patience_s=0.2):
+        assert 0.2 <= time.monotonic() - began < 5

@@ -72,7 +72,7 @@ def test_inputs_without_a_batch_axis_stay_as_they_are():
         ([[[1, 2, 3]]], r"given: \[1, 1, 3\]"),
         (5, r"given: \[\]"),
         ([[1, 2, 3], [4, 5]], "input x is not a rectangular tensor"),
-        (["a", "b", "c"], r"input x takes tensor\(float\); given: <U1"),
+        (["a", "b", "c"], r"input x takes tensor\(float\); given: text"),
         ([True, False, True], "given: bool"),
         ([1, None, 3], "given: list"),
         ([], "input x is empty"),
@@ -152,3 +152,15 @@ def test_whatever_is_sent_is_an_example_or_a_bad_request(value):
 def test_input_that_no_request_could_carry_fails_the_load():
     with pytest.raises(HandlerError, match=r"input x is seq\(tensor\(float\)\)"):
         specs(x=("seq(tensor(float))", []))
+
+
+def test_one_long_text_among_many_does_not_blow_up():
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match="given: text"):
+            read_example(["a" * 5000] + [""] * 30_000, ONE, NUMBERS)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()

@@ -77,3 +77,28 @@ def test_bad_npz_is_refused():
     corrupt[200] ^= 0xFF
     with pytest.raises(BadRequest, match="CRC"):
         read_npz(corrupt, 10_000)
+
+
+def lying_npz(method: int) -> bytes:
+    """A .npz whose one entry declares 100 bytes and unpacks to 20 MB."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr("x.npy", bytes(20_000_000))
+    raw = bytearray(buffer.getvalue())
+    true, false = (20_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little")
+    assert raw.count(true) == 2  # in the entry's own header and in the directory
+    return bytes(raw.replace(true, false))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_npz_that_lies_about_its_size_is_not_unpacked(method):
+    import tracemalloc
+
+    raw = lying_npz(method)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest):
+            read_npz(raw, 1_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
