@@ -159,7 +159,6 @@ BAD_INPUTS = {
     "NaN": (b"[NaN, 1, 2, 3]", "application/json", "NaN"),
     "text": (b'["a", "b", "c", "d"]', "application/json", "numbers"),
     "ragged": (b"[[1, 2], [3]]", "application/json", "numbers"),
-    "whole numbers": (b"[1, 2, 3, 4]", "application/json", "1.0"),
     "an object": (b'{"x": 1}', "application/json", "numbers"),
     "random bytes": (bytes(range(256)), "application/octet-stream", "JSON"),
     "pickled array": (b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", "", "npy"),
@@ -172,6 +171,13 @@ def test_bad_input_is_told_why(server, case):
     reply = server.predict("torchscript", body, kind=kind)
     assert reply.status == 400, reply.body
     assert reason in reply.message
+
+
+@pytest.mark.parametrize("name", ["state_dict", "torchscript", "exported", "package", "onnx"])
+def test_whole_numbers_stand_for_floats(server, name):
+    whole, floats = server.predict(name, [1, 2, 3, 4]), server.predict(name, [1.0, 2.0, 3.0, 4.0])
+    assert whole.status == 200, whole.body
+    assert whole.json == floats.json
 
 
 def test_numpy_bytes(server, expected):

@@ -102,3 +102,8 @@ def test_model_config_beside_a_model_file_names_its_handler(start, folder, expec
     server = start(folder / "weights.pth").wait_ready()
     assert server.predict("weights", ROW).json == expected
     assert server.describe("weights")["batchSize"] == 5
+
+
+def test_program_does_not_mind_the_model_file_of_a_training_folder(start, folder, net, expected):
+    save_program(net, folder / "exported.pt2")
+    assert start(folder / "exported.pt2").wait_ready().predict("exported", ROW).json == expected

@@ -134,3 +134,11 @@ def test_profiler_writes_a_trace_and_a_table(start, pack_net, net, tmp_path):
     assert all(stage in server.log for stage in ("preprocess", "inference", "postprocess"))
     assert [*Path("/tmp/pytorch_profiler/profiled").glob("*.json")]
     assert server.manage("GET", "/models/profiled?customized=true").status == 200
+
+
+def test_request_to_a_model_that_cannot_be_loaded_is_told_why_at_once(start, pack_net):
+    server = start(pack_net("dtype: float8")).wait_started()
+    reply = server.predict("net", ROW, timeout=5)
+    assert reply.status == 503
+    assert "float8 is not known" in reply.message
+    assert "retry-after" in reply.headers

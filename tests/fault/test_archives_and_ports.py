@@ -27,8 +27,8 @@ def test_missing_file_is_named(tmp_path):
 
 
 def test_file_of_another_kind_is_refused_with_the_kinds_that_work(tmp_path):
-    (tmp_path / "model.bin").write_bytes(b"x")
-    result = run(tmp_path / "model.bin")
+    (tmp_path / "model.zip").write_bytes(b"x")
+    result = run(tmp_path / "model.zip")
     assert result.returncode == 1
     assert ".mar" in result.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +16,16 @@ from flambeau.handlers import pipelining, profiling
 from flambeau.handlers.labels import load_label_mapping
 from flambeau.handlers.loading.compiling import compile_model, read_pt2
 from flambeau.handlers.loading.device import choose_device, dtype_named, prepare
-from flambeau.handlers.loading.formats import SUPPORTED, Format, recognise
+from flambeau.handlers.loading.formats import SUPPORTED, WEIGHTS, Format, recognise
 from flambeau.handlers.loading.programs import load_library, load_torchscript, load_whole
 from flambeau.handlers.loading.weights import load_eager
-from flambeau.handlers.tensors import client_faults, to_rows, to_tensor
+from flambeau.handlers.tensors import client_faults, floating_dtype_of, is_about_dtype, to_rows, to_tensor
 from flambeau.handlers.timing import timed
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
+
+logger = logging.getLogger(__name__)
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -67,14 +70,16 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         self.initialized = True
 
     def _load(self, folder: str, model_file: str | None) -> Any:
-        if model_file:
+        kind = recognise(Path(self.model_pt_path)) if self.model_pt_path else None
+        if model_file and (kind is None or kind in WEIGHTS):
             return self._load_pickled_model(folder, model_file, self.model_pt_path)
+        if model_file and kind is not None:
+            logger.info("%s is %s, so %s is not used", Path(self.model_pt_path or "").name, kind.value, model_file)
         if self.model_pt_path is None:
             raise RuntimeError(
                 "No model weights could be loaded: the manifest names neither a serialized file nor a model file. "
                 f"Pack one with --serialized-file; it may be {SUPPORTED}"
             )
-        kind = recognise(Path(self.model_pt_path))
         if kind is Format.TORCHSCRIPT:
             return self._load_torchscript_model(self.model_pt_path)
         if kind is Format.LIBRARY:
@@ -140,7 +145,13 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         if self.dtype is not None and data.is_floating_point():
             data = data.to(self.dtype)
         with torch.inference_mode():
-            return self.model(data.to(self.device), *args, **kwargs)
+            data = data.to(self.device)
+            try:
+                return self.model(data, *args, **kwargs)
+            except Exception as error:
+                if not is_about_dtype(data, error):
+                    raise
+                return self.model(data.to(floating_dtype_of(self.model)), *args, **kwargs)  # JSON's 1 may mean 1.0
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:

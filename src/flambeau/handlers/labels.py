@@ -39,6 +39,9 @@ def map_class_to_label(
     """One dict of name → probability per row."""
     classes = lbl_classes if lbl_classes is not None else [range(len(row)) for row in probs]
     return [
-        {(mapping[str(c)] if mapping is not None else str(c)): p for c, p in zip(row_classes, row, strict=False)}
+        {
+            (mapping.get(str(c), str(c)) if mapping is not None else str(c)): p
+            for c, p in zip(row_classes, row, strict=False)
+        }
         for row_classes, row in zip(classes, probs, strict=False)
     ]

@@ -24,7 +24,11 @@ def value_of(row: Any) -> Any:
             return value
     if "data" in row or "body" in row:
         raise BadRequest("the request is empty")
-    raise BadRequest(f"the request has neither 'data' nor 'body'; it has {', '.join(map(repr, row)) or 'nothing'}")
+    found = ", ".join(repr(str(key)[:40]) for key in [*row][:5]) or "nothing"
+    raise BadRequest(
+        f"the request is a form without the field 'data'; it has {found}. curl sends a form unless it is told the "
+        "type: use -T FILE, or -H 'content-type: …'"
+    )
 
 
 def decode_base64(text: Any) -> bytes:

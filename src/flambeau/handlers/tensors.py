@@ -72,6 +72,20 @@ def to_rows(output: Any) -> list[Any]:
     return result
 
 
+def is_about_dtype(data: Any, error: Exception) -> bool:
+    """Whether a model refused numbers only for their type: whole ones, or float64, where it computes with another."""
+    if not isinstance(data, torch.Tensor) or data.dtype not in (torch.int64, torch.float64):
+        return False
+    reason = reason_against_client(error) or ""
+    return re.search(r"dtype|scalar type|data type|'Long'", reason) is not None
+
+
+def floating_dtype_of(model: Any) -> torch.dtype:
+    """The type of number that a model computes with."""
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+
+
 @contextmanager
 def client_faults() -> Iterator[None]:
     """Turn failures that the input must have caused into BadRequest: the client is told, not the operator."""

@@ -95,6 +95,8 @@ class Model:
         """Accept a job, or say at once why not."""
         if not self.supervisor.has_hope:
             raise self._no_worker(requested_version)
+        if self.supervisor.cannot_load:
+            raise self._not_loaded()
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
             raise self._queue_full(requested_version)
         if self.config.client_timeout_s is not None:
@@ -117,6 +119,11 @@ class Model:
         text = f"{named} has no worker to serve inference request. Please use scale workers API to add workers."
         death = self.supervisor.last_death
         return Unavailable(f"{text} The last worker: {death.reason}" if death else text)
+
+    def _not_loaded(self) -> Unavailable:
+        death = self.supervisor.last_death
+        reason = death.reason if death else "the model could not be loaded"
+        return Unavailable(f'Model "{self.name}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
     def _queue_full(self, version: str | None) -> Unavailable:
         text = str(self._no_worker(version)).partition(" The last worker")[0]
@@ -263,6 +270,8 @@ class Model:
     def _on_change(self) -> None:
         if not self.supervisor.has_hope:
             self._refuse_all(self._no_worker(None))
+        elif self.supervisor.cannot_load:  # waiting for the next try would be waiting for the same
+            self._refuse_all(self._not_loaded())
 
     def _on_samples(self, message: Samples) -> None:
         self._host.metrics.add_samples(message.samples)

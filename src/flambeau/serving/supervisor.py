@@ -82,6 +82,13 @@ class Supervisor:
         return any(not slot.has_given_up for slot in self.slots)
 
     @property
+    def cannot_load(self) -> bool:
+        """Whether no worker is there because the model could not be loaded, though it is tried again."""
+        if not self.slots or any(slot.is_ready for slot in self.slots):
+            return False
+        return all(slot.is_failing and slot.last_death and slot.last_death.while_loading for slot in self.slots)
+
+    @property
     def last_death(self) -> Death | None:
         """How the last worker to fail ended."""
         deaths = [slot.last_death for slot in self.slots if slot.last_death and slot.is_failing]

@@ -155,6 +155,7 @@ class WorkerProcess:
                 reason=f"the model could not be loaded: {self.load_failure.message}",
                 exit_code=code,
                 out_of_memory=self.load_failure.status == 507,
+                while_loading=True,
                 last_lines=tuple(self.load_failure.detail.strip().splitlines()[-12:]) or lines,
             )
         if self._fate is not None:

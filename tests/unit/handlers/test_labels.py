@@ -27,3 +27,7 @@ def test_probabilities_get_their_names():
     assert map_class_to_label([[0.1, 0.9]], {"0": "cat", "1": "dog"}) == [{"cat": 0.1, "dog": 0.9}]
     assert map_class_to_label([[0.9]], {"1": "dog"}, [[1]]) == [{"dog": 0.9}]
     assert map_class_to_label([[0.5]]) == [{"0": 0.5}]
+
+
+def test_class_without_a_label_keeps_its_number():
+    assert map_class_to_label([[0.25, 0.75]], {"0": "cat"}) == [{"cat": 0.25, "1": 0.75}]

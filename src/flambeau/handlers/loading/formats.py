@@ -21,6 +21,7 @@ class Format(Enum):
     ONNX = "an ONNX model"
 
 
+WEIGHTS = (Format.PICKLE, Format.SAFETENSORS)  # the others hold the architecture too
 SUPPORTED = (
     "TorchScript (.pt), torch.export programs and AOTInductor packages (.pt2), AOTInductor libraries (.so), "
     "ONNX (.onnx), and weights (.safetensors, .pt, .pth, .bin) with a model file"
