@@ -59,8 +59,10 @@ def test_kill_9_under_load_loses_no_request(start):
     server = start("faulty.py", "--workers", "2", "--job-queue-size", "1000").wait_ready()
     with Load(lambda: server.predict("faulty", order("sleep", s=0.005)), threads=8) as load:
         for _ in range(3):
+            # Both are back, so nobody waits any more who has seen a worker die: a second death would end that job.
+            server.until(lambda: len(server.worker_pids("faulty")) == 2)
             time.sleep(0.3)
-            os.kill(server.until(lambda: server.worker_pids("faulty"))[0], signal.SIGKILL)
+            os.kill(server.worker_pids("faulty")[0], signal.SIGKILL)
         time.sleep(0.5)
     assert not load.errors
     assert {reply.status for reply in load.replies} == {200}
