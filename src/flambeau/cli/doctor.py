@@ -24,6 +24,8 @@ OPTIONAL = {
     "grpc": "gRPC (pip install 'flambeau[grpc]')",
     "torchvision": "the image handlers (pip install 'flambeau[vision]')",
     "onnxruntime": "ONNX models (pip install 'flambeau[onnx]')",
+    "safetensors": "weights in safetensors files (pip install safetensors)",
+    "tokenizers": "sentence_embedder (pip install 'flambeau[embed]')",
     "captum": "explanations (pip install 'flambeau[explain]')",
 }
 

@@ -17,7 +17,7 @@ from flambeau.handlers.labels import load_label_mapping
 from flambeau.handlers.loading.compiling import compile_model, read_pt2
 from flambeau.handlers.loading.device import choose_device, dtype_named, prepare
 from flambeau.handlers.loading.formats import SUPPORTED, WEIGHTS, Format, recognise
-from flambeau.handlers.loading.programs import load_library, load_torchscript, load_whole
+from flambeau.handlers.loading.programs import load_whole
 from flambeau.handlers.loading.weights import load_eager
 from flambeau.handlers.tensors import client_faults, floating_dtype_of, is_about_dtype, to_rows, to_tensor
 from flambeau.handlers.timing import timed
@@ -93,11 +93,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         assert self.device is not None
-        try:
-            return load_torchscript(Path(model_pt_path), self.device)
-        except RuntimeError as error:
-            name = Path(model_pt_path).name
-            raise HandlerError(f"{name} looks like TorchScript, but could not be loaded: {error}") from error
+        return load_whole(Path(model_pt_path), self.device)
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
         assert self.device is not None
@@ -111,11 +107,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
 
     def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
         assert self.device is not None
-        try:
-            return load_library(Path(model_so_path), self.device)
-        except Exception as error:
-            name = Path(model_so_path).name
-            raise HandlerError(f"{name} is a native library, but not one of AOTInductor: {error}") from error
+        return load_whole(Path(model_so_path), self.device)
 
     def _use_torch_export_aot_compile(self) -> bool:
         section = self.model_yaml_config.get("pt2")

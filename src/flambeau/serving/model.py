@@ -93,16 +93,21 @@ class Model:
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or say at once why not."""
-        if not self.supervisor.has_hope:
-            raise self._no_worker(requested_version)
-        if self.supervisor.cannot_load:
-            raise self._not_loaded()
+        if not self.supervisor.has_ready:
+            self._check_hope(requested_version)
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
             raise self._queue_full(requested_version)
         if self.config.client_timeout_s is not None:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
         self._dispatcher.add(job)
+
+    def _check_hope(self, requested_version: str | None) -> None:
+        """Where no worker is ready: refuse a job that would wait for nothing."""
+        if not self.supervisor.has_hope:
+            raise self._no_worker(requested_version)
+        if self.supervisor.cannot_load:
+            raise self._not_loaded()
 
     def _expire(self, job: Job) -> None:
         if not job.is_over:

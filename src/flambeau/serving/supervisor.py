@@ -82,11 +82,16 @@ class Supervisor:
         return any(not slot.has_given_up for slot in self.slots)
 
     @property
+    def has_ready(self) -> bool:
+        """Whether a worker has the model loaded."""
+        return any(slot.is_ready for slot in self.slots)
+
+    @property
     def cannot_load(self) -> bool:
         """Whether no worker is there because the model could not be loaded, though it is tried again."""
-        if not self.slots or any(slot.is_ready for slot in self.slots):
-            return False
-        return all(slot.is_failing and slot.last_death and slot.last_death.while_loading for slot in self.slots)
+        return bool(self.slots) and all(
+            slot.is_failing and slot.last_death and slot.last_death.while_loading for slot in self.slots
+        )
 
     @property
     def last_death(self) -> Death | None:

@@ -18,7 +18,7 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
         return Failed(job_ids, status_of(error), printable(str(error.message)))
     if isinstance(error, BadRequest):
         # What made it a bad request tells the handler's author more than the client was told.
-        detail = printable("".join(traceback.format_exception(error))) if error.__cause__ else ""
+        detail = printable("".join(traceback.format_exception(error.__cause__))) if error.__cause__ else ""
         return Failed(job_ids, 400, printable(str(error)), detail)
     detail = printable("".join(traceback.format_exception(error)))
     if is_out_of_memory(error):

@@ -24,7 +24,6 @@ from flambeau.worker.loader import Entry, in_envelope, load_handler
 from flambeau.worker.replier import Replier
 from flambeau.worker.runner import Runner
 from flambeau.worker.warmup import read_warmup, warm_up
-from flambeau.worker.watching import load_watched
 
 Prepare = Callable[[Any], Any]
 Complete = Callable[[Any, Context], Any]
@@ -40,7 +39,7 @@ def serve(channel: WorkerChannel) -> int:
         asyncio.set_event_loop(loop)  # a handler may use it in `initialize`, and finds the same one later
         try:
             context = new_context(load)
-            entry = (load_watched if load.watch else load_handler)(load.handler, Path(load.folder), context, loop)
+            entry = loader_for(load)(load.handler, Path(load.folder), context, loop)
             entry = in_envelope(entry, load.envelope, Path(load.folder))
             # Code that may change at any time is not cut into halves.
             pipeline = pipeline_of(entry) if context.model_yaml_config.get("pipeline") and not load.watch else None
@@ -61,6 +60,15 @@ def serve(channel: WorkerChannel) -> int:
         else:
             run_batches(channel, runner, replier)
     return 0
+
+
+def loader_for(load: Load) -> Callable[..., Entry]:
+    """How this worker's handler is loaded; only those who watch their code pay for the watching."""
+    if not load.watch:
+        return load_handler
+    from flambeau.worker.watching import load_watched
+
+    return load_watched
 
 
 def pipeline_of(entry: Entry) -> tuple[Prepare, Complete]:

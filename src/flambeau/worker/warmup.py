@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import mimetypes
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +47,8 @@ def read_warmup(options: Mapping[str, Any], folder: Path, batch_size: int) -> Wa
         body = section["body"]
         text = body if isinstance(body, str) and options.get("warmup") is True else json.dumps(body)
         return Warmup(text.encode(), "application/json", sizes)
+    import mimetypes
+
     file = folder / str(section["file"])
     try:
         return Warmup(file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream", sizes)

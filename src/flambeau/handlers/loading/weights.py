@@ -15,6 +15,7 @@ from flambeau.handlers.loading.formats import SUPPORTED, Format, recognise
 from flambeau.importing import import_file
 
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict")  # what training scripts wrap it in
+_RANDOM = ("uniform", "normal", "trunc_normal", "xavier", "kaiming", "orthogonal", "sparse")
 _PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before each name
 
 
@@ -67,8 +68,11 @@ def _assign(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _without_random_weights() -> Iterator[None]:
-    """Spare a model the making of weights that are about to be replaced: it costs time, and memory that is mapped."""
-    names = [name for name in vars(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
+    """Spare a model the making of random weights that are about to be replaced: it costs time and memory.
+
+    Constants are still filled in: a buffer that is not saved may hold one.
+    """
+    names = [name for name in vars(torch.nn.init) if name.endswith("_") and name.startswith(_RANDOM)]
     kept = {name: getattr(torch.nn.init, name) for name in names}
     try:
         for name in names:

@@ -48,6 +48,18 @@ def test_weights_are_pages_of_the_file(tmp_path, state, suffix):
     assert torch.equal(net.shift, state["shift"])
 
 
+def test_constants_that_are_not_saved_are_there(tmp_path):
+    file = tmp_path / "scaled.py"
+    file.write_text(
+        "import torch\n\nclass Scaled(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(2, 2)\n"
+        "        self.register_buffer('scale', torch.zeros(3), persistent=False)\n"
+        "        torch.nn.init.constant_(self.scale, 4.0)\n"
+    )
+    torch.save({"layer.weight": torch.ones(2, 2), "layer.bias": torch.ones(2)}, tmp_path / "scaled.pth")
+    assert load_eager(file, tmp_path / "scaled.pth", CPU).scale.tolist() == [4.0, 4.0, 4.0]
+
+
 def test_model_keeps_its_own_dtype(tmp_path, state):
     torch.save({name: value.double() for name, value in state.items()}, tmp_path / "net.pth")
     net = load_eager(NET, tmp_path / "net.pth", CPU)
