@@ -13,30 +13,38 @@ pytest.importorskip("torch")
 STAGES = {"prepare_s": 0.05, "compute_s": 0.05}
 
 
-def seconds_for(server, bodies) -> tuple[float, list]:
+def answers(server, bodies) -> list:
     server.predict("staged", {"number": 0})
-    began = time.monotonic()
-    replies = [future.result() for future in server.at_once(lambda body: server.predict("staged", body), bodies)]
-    return time.monotonic() - began, replies
+    return [future.result() for future in server.at_once(lambda body: server.predict("staged", body), bodies)]
+
+
+def num_overlaps(replies) -> int:
+    """How many requests were prepared while another was computed."""
+
+    def spans(name):
+        return [tuple(map(float, reply.headers[name].split())) for reply in replies]
+
+    prepared, computed = spans("x-prepared"), spans("x-computed")
+    return sum(any(a < end and start < b for start, end in computed) for a, b in prepared)
 
 
 def test_stages_overlap_and_answers_stay_with_their_requests(start, tmp_path):
     bodies = [{"number": n, **STAGES} for n in range(12)]
     (tmp_path / "plain").mkdir()
     plain = start(pack_handler(tmp_path / "plain", "staged")).wait_ready()
-    sequential_s, _ = seconds_for(plain, bodies)
+    assert num_overlaps(answers(plain, bodies)) == 0
     pipelined = start(pack_handler(tmp_path, "staged", config="pipeline: true")).wait_ready()
-    overlapped_s, replies = seconds_for(pipelined, bodies)
+    replies = answers(pipelined, bodies)
     assert [reply.json for reply in replies] == [2 * n for n in range(12)]
     assert all(reply.headers["x-seen"] == reply.headers["x-request-id"] for reply in replies)
-    assert overlapped_s < 0.75 * sequential_s
+    assert num_overlaps(replies) >= 9  # all but the first, and what came late on a busy machine
 
 
 def test_bad_request_in_a_batch_fails_alone(start, tmp_path):
     config = "pipeline: true\nbatchSize: 4\nmaxBatchDelay: 200\nminWorkers: 1\nmaxWorkers: 1"
     server = start(pack_handler(tmp_path, "staged", config=config)).wait_ready()
     bodies = [{"number": n, "bad": n == 2, **STAGES} for n in range(12)]
-    _, replies = seconds_for(server, bodies)
+    replies = answers(server, bodies)
     assert [reply.status for reply in replies] == [400 if n == 2 else 200 for n in range(12)]
     assert replies[2].message == "it says that it is bad"
     assert [reply.json for reply in replies if reply.status == 200] == [2 * n for n in range(12) if n != 2]
@@ -45,7 +53,7 @@ def test_bad_request_in_a_batch_fails_alone(start, tmp_path):
 def test_crash_costs_only_the_request_that_caused_it(start, tmp_path):
     server = start(pack_handler(tmp_path, "staged", config="pipeline: true")).wait_ready()
     bodies = [{"number": n, "exit": n == 3, **STAGES} for n in range(8)]
-    _, replies = seconds_for(server, bodies)
+    replies = answers(server, bodies)
     assert [reply.status for reply in replies] == [500 if n == 3 else 200 for n in range(8)]
 
 

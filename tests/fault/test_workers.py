@@ -268,7 +268,7 @@ def test_requests_wait_while_the_model_loads(start):
     assert server.request("GET", "/readyz").status == 503
     assert server.request("GET", "/ping").status == 200
     assert server.predict("slow_start", {}).body == b"at last"
-    assert server.request("GET", "/readyz").status == 200
+    server.until(lambda: server.request("GET", "/readyz").status == 200)
 
 
 def test_workers_die_with_their_server(start):

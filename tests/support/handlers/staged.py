@@ -12,22 +12,27 @@ class Staged(BaseHandler):
 
     def preprocess(self, data):
         bodies = [row["body"] for row in data]
+        began = time.monotonic()
         time.sleep(max(body.get("prepare_s", 0) for body in bodies))
         if any(body.get("leave") for body in bodies):
             raise SystemExit(3)
         if any(body.get("bad") for body in bodies):
             raise BadRequest("it says that it is bad")
-        return bodies
+        return [{**body, "prepared": f"{began} {time.monotonic()}"} for body in bodies]
 
     def inference(self, data):
+        began = time.monotonic()
         time.sleep(max(body.get("compute_s", 0) for body in data))
         if any(body.get("exit") for body in data):
             import os
 
             os._exit(9)
-        return [body["number"] * 2 for body in data]
+        computed = f"{began} {time.monotonic()}"
+        return [{"answer": body["number"] * 2, "prepared": body["prepared"], "computed": computed} for body in data]
 
     def postprocess(self, data):
-        for i in range(len(data)):
+        for i, result in enumerate(data):
             self.context.set_response_header(i, "x-seen", self.context.get_request_id(i))
-        return data
+            self.context.set_response_header(i, "x-prepared", result["prepared"])
+            self.context.set_response_header(i, "x-computed", result["computed"])
+        return [result["answer"] for result in data]

@@ -64,7 +64,7 @@ def test_time_of_a_stage_inside_a_stage_is_counted_once():
     elapsed = time.perf_counter() - began
     by_name = {stage.name: stage for stage in observer.call.stages}
     assert by_name["inference"].calls == 2
-    assert by_name["preprocess"].seconds < 0.04
+    assert by_name["preprocess"].seconds + by_name["inference"].seconds <= elapsed
     assert observer.call.seconds == pytest.approx(elapsed, rel=0.1)
 
 
