@@ -4,15 +4,24 @@
     ├── ConfigError              a setting is missing, misspelt or out of range
     ├── ArchiveError
     │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
-    │   └── UnsafeArchive        it would write outside its folder, or grow without bound
+    │   ├── UnsafeArchive        it would write outside its folder, or grow without bound
+    │   ├── DownloadFailed       it could not be fetched from its URL
+    │   └── DependenciesFailed   what its requirements name could not be installed
     ├── BadRequest               the caller asked for something that makes no sense
+    ├── NotAllowed               this server does not take such calls
+    ├── InvalidKey               the caller's key is missing, wrong or expired
     ├── ModelNotFound
     │   └── VersionNotFound
     ├── ModelExists              that name and version are registered already
+    ├── FileTaken                a download would overwrite a file in the store
     ├── DefaultVersionInUse      the default version cannot go while others remain
     ├── Unavailable              no worker, or no room in the queue; try again later
     ├── DeadlinePassed           the job's time was over before it was answered
     ├── WorkersFailed            a model's workers could not start
+    ├── PlacementFailed          a worker needs more devices than there are
+    ├── WorkflowNotFound
+    ├── WorkflowExists
+    ├── WorkflowFailed           a node of a workflow could not be started, or did not answer
     ├── JobFailed                the handler answered with an error
     ├── WorkerDied               the worker that held the job ended before it answered
     ├── HandlerError             the handler could not be found, loaded or called
@@ -44,8 +53,28 @@ class UnsafeArchive(ArchiveError):
     """Unpacking would write outside the target folder or exceed its limits."""
 
 
+class DownloadFailed(ArchiveError):
+    """The archive could not be fetched from its URL."""
+
+
+class DependenciesFailed(ArchiveError):
+    """What a model's requirements name could not be installed; `cause` holds the installer's last lines."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
 class BadRequest(FlambeauError):
     """The caller asked for something that makes no sense."""
+
+
+class NotAllowed(FlambeauError):
+    """This server does not take such calls, by its configuration."""
+
+
+class InvalidKey(FlambeauError):
+    """The caller's key is missing, wrong or expired."""
 
 
 class ModelNotFound(FlambeauError):
@@ -61,6 +90,10 @@ class ModelExists(FlambeauError):
 
     def __init__(self, name: str, version: str) -> None:
         super().__init__(f"Model version {version} is already registered for model {name}")
+
+
+class FileTaken(FlambeauError):
+    """A download would overwrite a file in the store."""
 
 
 class DefaultVersionInUse(FlambeauError):
@@ -89,6 +122,25 @@ class WorkersFailed(FlambeauError):
         super().__init__(message)
         self.cause = cause
         self.out_of_memory = out_of_memory
+
+
+class PlacementFailed(FlambeauError):
+    """A worker needs more devices than there are."""
+
+
+class WorkflowNotFound(FlambeauError):
+    """No workflow of that name, or nothing at that place."""
+
+
+class WorkflowExists(FlambeauError):
+    """That workflow is registered already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Workflow {name} is already registered.")
+
+
+class WorkflowFailed(FlambeauError):
+    """A node of a workflow could not be started, or did not answer."""
 
 
 class JobFailed(FlambeauError):

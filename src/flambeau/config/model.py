@@ -33,6 +33,21 @@ class ModelConfig:
     memory_limit_mb: int | None = None
     device_type: Literal["cpu", "gpu"] | None = None
     device_ids: tuple[int, ...] = ()
+    use_job_ticket: bool = False  # a job is taken only for a worker that is idle
+    continuous_batching: bool = False  # jobs join and leave a batch between calls of the handler
+    sequence_batching: bool = False  # the jobs of a sequence go to one worker, in order
+    sequence_max_idle_s: float = 0
+    sequence_timeout_s: float | None = None
+    sequence_queue_size: int = 1
+    max_sequences: int = 1
+    async_communication: bool = False
+    parallel_type: Literal["", "pp", "tp", "pptp", "custom"] = ""
+    parallel_level: int = 0  # devices, or processes, of one worker
+    torchrun: Mapping[str, Any] = field(default_factory=dict)
+    use_venv: bool = False
+    target_queue_s: float = 0.1  # a worker is added, up to max_workers, when jobs wait longer than this
+    idle_s: float | None = None  # without a job for this long, workers beyond min_workers retire; None: they stay
+    scales_to_zero: bool = False  # then the last one retires too, and the next job brings it back
     envelope: str | None = None  # None: the server's; "": none
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -47,8 +62,13 @@ class ModelConfig:
             changes["batch_size"] = int(size)
         if (delay := read.number("maxBatchDelay", -1)) >= 0:
             changes["batch_delay_s"] = delay / 1000
-        if client := read.number("clientTimeoutInMills", 0):
-            changes["client_timeout_s"] = client / 1000
+        for key, name in _MILLISECONDS.items():
+            if milliseconds := read.number(key, 0):
+                changes[name] = milliseconds / 1000
+        for key, name in _SWITCHES.items():
+            if key in options:
+                changes[name] = read.get(key, bool, False)
+        changes |= _parallelism(read)
         device = read.get("deviceType", str, "")
         if device in ("cpu", "gpu"):
             changes["device_type"] = device
@@ -79,7 +99,36 @@ _PLAIN = {
     "jobQueueSize": "queue_size",
     "maxConcurrency": "concurrency",
     "workerMemoryLimitMb": "memory_limit_mb",
+    "maxSequenceJobQueueSize": "sequence_queue_size",
+    "maxNumSequence": "max_sequences",
+    "idleTimeoutInSec": "idle_s",
 }
+_MILLISECONDS = {
+    "clientTimeoutInMills": "client_timeout_s",
+    "sequenceMaxIdleMSec": "sequence_max_idle_s",
+    "sequenceTimeoutMSec": "sequence_timeout_s",
+    "targetQueueTimeInMills": "target_queue_s",
+}
+_SWITCHES = {
+    "useJobTicket": "use_job_ticket",
+    "continuousBatching": "continuous_batching",
+    "sequenceBatching": "sequence_batching",
+    "asyncCommunication": "async_communication",
+    "useVenv": "use_venv",
+    "scaleToZero": "scales_to_zero",
+}
+_PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
+
+
+def _parallelism(read: _Reader) -> dict[str, Any]:
+    """How many processes or devices make one worker; `parallelLevel` counts only with a `parallelType`."""
+    kind = read.get("parallelType", str, "")
+    if kind not in ("", *_PARALLEL_TYPES):
+        logger.warning("parallelType is %r; it may be %s, so it is ignored", kind, ", ".join(_PARALLEL_TYPES))
+        kind = ""
+    torchrun = read.get("torchrun", dict, {})
+    level = _Reader(torchrun).number("nproc-per-node", 1) if torchrun else read.number("parallelLevel", 0)
+    return {"parallel_type": kind, "parallel_level": int(level) if kind else 0, "torchrun": torchrun}
 
 
 class _Reader:

@@ -20,10 +20,11 @@ class Address:
     host: str = LOOPBACK
     port: int = 0
     path: str | None = None
+    is_tls: bool = False
 
     @classmethod
     def parse(cls, text: str, *, default_port: int) -> Address:
-        """Read `http://host[:port]`, `host:port` or `unix:/path`."""
+        """Read `http://host[:port]`, `https://host[:port]`, `host:port` or `unix:/path`."""
         if text.startswith("unix:"):
             return cls(path=text.removeprefix("unix:"))
         url = urlsplit(text if "://" in text else f"http://{text}")
@@ -31,9 +32,9 @@ class Address:
             host, port = url.hostname, url.port or default_port
         except ValueError as error:
             raise ConfigError(f"{text!r} is not an address: {error}") from None
-        if url.scheme != "http" or not host:
-            raise ConfigError(f"{text!r} is not an address; write http://host:port or unix:/path")
-        return cls(host, port)
+        if url.scheme not in ("http", "https") or not host:
+            raise ConfigError(f"{text!r} is not an address; write http://host:port, https://host:port or unix:/path")
+        return cls(host, port, is_tls=url.scheme == "https")
 
     @property
     def is_loopback(self) -> bool:
@@ -48,7 +49,63 @@ class Address:
     def __str__(self) -> str:
         if self.path is not None:
             return f"unix:{self.path}"
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        scheme = "https" if self.is_tls else "http"
+        return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Where the certificate and its key lie: two PEM files, or a key store."""
+
+    certificate_file: Path | None = None
+    private_key_file: Path | None = None
+    keystore: Path | None = None
+    keystore_pass: str = "changeit"
+    keystore_type: str = "PKCS12"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConfig:
+    """The gRPC listeners; a port of None leaves that one closed."""
+
+    inference: Address | None = None
+    management: Address | None = None
+    is_tls: bool = False
+    inference_max_age_s: float | None = None
+    inference_max_age_grace_s: float | None = None
+    management_max_age_s: float | None = None
+    management_max_age_grace_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysConfig:
+    """Token authorization: three keys in a file, of which two expire."""
+
+    is_on: bool | None = None  # None: off on a loopback bind, on otherwise
+    expiry_s: float = 3600
+    file: Path = Path("key_file.json")
+    ping_needs_key: bool = True  # load balancers and probes may be let through
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """What is measured, and where it goes: the endpoint, the two metrics logs, or both."""
+
+    mode: Literal["both", "log", "prometheus", "legacy"] = "prometheus"
+    file: Path | None = None  # a metrics.yaml; None: the bundled one
+    auto_detect: bool = False  # take metrics of handlers that the file does not name
+    system: bool = True  # the host's own, every `interval_s`
+    system_command: str = ""
+    interval_s: float = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceHeaders:
+    """The names of the headers that tie requests into a sequence."""
+
+    id: str = "ts_request_sequence_id"
+    start: str = "ts_request_sequence_start"
+    end: str = "ts_request_sequence_end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +115,17 @@ class ServerConfig:
     inference: Address = Address(port=8080)
     management: Address = Address(port=8081)
     metrics: Address | None = Address(port=8082)
+    grpc: GrpcConfig = GrpcConfig()
+    tls: Tls = Tls()
+    cors: tuple[tuple[str, str], ...] = ()  # headers of every response
+    keys: KeysConfig = KeysConfig()
+    allow_unprotected: bool = False  # a public bind without authorization, asked for by name
+    model_api: bool = True  # models may be registered and unregistered over the APIs
+    open_inference: bool = True  # the Open Inference Protocol's health and metadata calls
     model_store: Path | None = None
+    workflow_store: Path | None = None  # None: the model store
+    allowed_urls: tuple[str, ...] = ()  # regular expressions; a URL that matches none is refused
+    allow_private_urls: bool = False  # URLs that lead to loopback, link-local or private addresses
     job_queue_size: int = 100
     max_request_bytes: int = 6_553_500
     max_response_bytes: int = 6_553_500
@@ -78,8 +145,22 @@ class ServerConfig:
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
     error_details: bool | None = None  # None: only on a loopback bind
+    install_dependencies: bool = False  # what an archive's requirements name
+    first_distribution_port: int = 29500  # of workers that are groups of processes
+    sequence_headers: SequenceHeaders = SequenceHeaders()
+    measure: MetricsConfig = MetricsConfig()
+    log_folder: Path | None = None  # None: everything goes to stderr
+    metrics_log_folder: Path | None = None  # None: as log_folder
+    snapshot_folder: Path | None = None  # None: no snapshots
     watch: bool = False  # reload handlers whose code changes
     hidden_env: str = ""  # variables whose whole name matches are kept from workers
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether callers must show a key."""
+        if self.keys.is_on is not None:
+            return self.keys.is_on
+        return not (self.inference.is_loopback and self.management.is_loopback)
 
     @property
     def tells_details(self) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +44,7 @@ class Server:
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
+        self.on_change: Callable[[], None] = lambda: None  # models, versions or worker numbers were changed by a call
         self._is_late = False  # draining took longer than it may
         self._probe: Segment | None = None
         self._host: Host | None = None
@@ -109,6 +110,7 @@ class Server:
                 if not at_startup:
                     await self._forget(model)
                 raise
+        self.on_change()
         return model
 
     async def unregister(self, name: str, version: str | None = None) -> None:
@@ -121,6 +123,12 @@ class Server:
             await self._drop(model, f'Model "{name}" is being unregistered.')
             raise DeadlinePassed(f"Timed out while cleaning resources: {name}") from None
         logger.info("unregistered %s", model)
+        self.on_change()
+
+    def set_default(self, name: str, version: str) -> None:
+        """Send requests that name no version to this one."""
+        self.registry.set_default(name, version)
+        self.on_change()
 
     async def scale(self, name: str, version: str | None, minimum: int, maximum: int, *, wait: bool) -> Model:
         """Change how many workers a model has."""
@@ -130,6 +138,7 @@ class Server:
             raise BadRequest(f"min_worker is {minimum}; it cannot be less than 0.")
         model = self.registry.find(name, version)
         await model.scale(minimum, maximum, wait=wait)
+        self.on_change()
         return model
 
     async def _open(self, url: str) -> Source:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from flambeau.config.model import ModelConfig
-from flambeau.errors import BadRequest, FlambeauError, Unavailable
+from flambeau.errors import BadRequest
+from flambeau.frontend import operations
 from flambeau.frontend.http import describe
 from flambeau.frontend.http.app import Endpoint, not_allowed, not_found, query_of
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.health import health_routes
-from flambeau.frontend.http.model_document import model_document
 from flambeau.frontend.http.problems import respond_json
-from flambeau.serving.job import Body, Job
-from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.wire.messages import Part
-
-PAGE = 100
 
 
 def management_routes(server: Server) -> dict[str, Endpoint]:
@@ -54,73 +47,34 @@ async def models(server: Server, exchange: Exchange, segments: list[str]) -> Non
 async def list_models(server: Server, exchange: Exchange) -> None:
     """GET /models: the default versions, by name, a page at a time."""
     query = query_of(exchange)
-    limit, start = integer(query, "limit", PAGE), max(0, integer(query, "next_page_token", 0))
-    limit = limit if 0 <= limit <= PAGE else PAGE
-    everything = server.registry.defaults()
-    page = everything[start : start + limit]
-    document: dict[str, Any] = {}
-    if start + limit < len(everything):
-        document["nextPageToken"] = str(start + limit)
-    document["models"] = [{"modelName": model.name, "modelUrl": model.source.url} for model in page]
-    respond_json(exchange, 200, document)
+    start = integer(query, "next_page_token", 0)
+    respond_json(exchange, 200, operations.list_models(server, integer(query, "limit", operations.PAGE), start))
 
 
 async def register(server: Server, exchange: Exchange) -> None:
     """POST /models: parameters from the query, or from a JSON body."""
+    operations.check_model_api(server)
     given = parameters(exchange)
-    url = text(given, "url")
-    if not url:
-        raise BadRequest("Parameter url is required.")
-    defaults = server.config
-    workers = max(0, integer(given, "initial_workers", defaults.default_workers))
-    config = ModelConfig(
-        min_workers=workers,
-        max_workers=workers,
-        response_timeout_s=seconds(given, "response_timeout", defaults.default_response_timeout_s),
-        startup_timeout_s=seconds(given, "startup_timeout", defaults.default_startup_timeout_s),
-        queue_size=defaults.job_queue_size,
+    asked = operations.Registration(
+        url=text(given, "url"),
+        model_name=text(given, "model_name"),
+        handler=text(given, "handler"),
+        runtime=text(given, "runtime"),
+        batch_size=positive(given, "batch_size"),
+        max_batch_delay_ms=natural(given, "max_batch_delay"),
+        response_timeout_s=positive(given, "response_timeout"),
+        startup_timeout_s=positive(given, "startup_timeout"),
+        initial_workers=whole(given, "initial_workers"),
+        synchronous=boolean(given, "synchronous", True),
+        s3_sse_kms=boolean(given, "s3_sse_kms", False),
     )
-    wishes: dict[str, Any] = {}  # these two beat the model's own YAML, as in TorchServe
-    if (size := integer(given, "batch_size", 0)) > 0:
-        wishes["batch_size"] = size
-    if (delay_ms := integer(given, "max_batch_delay", -1)) >= 0:
-        wishes["batch_delay_s"] = delay_ms / 1000
-    waits = boolean(given, "synchronous", True)
-    # Shielded: a registration that has begun is finished even if its caller goes away.
-    model = await asyncio.shield(
-        server.register(
-            url,
-            name=text(given, "model_name"),
-            handler=text(given, "handler"),
-            runtime=text(given, "runtime"),
-            config=config,
-            wishes=wishes,
-            wait=waits,
-        )
-    )
-    named = f'Model "{model.name}" Version: {model.version} registered with'
-    if not model.config.min_workers:
-        status(exchange, 200, f"{named} 0 initial workers. Use scale workers API to add workers for the model.")
-    elif waits:
-        status(exchange, 200, f"{named} {model.config.min_workers} initial workers")
-    else:
-        status(exchange, 202, "Processing worker updates...")
+    status(exchange, await operations.register(server, asked))
 
 
 async def describe_model(server: Server, exchange: Exchange, name: str, version: str | None) -> None:
     """GET /models/{model}[/{version}]: settings, workers and their last failures."""
-    details = server.config.tells_details
-    if version == "all":
-        documents = [model_document(model, details=details) for model in server.registry.versions(name)]
-        respond_json(exchange, 200, documents)
-        return
-    model = server.registry.find(name, version)
-    document = model_document(model, details=details)
-    if boolean(query_of(exchange), "customized", False):
-        metadata = await ask_handler(model, exchange)
-        if metadata:
-            document["customizedMetadata"] = metadata
-    respond_json(exchange, 200, [document])
+    customized = boolean(query_of(exchange), "customized", False)
+    respond_json(exchange, 200, await operations.describe(server, name, version, customized=customized))
 
 
 async def scale(server: Server, exchange: Exchange, name: str, version: str | None) -> None:
@@ -133,72 +87,23 @@ async def scale(server: Server, exchange: Exchange, name: str, version: str | No
     maximum = integer(query, "max_worker", minimum)
     version = version or query.get("model_version")
     waits = boolean(query, "synchronous", False)
-    await asyncio.shield(server.scale(name, version, minimum, maximum, wait=waits))
-    if waits:
-        status(
-            exchange,
-            200,
-            f"Workers scaled to {minimum} for model: {name}" + (f", version: {version}" if version else ""),
-        )
-    else:
-        status(exchange, 202, "Processing worker updates...")
+    status(exchange, await operations.scale(server, name, version, minimum, maximum, synchronous=waits))
 
 
 async def unregister(server: Server, exchange: Exchange, name: str, version: str | None) -> None:
     """DELETE /models/{model}[/{version}]: answer what was accepted, then let go."""
-    await asyncio.shield(server.unregister(name, version))
-    status(exchange, 200, f'Model "{name}" unregistered')
+    status(exchange, await operations.unregister(server, name, version))
 
 
 async def set_default(server: Server, exchange: Exchange, name: str, version: str) -> None:
     """PUT /models/{model}/{version}/set-default."""
-    server.registry.set_default(name, version)
-    status(exchange, 200, f'Default version successfully updated for model "{name}" to "{version}"')
+    status(exchange, operations.set_default(server, name, version))
 
 
 async def options(server: Server, exchange: Exchange, name: str, version: str | None) -> None:
     """OPTIONS /models/{model}: the description of its management API."""
     server.registry.find(name, version)
     respond_json(exchange, 200, describe.management_document(name))
-
-
-class Answer:
-    """Collects a job's whole reply."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._parts: list[bytes] = []
-
-    def on_parts(self, parts: list[Part]) -> None:
-        """Take parts."""
-        self._parts += [part.body for part in parts]
-        if parts[-1].last and not self.done.done():
-            self.done.set_result(b"".join(self._parts))
-
-    def on_error(self, error: FlambeauError) -> None:
-        """Take an error."""
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-async def ask_handler(model: Model, exchange: Exchange) -> Any:
-    """What the handler says about itself; nothing when it is not a JSON object."""
-    if not model.supervisor.has_hope:
-        raise Unavailable(
-            f'Model "{model.name}" has no worker to serve describe request. '
-            "Please use scale workers API to add workers."
-        )
-    answer = Answer()
-    now = asyncio.get_running_loop().time()
-    job = Job(answer, request_id=exchange.request_id, headers=[], body=Body(b""), arrived=now, kind="describe")
-    model.add(job)
-    try:
-        document = json.loads(await answer.done)
-    except ValueError:
-        return {}
-    finally:
-        job.cancel()
-    return document if isinstance(document, dict) else {}
 
 
 # ---- parameters: what does not parse takes its default, as in TorchServe ----
@@ -236,10 +141,20 @@ def integer(given: Mapping[str, Any], key: str, default: int) -> int:
         return default
 
 
-def seconds(given: Mapping[str, Any], key: str, default: float) -> float:
-    """A parameter as a time-out; only a positive one counts."""
-    value = integer(given, key, 0)
-    return value if value > 0 else default
+def whole(given: Mapping[str, Any], key: str) -> int | None:
+    """A parameter as a whole number; None when it is absent or not one."""
+    return integer(given, key, 0) if integer(given, key, 0) == integer(given, key, 1) else None
+
+
+def natural(given: Mapping[str, Any], key: str) -> int | None:
+    """A parameter as a number of at least 0; None when it is absent or not one."""
+    value = integer(given, key, -1)
+    return value if value >= 0 else None
+
+
+def positive(given: Mapping[str, Any], key: str) -> int | None:
+    """A parameter as a number of at least 1; None when it is absent or not one."""
+    return natural(given, key) or None
 
 
 def boolean(given: Mapping[str, Any], key: str, default: bool) -> bool:
@@ -248,6 +163,6 @@ def boolean(given: Mapping[str, Any], key: str, default: bool) -> bool:
     return default if value is None else str(value).lower() == "true"
 
 
-def status(exchange: Exchange, code: int, message: str) -> None:
+def status(exchange: Exchange, outcome: operations.Outcome) -> None:
     """Answer with a status text."""
-    respond_json(exchange, code, {"status": message})
+    respond_json(exchange, outcome.code, {"status": outcome.text})

@@ -1,0 +1,175 @@
+"""What the management APIs do, whichever protocol asks: register, scale, describe, list, set default, unregister."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from flambeau.config.model import ModelConfig
+from flambeau.errors import BadRequest, FlambeauError, NotAllowed, Unavailable
+from flambeau.frontend.model_document import model_document
+from flambeau.serving.job import Body, Job
+from flambeau.serving.model import Model
+from flambeau.serving.server import Server
+from flambeau.wire.messages import Part
+
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a register call asks for; None: not given."""
+
+    url: str | None
+    model_name: str | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    batch_size: int | None = None
+    max_batch_delay_ms: int | None = None
+    response_timeout_s: int | None = None
+    startup_timeout_s: int | None = None
+    initial_workers: int | None = None
+    synchronous: bool = True
+    s3_sse_kms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call went, in TorchServe's words; `code` is the HTTP status."""
+
+    code: int
+    text: str
+
+
+async def register(server: Server, asked: Registration) -> Outcome:
+    """Register a model; a registration that has begun is finished even if its caller goes away."""
+    check_model_api(server)
+    if not asked.url:
+        raise BadRequest("Parameter url is required.")
+    defaults = server.config
+    workers = max(0, defaults.default_workers if asked.initial_workers is None else asked.initial_workers)
+    config = ModelConfig(
+        min_workers=workers,
+        max_workers=workers,
+        response_timeout_s=asked.response_timeout_s or defaults.default_response_timeout_s,
+        startup_timeout_s=asked.startup_timeout_s or defaults.default_startup_timeout_s,
+        queue_size=defaults.job_queue_size,
+    )
+    wishes: dict[str, Any] = {}  # these two beat the model's own YAML, as in TorchServe
+    if asked.batch_size:
+        wishes["batch_size"] = asked.batch_size
+    if asked.max_batch_delay_ms is not None:
+        wishes["batch_delay_s"] = asked.max_batch_delay_ms / 1000
+    model = await asyncio.shield(
+        server.register(
+            asked.url,
+            name=asked.model_name,
+            handler=asked.handler,
+            runtime=asked.runtime,
+            config=config,
+            wishes=wishes,
+            wait=asked.synchronous,
+        )
+    )
+    named = f'Model "{model.name}" Version: {model.version} registered with'
+    if not model.config.min_workers:
+        return Outcome(200, f"{named} 0 initial workers. Use scale workers API to add workers for the model.")
+    if asked.synchronous:
+        return Outcome(200, f"{named} {model.config.min_workers} initial workers")
+    return Outcome(202, "Processing worker updates...")
+
+
+async def scale(
+    server: Server, name: str, version: str | None, minimum: int, maximum: int, *, synchronous: bool
+) -> Outcome:
+    """Change the number of a model's workers."""
+    await asyncio.shield(server.scale(name, version, minimum, maximum, wait=synchronous))
+    if not synchronous:
+        return Outcome(202, "Processing worker updates...")
+    named = f", version: {version}" if version else ""
+    return Outcome(200, f"Workers scaled to {minimum} for model: {name}{named}")
+
+
+async def unregister(server: Server, name: str, version: str | None) -> Outcome:
+    """Answer what the model has accepted, then let it go."""
+    check_model_api(server)
+    await asyncio.shield(server.unregister(name, version))
+    return Outcome(200, f'Model "{name}" unregistered')
+
+
+def set_default(server: Server, name: str, version: str) -> Outcome:
+    """Send requests that name no version to this one."""
+    server.set_default(name, version)
+    return Outcome(200, f'Default version successfully updated for model "{name}" to "{version}"')
+
+
+def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
+    """The default versions, by name, a page at a time."""
+    start, limit = max(0, start), limit if 0 <= limit <= PAGE else PAGE
+    everything = server.registry.defaults()
+    document: dict[str, Any] = {}
+    if start + limit < len(everything):
+        document["nextPageToken"] = str(start + limit)
+    page = everything[start : start + limit]
+    document["models"] = [{"modelName": model.name, "modelUrl": model.source.url} for model in page]
+    return document
+
+
+async def describe(server: Server, name: str, version: str | None, *, customized: bool) -> list[dict[str, Any]]:
+    """Settings, workers and their last failures, of one version or of `all`."""
+    details = server.config.tells_details
+    if version == "all":
+        return [model_document(model, details=details) for model in server.registry.versions(name)]
+    model = server.registry.find(name, version)
+    document = model_document(model, details=details)
+    if customized and (metadata := await ask_handler(model)):
+        document["customizedMetadata"] = metadata
+    return [document]
+
+
+def check_model_api(server: Server) -> None:
+    """Refuse to change the set of models, unless that was allowed at start."""
+    if not server.config.model_api:
+        raise NotAllowed("Requested method is not allowed, please refer to API document.")
+
+
+class Answer:
+    """Collects a job's whole reply."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._parts: list[bytes] = []
+
+    def on_parts(self, parts: list[Part]) -> None:
+        """Take parts."""
+        self._parts += [part.body for part in parts]
+        if parts[-1].last and not self.done.done():
+            self.done.set_result(b"".join(self._parts))
+
+    def on_error(self, error: FlambeauError) -> None:
+        """Take an error."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+async def ask_handler(model: Model) -> dict[str, Any]:
+    """What the handler says about itself; nothing when it is not a JSON object."""
+    if not model.supervisor.has_hope:
+        raise Unavailable(
+            f'Model "{model.name}" has no worker to serve describe request. '
+            "Please use scale workers API to add workers."
+        )
+    answer = Answer()
+    now = asyncio.get_running_loop().time()
+    job = Job(answer, request_id=str(uuid.uuid4()), headers=[], body=Body(b""), arrived=now, kind="describe")
+    model.add(job)
+    try:
+        document = json.loads(await answer.done)
+    except ValueError:
+        return {}
+    finally:
+        job.cancel()
+    return document if isinstance(document, dict) else {}

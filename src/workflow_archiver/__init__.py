@@ -1,0 +1,1 @@
+"""TorchServe's import name; what it does is in `flambeau.archive`."""
