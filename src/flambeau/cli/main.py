@@ -138,11 +138,17 @@ def check(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Say what this machine has, and what is missing."""
+def doctor(
+    torchserve: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="CONFIG STORE", help="Say instead what of a TorchServe installation will work."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine has, and what is missing. The exit status is 1 if something will not work."""
     from flambeau.cli import doctor as work
 
-    work.doctor(as_json=as_json)
+    work.doctor(torchserve, as_json=as_json)
 
 
 @app.command()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from flambeau.config.model import ModelConfig
 from flambeau.errors import BrokenArchive, FlambeauError
 from flambeau.migrating.finding import Finding
 from flambeau.migrating.imports import PACKAGES, Import, imports_of, is_there, missing_name, own_modules
+from flambeau.migrating.warnings import warnings_of
 
 READ_SUFFIXES = (".py", ".yaml", ".yml", ".txt", ".json")
 READ_BYTES = 1 << 20
@@ -134,26 +133,6 @@ def look_at_options(manifest: Manifest, files: Mapping[str, bytes]) -> Iterator[
     with warnings_of("flambeau.config") as said:
         ModelConfig().with_options(options or {})
     yield from (Finding("note", manifest.config_file or "", text) for text in said)
-
-
-@contextmanager
-def warnings_of(name: str) -> Iterator[list[str]]:
-    """What a logger warns of meanwhile, instead of writing it."""
-    said: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno >= logging.WARNING:
-                said.append(record.getMessage())
-
-    logger, collector = logging.getLogger(name), Collector()
-    propagates, logger.propagate = logger.propagate, False
-    logger.addHandler(collector)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(collector)
-        logger.propagate = propagates
 
 
 def requirements_of(contents: Contents) -> frozenset[str]:
