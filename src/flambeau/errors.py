@@ -2,6 +2,7 @@
 
     FlambeauError
     ├── ConfigError              a setting is missing, misspelt or out of range
+    │   └── CannotListen         a port is taken, or not ours to open
     ├── ArchiveError
     │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
     │   ├── UnsafeArchive        it would write outside its folder, or grow without bound
@@ -39,6 +40,14 @@ class FlambeauError(Exception):
 
 class ConfigError(FlambeauError):
     """A setting is missing, misspelt or out of range."""
+
+
+class CannotListen(ConfigError):
+    """A listener could not be opened at `address`."""
+
+    def __init__(self, address: str, message: str) -> None:
+        super().__init__(message)
+        self.address = address
 
 
 class ArchiveError(FlambeauError):

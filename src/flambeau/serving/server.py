@@ -93,7 +93,8 @@ class Server:
         """
         source = await asyncio.to_thread(self.store.open_path, path, url) if path else await self._open(url)
         try:
-            settings = self._settings(source, config, wishes or {})
+            name = name or (source.manifest.model_name if source.manifest else "") or name_from(url)
+            settings = self._settings(source, name, config, wishes or {}, workers=at_startup)
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
             self.registry.add(model)
@@ -144,17 +145,21 @@ class Server:
     async def _open(self, url: str) -> Source:
         return await asyncio.to_thread(self.store.open, url)
 
-    @staticmethod
-    def _settings(source: Source, config: ModelConfig, wishes: Mapping[str, Any]) -> ModelConfig:
-        named = source.manifest.config_file if source.manifest else None
-        options = read_options(source.folder / named) if named else {}
-        return replace(config.with_options(options), **wishes)
+    def _settings(
+        self, source: Source, name: str, config: ModelConfig, wishes: Mapping[str, Any], *, workers: bool
+    ) -> ModelConfig:
+        """Defaults, then `models` of the server's configuration, then the model's own YAML, then wishes."""
+        manifest = source.manifest or Manifest(model_name="")
+        if said := self.config.models.get(name, {}).get(manifest.version):
+            config = config.with_settings(said, workers=workers)
+        if named := manifest.config_file:
+            config = config.with_options(read_options(source.folder / named), f"{named} of {name}")
+        return replace(config, **wishes)
 
     def _build(
-        self, source: Source, *, name: str | None, handler: str | None, runtime: str | None, settings: ModelConfig
+        self, source: Source, *, name: str, handler: str | None, runtime: str | None, settings: ModelConfig
     ) -> Model:
         manifest = source.manifest or Manifest(model_name="")
-        name = name or manifest.model_name
         if not name:
             raise BrokenArchive("Model name is not defined.")
         if runtime not in (None, "python", "python3", "LSP"):
@@ -184,6 +189,11 @@ class Server:
             await asyncio.to_thread(self.store.discard, model.source)
 
     # ---- state ----
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs workers may be placed on."""
+        return len(self._host.gpus) if self._host is not None else 0
 
     @property
     def is_healthy(self) -> bool:
@@ -240,3 +250,10 @@ class Server:
 
     def _describe_probe(self) -> Shared | None:
         return self._probe.describe(1) if self._probe is not None else None
+
+
+def name_from(url: str) -> str:
+    """The name of a model that nobody named: its file's, with what is no word character replaced, as TorchServe did."""
+    file = Path(url).name
+    stem = next((file.removesuffix(suffix) for suffix in (".tar.gz", ".tgz") if file.endswith(suffix)), Path(file).stem)
+    return re.sub(r"\W|^_", "_", stem)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from flambeau.config.server import Address
-from flambeau.errors import ConfigError
+from flambeau.errors import CannotListen
 from flambeau.frontend.http.app import Endpoint, RoutedApp
 from flambeau.frontend.http.inference import inference_routes
 from flambeau.frontend.http.management import management_routes
@@ -90,7 +90,7 @@ class HttpFrontend:
             else:
                 opened = await loop.create_server(listener.connect, address.host, address.port, backlog=BACKLOG)
         except OSError as error:
-            raise ConfigError(why_not(address, error)) from None
+            raise CannotListen(str(address), why_not(address, error)) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
         if address == self._server.config.inference and address.path is None:
