@@ -16,7 +16,7 @@ from pathlib import Path
 from flambeau import __version__
 from flambeau.cli.models import print_json
 from flambeau.errors import ConfigError
-from flambeau.migrating.finding import Finding
+from flambeau.migrating.finding import Finding, Level
 from flambeau.migrating.models import look_at
 from flambeau.migrating.settings import look_at_config
 from flambeau.serving.devices import count_cores, count_gpus
@@ -109,7 +109,7 @@ def temporary_folder() -> Finding:
         return Finding("problem", "temporary folder", f"{folder} is not writable; set TMPDIR to one that is")
     status = os.statvfs(folder)
     free_gb = status.f_bavail * status.f_frsize / 1e9
-    level = "ok" if free_gb > 1 else "note"
+    level: Level = "ok" if free_gb > 1 else "note"
     return Finding(level, "temporary folder", f"{folder}, {free_gb:.1f} GB free")
 
 

@@ -34,7 +34,9 @@ def differences(name: str, properties: Properties) -> Iterator[Finding]:
     if server.needs_keys:
         yield Finding("note", name, f"calls need a key from {server.keys.file}, as in TorchServe")
     elif "disable_token_authorization" not in properties.given:
-        yield Finding("note", name, "no keys are needed on this loopback address; disable_token_authorization=false asks")
+        yield Finding(
+            "note", name, "no keys are needed on this loopback address; disable_token_authorization=false asks"
+        )
     if not server.allowed_urls:
         yield Finding("note", name, "models cannot be fetched from URLs until allowed_urls names which")
     if "default_workers_per_model" not in properties.given:
