@@ -133,18 +133,19 @@ def predict(
 
 @app.command()
 def run(
-    handler: Annotated[Path, typer.Argument(help="A handler file, model file, model folder or archive.")],
+    path: Annotated[Path, typer.Argument(help="A handler file, model file, model folder or archive.")],
     input_file: Annotated[
         list[Path] | None, typer.Option("--input", "-i", help="A request body; several make a batch.")
     ] = None,
     content_type: Annotated[str | None, typer.Option(help="Else guessed from each file's name.")] = None,
+    handler: Annotated[str | None, typer.Option(help="Replaces the handler the model names.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Calls; the first and the median one are shown.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Run a handler in this process, without a server: for a debugger, and to see where its time goes."""
     from flambeau.cli import run as work
 
-    work.run(handler, input_file or [], content_type, repeat=repeat, as_json=as_json)
+    work.run(path, input_file or [], content_type, handler=handler, repeat=repeat, as_json=as_json)
 
 
 @app.command()
@@ -163,11 +164,17 @@ def check(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Say what this machine has, and what is missing."""
+def doctor(
+    torchserve: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="CONFIG STORE", help="Say instead what of a TorchServe installation will work."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine has, and what is missing. The exit status is 1 if something will not work."""
     from flambeau.cli import doctor as work
 
-    work.doctor(as_json=as_json)
+    work.doctor(torchserve, as_json=as_json)
 
 
 @app.command()
