@@ -102,7 +102,10 @@ def _read_int(conn: Connection) -> int:
 def _read(conn: Connection, size: int) -> bytearray:
     data = bytearray()
     while size > 0:
-        packet = conn.recv(size)
+        try:
+            packet = conn.recv(size)
+        except ConnectionResetError:  # it has left with our last answer unread
+            packet = b""
         if len(packet) == 0:
             logger.info("Frontend disconnected.")
             sys.exit(0)
