@@ -116,3 +116,9 @@ def test_a_chunk_may_go_to_one_request_of_a_batch(start, tmp_path):
     server = start(pack_handler(tmp_path, "halves", config=config)).wait_ready()
     replies = server.at_once(lambda body: server.predict("halves", body), [b"left", b"right"])
     assert [reply.result().body for reply in replies] == [b"first left,last of 2", b"first right,last of 2"]
+
+
+def test_async_handlers_send_chunks_to_their_own_requests(start):
+    server = start("async_chunks.py").wait_ready()
+    replies = server.at_once(lambda body: server.predict("async_chunks", body), [b"a", b"b", b"c"])
+    assert [reply.result().body for reply in replies] == [f"{x}0 {x}1 {x}2 end".encode() for x in "abc"]

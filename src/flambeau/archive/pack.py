@@ -194,7 +194,7 @@ def _expand(extra: str) -> list[Path]:
         return [path]
     if not glob.has_magic(extra):
         raise MissingFile(f"File does not exist: {extra}")
-    matches = [Path(match) for match in sorted(glob.glob(extra, recursive=True))]
+    matches = [Path(match) for match in sorted(glob.glob(extra))]
     if not matches:
         # A warning only, as it was in TorchServe: build scripts name patterns that may be empty.
         logger.warning("No file matches %s", extra)
