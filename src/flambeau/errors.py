@@ -5,6 +5,7 @@
     │   └── CannotListen         a port is taken, or not ours to open
     ├── ArchiveError
     │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
+    │   ├── MissingFile          a file that should go into it is not there
     │   ├── UnsafeArchive        it would write outside its folder, or grow without bound
     │   ├── DownloadFailed       it could not be fetched from its URL
     │   └── DependenciesFailed   what its requirements name could not be installed
@@ -56,6 +57,10 @@ class ArchiveError(FlambeauError):
 
 class BrokenArchive(ArchiveError):
     """The archive cannot be read."""
+
+
+class MissingFile(ArchiveError, FileNotFoundError):
+    """A file that should go into the archive is not there."""
 
 
 class UnsafeArchive(ArchiveError):
