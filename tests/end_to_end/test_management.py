@@ -68,8 +68,28 @@ def test_registration_takes_a_json_body(start, store):
     reply = server.manage("POST", "/models", body, headers={"Content-Type": "application/json"})
     assert reply.status == 200
     assert server.describe("parrot")["batchSize"] == 3
-    reply = server.manage("POST", "/models", b"{no", headers={"Content-Type": "application/json"})
-    assert reply.status == 400
+    assert server.manage("DELETE", "/models/parrot").status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        (b"{no", 500, "JsonSyntaxException"),
+        (b"", 500, "JsonSyntaxException"),
+        (b"[1]", 400, "BadRequestException"),
+        (b'{"url": "echo.mar", "batch_size": "abc"}', 400, "BadRequestException"),
+        (b'{"url": ""}', 404, "ModelNotFoundException"),
+        (b"{}", 400, "BadRequestException"),
+        (b"{" * 20_000, 500, "JsonSyntaxException"),
+        (b"{a: &a [x], url: *a}", 400, "BadRequestException"),
+        (b"{'url': 'echo.mar', model_name: \"parrot\", 'initial_workers': '1', 'synchronous': true}", 200, None),
+    ],
+)
+def test_registration_reads_json_leniently(start, store, body, status, kind):
+    pack_handler(store, "echo")
+    server = start("--model-store", store).wait_ready()
+    reply = server.manage("POST", "/models", body, headers={"Content-Type": "application/json"})
+    assert (reply.status, reply.json.get("type")) == (status, kind)
 
 
 def test_registration_that_cannot_start_says_why_and_leaves_nothing(start, store):

@@ -20,6 +20,7 @@ from flambeau.config.logs import set_up_server_logs
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.listeners import HttpFrontend
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -63,7 +64,7 @@ def start(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes) -> None:
     began = time.monotonic()
     for address in (config.inference, config.management):
         if not address.is_loopback:
-            logger.warning("%s can be reached from other machines, and there is no authorisation yet", address)
+            logger.warning("%s can be reached from other machines", address)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             runner.run(run(config, plans, wishes, began))
@@ -122,7 +123,10 @@ async def run(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, began
     """The life of the process: open, load, serve, drain, close."""
     stop = asyncio.Event()
     catch_signals(stop)
-    async with Server(config) as server, HttpFrontend(server) as frontend:
+    keys = Keys(config.keys) if config.needs_keys else None
+    if keys is not None and keys.file is not None:
+        logger.info("token authorization is on; the keys are in %s", keys.file)
+    async with Server(config) as server, HttpFrontend(server, keys) as frontend:
         logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
         loading = asyncio.get_running_loop().create_task(load_all(server, plans, wishes, stop, frontend.inference))
         await stop.wait()

@@ -30,6 +30,10 @@ from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)
 
+REMEDY = (
+    "Please use scale workers API to add workers. If this is a sequence inference, please check if it is closed, "
+    "or expired; or exceeds maxSequenceJobQueueSize"
+)
 CHECK_S = 0.1  # how often stalled workers are looked for
 
 
@@ -121,9 +125,9 @@ class Model:
     def _no_worker(self, version: str | None) -> Unavailable:
         # Clients match this text, quotes and all; what follows it is ours.
         named = f'Model "{self.name}" Version {version}"' if version else f'Model "{self.name}"'
-        text = f"{named} has no worker to serve inference request. Please use scale workers API to add workers."
+        text = f"{named} has no worker to serve inference request. {REMEDY}"
         death = self.supervisor.last_death
-        return Unavailable(f"{text} The last worker: {death.reason}" if death else text)
+        return Unavailable(f"{text}. The last worker: {death.reason}" if death else text)
 
     def _not_loaded(self) -> Unavailable:
         death = self.supervisor.last_death
@@ -131,9 +135,9 @@ class Model:
         return Unavailable(f'Model "{self.name}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
     def _queue_full(self, version: str | None) -> Unavailable:
-        text = str(self._no_worker(version)).partition(" The last worker")[0]
+        text = str(self._no_worker(version)).partition(". The last worker")[0]
         return Unavailable(
-            f"{text} All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
+            f"{text}. All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
             retry_after_s=max(1, round(self._seconds_to_drain())),
         )
 
