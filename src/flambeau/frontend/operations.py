@@ -55,7 +55,9 @@ async def register(server: Server, asked: Registration) -> Outcome:
     config = ModelConfig(
         min_workers=workers,
         max_workers=workers,
-        response_timeout_s=asked.response_timeout_s or defaults.default_response_timeout_s,
+        response_timeout_s=defaults.default_response_timeout_s
+        if asked.response_timeout_s is None
+        else asked.response_timeout_s,
         startup_timeout_s=asked.startup_timeout_s or defaults.default_startup_timeout_s,
         queue_size=defaults.job_queue_size,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
-from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied
+from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
 from flambeau.metrics.registry import Metrics
 from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
 from flambeau.serving.crowding import Crowd
@@ -151,6 +151,9 @@ class Model:
 
     async def scale(self, minimum: int, maximum: int, *, wait: bool) -> None:
         """Change the number of workers; with `wait`, return when they have started or raise."""
+        if minimum > 0 and self.config.response_timeout_s <= 0:
+            cause = "the response timeout is 0 seconds, in which no worker can answer"
+            raise WorkersFailed(f"Failed to start workers for {self.supervisor.name}", cause=cause)
         self.min_workers, self.max_workers = minimum, maximum
         fresh = self.supervisor.scale(minimum, maximum)
         if self._watch is None:

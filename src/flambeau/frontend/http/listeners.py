@@ -160,14 +160,16 @@ def either(inference: Endpoint, management: Endpoint) -> Endpoint:
 
 
 def remove_orphan(path: str) -> None:
-    """Remove the socket of a server that is gone; one that answers is in use."""
+    """Remove the socket of a server that is gone; one that answers is in use, and asyncio would not mind."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
+            return
         except OSError:
-            pass
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def waiting_at(door: socket.socket) -> Iterator[socket.socket]:

@@ -71,7 +71,7 @@ async def register(server: Server, exchange: Exchange) -> None:
         runtime=text(given, "runtime"),
         batch_size=positive(given, "batch_size"),
         max_batch_delay_ms=natural(given, "max_batch_delay"),
-        response_timeout_s=positive(given, "response_timeout"),
+        response_timeout_s=natural(given, "response_timeout"),
         startup_timeout_s=positive(given, "startup_timeout"),
         initial_workers=whole(given, "initial_workers"),
         synchronous=boolean(given, "synchronous", True),
@@ -89,9 +89,6 @@ async def describe_model(server: Server, exchange: Exchange, name: str, version:
 async def scale(server: Server, exchange: Exchange, name: str, version: str | None) -> None:
     """PUT /models/{model}[/{version}]: change the number of workers."""
     query = query_of(exchange)
-    for key in ("min_worker", "max_worker"):
-        if key in query and not query[key].removeprefix("-").isdigit():
-            raise BadRequest(f"{key} must be a whole number, not {query[key]!r}")
     minimum = integer(query, "min_worker", 1)
     maximum = integer(query, "max_worker", minimum)
     version = version or query.get("model_version")
