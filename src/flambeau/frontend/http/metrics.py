@@ -19,4 +19,9 @@ def metrics_routes(server: Server) -> dict[str, Endpoint]:
         wanted = {value for key, value in parse_qsl(exchange.query) if key == "name[]"}
         exchange.respond(200, server.metrics.text(server.state_metrics(), wanted).encode(), (TEXT,))
 
-    return {"": describe.root(describe.METRICS), "metrics": metrics, ANYTHING: nothing_here}
+    return {
+        "": describe.root(describe.METRICS),
+        "api-description": describe.always(describe.METRICS),
+        "metrics": metrics,
+        ANYTHING: nothing_here,
+    }
