@@ -20,6 +20,7 @@ from flambeau.config.logs import set_up_server_logs
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig, check_protection
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.listeners import HttpFrontend
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -157,10 +158,13 @@ async def run(config: ServerConfig, life: Life, began: float) -> None:
     """The life of the process: prepare, open, serve, drain, close."""
     stop = asyncio.Event()
     catch_signals(stop)
+    keys = Keys(config.keys) if config.needs_keys else None
+    if keys is not None and keys.file is not None:
+        logger.info("token authorization is on; the keys are in %s", keys.file)
     async with Server(config) as server:
         if not await done_before(stop, life.prepare(server)):
             return
-        async with HttpFrontend(server) as frontend:
+        async with HttpFrontend(server, keys) as frontend:
             logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
             await done_before(stop, life.begin(server, frontend.inference))
             await stop.wait()

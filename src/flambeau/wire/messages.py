@@ -30,6 +30,8 @@ class Request(Struct, array_like=True, frozen=True):
     body: bytes | Shared
     kind: Kind = "predict"
     url_path: str = ""
+    query: str = ""  # parameters of the URL that are inputs too
+    envelope: str = ""  # around the handler for this call only; a model with an envelope of its own needs none
 
 
 class Load(Struct, array_like=True, tag=1, frozen=True):
