@@ -47,7 +47,7 @@ class Outcome:
 async def register(server: Server, asked: Registration) -> Outcome:
     """Register a model; a registration that has begun is finished even if its caller goes away."""
     check_model_api(server)
-    if not asked.url:
+    if asked.url is None:
         raise BadRequest("Parameter url is required.")
     defaults = server.config
     workers = max(0, defaults.default_workers if asked.initial_workers is None else asked.initial_workers)
@@ -72,6 +72,7 @@ async def register(server: Server, asked: Registration) -> Outcome:
             config=config,
             wishes=wishes,
             wait=asked.synchronous,
+            signed=asked.s3_sse_kms,
         )
     )
     named = f'Model "{model.name}" Version: {model.version} registered with'

@@ -41,6 +41,8 @@ class Source:
     folder: Path
     manifest: Manifest | None
     is_temporary: bool = False  # unpacked by us, so ours to delete
+    downloaded: Path | None = None  # the file in the store that goes when the model goes
+    problem: str = ""  # why it has no files, where its archive could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,11 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePassed, WorkersFailed
 from flambeau.metrics.registry import Metric, Metrics
 from flambeau.serving.devices import count_gpus
+from flambeau.serving.fetching import Fetcher
 from flambeau.serving.model import Host, Model, Source
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
+from flambeau.serving.urls import compile_patterns
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -40,7 +42,8 @@ class Server:
         self.config = config
         self.registry = Registry()
         self.metrics = Metrics()
-        self.store = Store(config.model_store)
+        fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
+        self.store = Store(config.model_store, fetcher)
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
@@ -85,13 +88,17 @@ class Server:
         wishes: Mapping[str, Any] | None = None,
         wait: bool = True,
         at_startup: bool = False,
+        signed: bool = False,
     ) -> Model:
         """Register the model at `url` (or at a path the operator named) and start its workers.
 
         `config` holds defaults; the model's own YAML is laid over them, and `wishes` over that. When `wait` is
         set and a worker cannot start, the model is unregistered again and WorkersFailed says why.
         """
-        source = await asyncio.to_thread(self.store.open_path, path, url) if path else await self._open(url)
+        if path:
+            source = await asyncio.to_thread(self.store.open_path, path, url)
+        else:
+            source = await self.store.open(url, signed=signed)
         try:
             settings = self._settings(source, config, wishes or {})
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
@@ -141,9 +148,6 @@ class Server:
         self.on_change()
         return model
 
-    async def _open(self, url: str) -> Source:
-        return await asyncio.to_thread(self.store.open, url)
-
     @staticmethod
     def _settings(source: Source, config: ModelConfig, wishes: Mapping[str, Any]) -> ModelConfig:
         named = source.manifest.config_file if source.manifest else None
@@ -156,17 +160,20 @@ class Server:
         manifest = source.manifest or Manifest(model_name="")
         name = name or manifest.model_name
         if not name:
-            raise BrokenArchive("Model name is not defined.")
+            raise BrokenArchive("Model name is not defined.", cause=source.problem)
         if runtime not in (None, "python", "python3", "LSP"):
             raise BadRequest(f"Invalid RuntimeType value: {runtime}")
         self.registry.check_free(name, manifest.version)
         handler = handler or manifest.handler or self.config.default_handler
-        if not handler:
+        if source.problem and settings.min_workers > 0:
+            text = f"Failed to start workers for model {name} version: {manifest.version}"
+            raise WorkersFailed(text, cause=source.problem)
+        if not handler and not source.problem:
             raise BrokenArchive(
                 f"model {name} names no handler; give one in its manifest, in the register call, or by default"
             )
         assert self._host is not None
-        return Model(name, manifest.version, handler, source, settings, self._host)
+        return Model(name, manifest.version, handler or "", source, settings, self._host)
 
     async def _forget(self, model: Model) -> None:
         self.registry.remove(model.name, model.version, even_default=True)

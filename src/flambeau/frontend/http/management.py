@@ -56,7 +56,7 @@ async def register(server: Server, exchange: Exchange) -> None:
     operations.check_model_api(server)
     given = parameters(exchange)
     asked = operations.Registration(
-        url=text(given, "url"),
+        url=None if given.get("url") is None else str(given["url"]),
         model_name=text(given, "model_name"),
         handler=text(given, "handler"),
         runtime=text(given, "runtime"),
