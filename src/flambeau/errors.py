@@ -4,6 +4,7 @@
     ├── ConfigError              a setting is missing, misspelt or out of range
     ├── ArchiveError
     │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
+    │   ├── MissingFile          a file that should go into it is not there
     │   ├── UnsafeArchive        it would write outside its folder, or grow without bound
     │   ├── DownloadFailed       it could not be fetched from its URL
     │   └── DependenciesFailed   what its requirements name could not be installed
@@ -54,6 +55,10 @@ class BrokenArchive(ArchiveError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class MissingFile(ArchiveError, FileNotFoundError):
+    """A file that should go into the archive is not there."""
 
 
 class UnsafeArchive(ArchiveError):
