@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 import support.site.sitecustomize  # noqa: F401  (for tests that import torchvision themselves)
+from support.configured import ConfiguredServer
 from support.running import HANDLERS, RunningServer
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no counter-example
@@ -30,6 +31,22 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
         server = RunningServer(tmp_path / f"server-{next(numbers)}.log", *words, env=env)
         running.append(server)
         return server
+
+    yield start_server
+    for server in running:
+        server.stop(timeout=40)
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Iterator[Callable[..., ConfiguredServer]]:
+    """Start servers with settings of a ServerConfig, in the words of its fields."""
+    running: list[ConfiguredServer] = []
+    numbers = itertools.count()
+
+    def start_server(*models: Path, env: dict[str, str] | None = None, **settings: object) -> ConfiguredServer:
+        log = tmp_path / f"configured-{next(numbers)}.log"
+        running.append(ConfiguredServer(log, settings, list(models), env or {}))
+        return running[-1].wait_started()
 
     yield start_server
     for server in running:

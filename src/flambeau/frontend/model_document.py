@@ -30,6 +30,8 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
         "parallelLevel": 0,
         "deviceType": "gpu" if any(slot.device is not None for slot in model.supervisor.slots) else "cpu",
     }
+    if not model.is_listed:
+        del document["modelUrl"]  # a function of a workflow comes from no archive of its own
     if config.device_ids:
         document["deviceIds"] = [*config.device_ids]
     document |= {

@@ -67,6 +67,7 @@ class Model:
         self.source = source
         self.config = config
         self.loaded_at_startup = False
+        self.workflow = ""  # the workflow it is a node of
         self.queue = JobQueue(config.queue_size)
         self.min_workers = config.min_workers
         self.max_workers = config.max_workers
@@ -90,6 +91,11 @@ class Model:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is a model to its users; the functions of workflows are not."""
+        return not self.workflow or bool(self.source.url)
 
     # ---- jobs ----
 

@@ -23,6 +23,7 @@ from flambeau.serving.model import Host, Model, Source
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
 from flambeau.serving.urls import compile_patterns
+from flambeau.serving.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -44,6 +45,7 @@ class Server:
         self.metrics = Metrics()
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
+        self.workflows = Workflows(self, Store(config.workflow_store or config.model_store, fetcher))
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
@@ -89,20 +91,24 @@ class Server:
         wait: bool = True,
         at_startup: bool = False,
         signed: bool = False,
+        source: Source | None = None,
+        workflow: str = "",
     ) -> Model:
         """Register the model at `url` (or at a path the operator named) and start its workers.
 
         `config` holds defaults; the model's own YAML is laid over them, and `wishes` over that. When `wait` is
-        set and a worker cannot start, the model is unregistered again and WorkersFailed says why.
+        set and a worker cannot start, the model is unregistered again and WorkersFailed says why. The nodes of a
+        `workflow` are models too; those that are functions bring their `source` along.
         """
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url)
-        else:
+        elif source is None:
             source = await self.store.open(url, signed=signed)
         try:
             settings = self._settings(source, config, wishes or {})
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
+            model.workflow = workflow
             self.registry.add(model)
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
@@ -229,7 +235,9 @@ class Server:
         """Wait until every accepted job is answered, or until the deadline, on the event loop's clock."""
         try:
             async with asyncio.timeout_at(deadline):
-                while any(model.num_in_flight and model.supervisor.has_hope for model in self.registry):
+                while self.workflows.num_running or any(
+                    model.num_in_flight and model.supervisor.has_hope for model in self.registry
+                ):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self._is_late = True
@@ -240,6 +248,7 @@ class Server:
         now = now or self._is_late
         await asyncio.gather(*(model.close("The server is stopping.", now=now) for model in self.registry))
         await asyncio.to_thread(self.store.close)
+        await self.workflows.close()
         if self.segments is not None:
             if self._probe is not None:
                 self._probe.close()

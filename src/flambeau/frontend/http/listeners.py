@@ -19,6 +19,7 @@ from flambeau.frontend.http.inference import inference_routes
 from flambeau.frontend.http.management import management_routes
 from flambeau.frontend.http.metrics import metrics_routes
 from flambeau.frontend.http.protocol import HttpLimits, Listener
+from flambeau.frontend.http.workflows import workflow_inference_routes, workflow_management_routes
 from flambeau.serving.server import Server
 
 BACKLOG = 4096
@@ -41,8 +42,8 @@ class HttpFrontend:
         apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
         if config.metrics is not None:
             apis[config.metrics].update(metrics_routes(self._server))
-        apis[config.management].update(management_routes(self._server))
-        apis[config.inference].update(inference_routes(self._server))
+        apis[config.management].update(management_routes(self._server) | workflow_management_routes(self._server))
+        apis[config.inference].update(inference_routes(self._server) | workflow_inference_routes(self._server))
         try:
             for address, routes in apis.items():
                 await self._listen(address, routes)
