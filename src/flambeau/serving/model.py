@@ -17,6 +17,7 @@ from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied
 from flambeau.metrics.registry import Metrics
 from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
 from flambeau.serving.crowding import Crowd
+from flambeau.serving.dependencies import THE_SERVERS_OWN
 from flambeau.serving.devices import count_cores
 from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.job import Job
@@ -68,6 +69,7 @@ class Model:
         self.config = config
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
+        self.environment = THE_SERVERS_OWN  # what its workers run on
         self.queue = JobQueue(config.queue_size)
         self.min_workers = config.min_workers
         self.max_workers = config.max_workers
@@ -256,7 +258,8 @@ class Model:
         spec = WorkerSpec(
             id=slot.id,
             load=load,
-            environment=environment_for(load, threads=threads, hidden=server.hidden_env),
+            environment=self.environment.extend(environment_for(load, threads=threads, hidden=server.hidden_env)),
+            python=self.environment.python,
             max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
             transport=server.worker_transport,
         )

@@ -17,6 +17,7 @@ from flambeau.config.model import ModelConfig, read_options
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePassed, WorkersFailed
 from flambeau.metrics.registry import Metric, Metrics
+from flambeau.serving.dependencies import Dependencies
 from flambeau.serving.devices import count_gpus
 from flambeau.serving.fetching import Fetcher
 from flambeau.serving.model import Host, Model, Source
@@ -46,6 +47,7 @@ class Server:
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
         self.workflows = Workflows(self, Store(config.workflow_store or config.model_store, fetcher))
+        self._dependencies = Dependencies(install=config.install_dependencies)
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
@@ -109,6 +111,12 @@ class Server:
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
             model.workflow = workflow
+            model.environment = await self._dependencies.prepare(
+                model.name,
+                source.folder,
+                source.manifest.requirements_file if source.manifest else None,
+                use_venv=settings.use_venv,
+            )
             self.registry.add(model)
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
