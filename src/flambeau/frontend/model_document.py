@@ -35,6 +35,8 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
         "parallelLevel": config.parallel_level,
         "deviceType": "gpu" if any(slot.device is not None for slot in model.supervisor.slots) else "cpu",
     }
+    if not model.is_listed:
+        del document["modelUrl"]  # a function of a workflow comes from no archive of its own
     if config.device_ids:
         document["deviceIds"] = [*config.device_ids]
     document |= {

@@ -64,6 +64,7 @@ class Job:
         "crashes",
         "envelope",
         "expiry",
+        "fields",
         "headers",
         "id",
         "is_alone",
@@ -89,6 +90,7 @@ class Job:
         url_path: str = "",
         query: str = "",
         envelope: str = "",
+        fields: list[tuple[str, int]] | None = None,
     ) -> None:
         self.id = next(_ids)
         self.receiver = receiver
@@ -100,6 +102,7 @@ class Job:
         self.url_path = url_path
         self.query = query
         self.envelope = envelope
+        self.fields = fields  # None: the body is one value
         self.crashes = 0  # workers that died while they held it
         self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
         self.is_over = False
@@ -116,12 +119,18 @@ class Job:
         body = self.body
         content: bytes | Shared = body.content
         if body.segment is not None:
-            if share:
-                content = body.segment.describe(body.size_bytes)
-            else:
-                content = body.segment.memory[: body.size_bytes]
+            size = body.size_bytes
+            content = body.segment.describe(size) if share else body.segment.memory[:size]
         return Request(
-            self.id, self.request_id, self.headers, content, self.kind, self.url_path, self.query, self.envelope
+            self.id,
+            self.request_id,
+            self.headers,
+            content,
+            self.kind,
+            self.url_path,
+            self.query,
+            self.envelope,
+            self.fields,
         )
 
     def deliver(self, parts: list[Part]) -> None:

@@ -17,6 +17,7 @@ from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFail
 from flambeau.metrics.registry import Metrics
 from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
 from flambeau.serving.crowding import Crowd
+from flambeau.serving.dependencies import THE_SERVERS_OWN
 from flambeau.serving.devices import count_cores
 from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.job import Job
@@ -45,6 +46,8 @@ class Source:
     folder: Path
     manifest: Manifest | None
     is_temporary: bool = False  # unpacked by us, so ours to delete
+    downloaded: Path | None = None  # the file in the store that goes when the model goes
+    problem: str = ""  # why it has no files, where its archive could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,8 @@ class Model:
         self.source = source
         self.config = config
         self.loaded_at_startup = False
+        self.workflow = ""  # the workflow it is a node of
+        self.environment = THE_SERVERS_OWN  # what its workers run on
         self.queue = JobQueue(config.queue_size)
         self.min_workers = config.min_workers
         self.max_workers = config.max_workers
@@ -92,6 +97,11 @@ class Model:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is a model to its users; the functions of workflows are not."""
+        return not self.workflow or bool(self.source.url)
 
     # ---- jobs ----
 
@@ -260,7 +270,8 @@ class Model:
         spec = WorkerSpec(
             id=slot.id,
             load=load,
-            environment=environment_for(load, threads=threads, hidden=server.hidden_env),
+            environment=self.environment.extend(environment_for(load, threads=threads, hidden=server.hidden_env)),
+            python=self.environment.python,
             max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
             transport=server.worker_transport,
         )
