@@ -30,6 +30,7 @@ class Request(Struct, array_like=True, frozen=True):
     body: bytes | Shared
     kind: Kind = "predict"
     url_path: str = ""
+    fields: list[tuple[str, int]] | None = None  # names and sizes of what the body holds, one after another
 
 
 class Load(Struct, array_like=True, tag=1, frozen=True):
