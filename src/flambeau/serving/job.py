@@ -62,6 +62,7 @@ class Job:
         "arrived",
         "body",
         "crashes",
+        "envelope",
         "expiry",
         "fields",
         "headers",
@@ -70,6 +71,7 @@ class Job:
         "is_over",
         "kind",
         "on_cancel",
+        "query",
         "receiver",
         "request_id",
         "started",
@@ -86,6 +88,8 @@ class Job:
         arrived: float,
         kind: Kind = "predict",
         url_path: str = "",
+        query: str = "",
+        envelope: str = "",
         fields: list[tuple[str, int]] | None = None,
     ) -> None:
         self.id = next(_ids)
@@ -96,6 +100,8 @@ class Job:
         self.arrived = arrived
         self.kind: Kind = kind
         self.url_path = url_path
+        self.query = query
+        self.envelope = envelope
         self.fields = fields  # None: the body is one value
         self.crashes = 0  # workers that died while they held it
         self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
@@ -115,7 +121,17 @@ class Job:
         if body.segment is not None:
             size = body.size_bytes
             content = body.segment.describe(size) if share else body.segment.memory[:size]
-        return Request(self.id, self.request_id, self.headers, content, self.kind, self.url_path, self.fields)
+        return Request(
+            self.id,
+            self.request_id,
+            self.headers,
+            content,
+            self.kind,
+            self.url_path,
+            self.query,
+            self.envelope,
+            self.fields,
+        )
 
     def deliver(self, parts: list[Part]) -> None:
         """Pass parts on; after the last one the job is over."""

@@ -173,6 +173,11 @@ class Model:
         return len(self.queue) + sum(batch.remaining for worker in self._workers for batch in worker.batches)
 
     @property
+    def envelope(self) -> str:
+        """What is around the handler: what the model names, else what the server does."""
+        return self._host.config.service_envelope if self.config.envelope is None else self.config.envelope
+
+    @property
     def is_healthy(self) -> bool:
         """TorchServe's notion: enough workers run, load, or are being tried again."""
         return sum(not slot.has_given_up for slot in self.supervisor.slots) >= self.min_workers
@@ -240,7 +245,7 @@ class Model:
             limit_max_image_pixels=server.limit_max_image_pixels,
             max_response_bytes=server.max_response_bytes,
             probe=self._host.probe(),
-            envelope=server.service_envelope if self.config.envelope is None else self.config.envelope,
+            envelope=self.envelope,
             watch=server.watch and not self.source.is_temporary,
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
