@@ -1,7 +1,7 @@
 """Compile the .proto files of the gRPC frontend: `python scripts/protos.py` writes protos/descriptors.binpb.
 
-The result is a descriptor set, not Python modules: it works with every version of protobuf, and the server loads it into
-a pool of its own, where it meets no other copy of the same files.
+The result is a descriptor set, not Python modules: it works with every version of protobuf, and the server loads it
+into a pool of its own, where it meets no other copy of the same files.
 """
 
 import sys

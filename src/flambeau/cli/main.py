@@ -46,6 +46,8 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The inference API's port; 0: any free one.")] = 8080,
     management_port: Annotated[int, typer.Option(min=0, max=65535, help="The management API's port.")] = 8081,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="The metrics API's port; 0: no such API.")] = 8082,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC inference's port; 0: none.")] = 0,
+    grpc_management_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC management's port; 0: none.")] = 0,
     job_queue_size: Annotated[int, typer.Option(min=1, help="Requests that may wait, per model.")] = 100,
     max_request_size: Annotated[int, typer.Option(min=1, help="The largest request body, in bytes.")] = 6_553_500,
     max_response_size: Annotated[int, typer.Option(min=1, help="The largest reply part, in bytes.")] = 6_553_500,
@@ -59,7 +61,7 @@ def serve(
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C."""
     from flambeau.cli import serve as work
-    from flambeau.config.server import Address, ServerConfig
+    from flambeau.config.server import Address, GrpcConfig, ServerConfig
 
     if worker_transport not in ("unix", "tcp"):
         raise typer.BadParameter("it may be unix or tcp", param_hint="--worker-transport")
@@ -69,6 +71,10 @@ def serve(
         inference=Address(host, port),
         management=Address(host, management_port),
         metrics=Address(host, metrics_port) if metrics_port else None,
+        grpc=GrpcConfig(
+            inference=Address(host, grpc_port) if grpc_port else None,
+            management=Address(host, grpc_management_port) if grpc_management_port else None,
+        ),
         model_store=work.store_of(paths or [], model_store),
         job_queue_size=job_queue_size,
         max_request_bytes=max_request_size,

@@ -9,9 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES
 from flambeau.archive.manifest import MANIFEST
@@ -20,10 +21,14 @@ from flambeau.config.logs import set_up_server_logs
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.listeners import HttpFrontend
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.serving.store import ARCHIVE_SUFFIXES, models_in
+
+if TYPE_CHECKING:
+    from flambeau.frontend.grpc.listeners import GrpcFrontend
 
 logger = logging.getLogger(__name__)
 
@@ -122,16 +127,42 @@ async def run(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, began
     """The life of the process: open, load, serve, drain, close."""
     stop = asyncio.Event()
     catch_signals(stop)
-    async with Server(config) as server, HttpFrontend(server) as frontend:
+    keys = Keys(config.keys) if config.needs_keys else None
+    async with Server(config) as server, grpc_ports(server, keys) as grpc, HttpFrontend(server) as frontend:
         logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
         loading = asyncio.get_running_loop().create_task(load_all(server, plans, wishes, stop, frontend.inference))
         await stop.wait()
         logger.info("stopping: accepted requests are answered first")
+        if grpc is not None:
+            grpc.drain()  # at the same time as HTTP
         loading.cancel()
         await asyncio.wait([loading])
         if not loading.cancelled() and (error := loading.exception()):
             raise error
     logger.info("stopped")
+
+
+def grpc_ports(server: Server, keys: Keys | None) -> AbstractAsyncContextManager[GrpcFrontend | None]:
+    """The gRPC ports, if there are any; grpcio is loaded only then."""
+    config = server.config.grpc
+    if config.inference is None and config.management is None:
+        return nullcontext()
+    try:
+        from flambeau.frontend.grpc.listeners import GrpcFrontend
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in (
+            "grpc",
+            "grpc_health",
+            "grpc_reflection",
+            "google",
+        ):
+            raise
+        text = "gRPC needs packages that are not installed: pip install flambeau[grpc]"
+        if not config.is_optional:
+            raise ConfigError(text) from None
+        logger.warning("%s; its ports stay closed", text)
+        return nullcontext()
+    return GrpcFrontend(server, keys)
 
 
 def catch_signals(stop: asyncio.Event) -> None:

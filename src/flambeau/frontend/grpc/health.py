@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 
 from flambeau.errors import ModelNotFound
 from flambeau.frontend.grpc.calls import Message, Service
@@ -14,15 +14,18 @@ SERVICE = "grpc.health.v1.Health"
 LOOK_EVERY_S = 0.25
 
 _Response = health_pb2.HealthCheckResponse
+UNKNOWN: int = _Response.SERVICE_UNKNOWN
+SERVING: int = _Response.SERVING
+NOT_SERVING: int = _Response.NOT_SERVING
 
 
 def health_service(states: Mapping[str, Callable[[], bool]], is_draining: Callable[[], bool]) -> Service:
     """Health of the services of one port; the empty name stands for the port as a whole."""
 
-    def status_of(name: str) -> _Response.ServingStatus:
+    def status_of(name: str) -> int:
         if name not in states:
-            return _Response.SERVICE_UNKNOWN
-        return _Response.SERVING if states[name]() and not is_draining() else _Response.NOT_SERVING
+            return UNKNOWN
+        return SERVING if states[name]() and not is_draining() else NOT_SERVING
 
     async def check(request: Message) -> Message:
         if request.service not in states:

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import status
 from flambeau.frontend.grpc.calls import Message, Service
+from flambeau.frontend.grpc.jobs import add_inputs, find_model
 from flambeau.frontend.grpc.messages import (
     Empty,
     PredictionResponse,
     PredictionsRequest,
     TorchServeHealthResponse,
 )
-from flambeau.frontend.grpc.jobs import add_inputs, find_model
 from flambeau.frontend.grpc.replies import StreamedReply, WholeReply
 from flambeau.frontend.grpc.sequences import SequenceStream
 from flambeau.frontend.http.problems import to_json

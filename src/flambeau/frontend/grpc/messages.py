@@ -7,8 +7,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
+from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection_pb2  # type: ignore[import-untyped]
 
 from flambeau.errors import BadRequest
 
@@ -24,6 +24,10 @@ def _load() -> descriptor_pool.DescriptorPool:
 
 
 POOL = _load()
+
+
+class Malformed(BadRequest):
+    """The bytes of a message, or what they say, make no sense."""
 
 
 def message_class(name: str) -> Any:
@@ -50,8 +54,8 @@ def management(name: str) -> Any:
 
 
 def parse(kind: Any, raw: bytes) -> Any:
-    """The message in these bytes; raises BadRequest when they hold none."""
+    """The message in these bytes; raises Malformed when they hold none."""
     try:
         return kind.FromString(raw)
     except DecodeError:
-        raise BadRequest(f"The request is not a {kind.DESCRIPTOR.full_name}.") from None
+        raise Malformed(f"The request is not a {kind.DESCRIPTOR.full_name}.") from None

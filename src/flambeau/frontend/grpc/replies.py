@@ -24,6 +24,7 @@ class Reply:
 
     def __init__(self, model: Model) -> None:
         self.job: Job | None = None
+        self.headers: list[tuple[str, str]] = []  # that the handler set
         self._model = model
         self._is_counted = False
         self._size_bytes = 0
@@ -32,6 +33,7 @@ class Reply:
         """Take parts."""
         if not self._is_counted:
             self._count(parts[0].status)
+            self.headers = parts[0].headers or []
             if parts[0].status >= FAILED_FROM:
                 self._fail(JobFailed(parts[0].body.decode("utf-8", "replace"), status=parts[0].status))
                 return

@@ -21,6 +21,7 @@ from flambeau.errors import (
     Unavailable,
     WorkerDied,
 )
+from flambeau.frontend.grpc.messages import Malformed
 from flambeau.frontend.http.problems import status_and_type
 
 Statuses = Callable[[FlambeauError], tuple[StatusCode, str]]  # the code and TorchServe's class name
@@ -86,12 +87,18 @@ def of_prediction(error: FlambeauError) -> tuple[StatusCode, str]:
 
     Two of the names are written oddly there, and clients may match them.
     """
-    if isinstance(error, BadRequest):
+    if isinstance(error, ModelNotFound):
+        return StatusCode.INTERNAL, of_management(error)[1]
+    return of_open_inference(error)
+
+
+def of_open_inference(error: FlambeauError) -> tuple[StatusCode, str]:
+    """The same in the Open Inference calls, where a model that does not exist is not found."""
+    if isinstance(error, BadRequest) and not isinstance(error, Malformed):
         return StatusCode.INTERNAL, "BadRequestException.()"
     if isinstance(error, Unavailable):
         return StatusCode.INTERNAL, "InternalServerException.()"
-    code, name = of_management(error)
-    return StatusCode.INTERNAL if isinstance(error, ModelNotFound) else code, name
+    return of_management(error)
 
 
 def details_of(error: FlambeauError, name: str) -> str:
