@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import grpc
 from grpc import StatusCode
 
-from flambeau.errors import FlambeauError
+from flambeau.errors import FlambeauError, JobFailed
 from flambeau.frontend.authorization import Keys, Kind
 from flambeau.frontend.grpc.messages import parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
@@ -32,9 +32,16 @@ class Service:
     """One gRPC service: its calls take and give messages, and raise what goes wrong."""
 
     def __init__(
-        self, name: str, *, keys: Keys | None = None, kind: Kind = "inference", statuses: Statuses = of_management
+        self,
+        name: str,
+        *,
+        max_bytes: int,
+        keys: Keys | None = None,
+        kind: Kind = "inference",
+        statuses: Statuses = of_management,
     ) -> None:
         self.name = name
+        self._max_bytes = max_bytes  # of a message that comes in
         self._keys = keys  # None: everybody may call
         self._kind: Kind = kind
         self._statuses = statuses
@@ -51,17 +58,17 @@ class Service:
         """One message in, one out."""
 
         async def call(raw: bytes, context: Context) -> bytes:
-            began, code = time.monotonic(), StatusCode.CANCELLED
+            note, code = self._begin(method, context), StatusCode.CANCELLED
             try:
                 self._check(context)
-                reply: bytes = (await work(parse(kind, raw))).SerializeToString()
+                reply: bytes = (await work(self._parse(kind, raw))).SerializeToString()
                 code = StatusCode.OK
                 return reply
             except Exception as error:
                 code = self._refuse(method, context, error)
                 return b""
             finally:
-                self._note(method, context, code, began)
+                note(code)
 
         self._handlers[method] = grpc.unary_unary_rpc_method_handler(call)
 
@@ -69,7 +76,7 @@ class Service:
         """One message in, a stream out."""
 
         async def call(raw: bytes, context: Context) -> None:
-            await self._stream(method, context, lambda: work(parse(kind, raw)))
+            await self._stream(method, context, lambda: work(self._parse(kind, raw)))
 
         self._handlers[method] = grpc.unary_stream_rpc_method_handler(call)
 
@@ -77,13 +84,13 @@ class Service:
         """A stream in, a stream out."""
 
         async def call(raws: AsyncIterator[bytes], context: Context) -> None:
-            messages = (parse(kind, raw) async for raw in raws)
+            messages = (self._parse(kind, raw) async for raw in raws)
             await self._stream(method, context, lambda: work(messages))
 
         self._handlers[method] = grpc.stream_stream_rpc_method_handler(call)
 
     async def _stream(self, method: str, context: Context, work: Callable[[], AsyncIterator[Message]]) -> None:
-        began, code = time.monotonic(), StatusCode.CANCELLED
+        note, code = self._begin(method, context), StatusCode.CANCELLED
         try:
             self._check(context)
             async with aclosing(work()) as replies:  # type: ignore[type-var]
@@ -93,9 +100,22 @@ class Service:
         except Exception as error:
             code = self._refuse(method, context, error)
         finally:
-            self._note(method, context, code, began)
+            note(code)
 
     # ---- before and after ----
+
+    def _begin(self, method: str, context: Context) -> Callable[[StatusCode], None]:
+        """What to call when the call is over: the one place where calls are logged and measured."""
+        if not access_log.isEnabledFor(logging.INFO):
+            return nothing
+        began, peer = time.monotonic(), context.peer()  # it is forgotten when the caller goes away
+
+        def note(code: StatusCode) -> None:
+            took_ms = (time.monotonic() - began) * 1000
+            remote, number = remote_of(peer), code.value[0]
+            access_log.info('%s "gRPC %s/%s HTTP/2.0" %d %d', remote, self.name, method, number, took_ms)
+
+        return note
 
     def _check(self, context: Context) -> None:
         """Refuse a caller without the key."""
@@ -103,6 +123,12 @@ class Service:
             metadata = context.invocation_metadata() or ()
             shown = next((value for key, value in metadata if key == "authorization"), None)
             self._keys.check(self._kind, shown)
+
+    def _parse(self, kind: type[Message], raw: bytes) -> Message:
+        if len(raw) > self._max_bytes:
+            text = f"The request has {len(raw)} bytes; the server's max_request_size allows {self._max_bytes}."
+            raise JobFailed(text, status=413)
+        return parse(kind, raw)
 
     def _refuse(self, method: str, context: Context, error: Exception) -> StatusCode:
         """Say what went wrong; returns the code that the caller gets."""
@@ -118,13 +144,9 @@ class Service:
         context.set_details(details)
         return code
 
-    def _note(self, method: str, context: Context, code: StatusCode, began: float) -> None:
-        """A call is over: the one place where calls are logged and measured."""
-        if access_log.isEnabledFor(logging.INFO):
-            number, took_ms = code.value[0], (time.monotonic() - began) * 1000
-            access_log.info(
-                '%s "gRPC %s/%s HTTP/2.0" %d %d', remote_of(context.peer()), self.name, method, number, took_ms
-            )
+
+def nothing(code: StatusCode) -> None:
+    """What is noted where nobody reads it."""
 
 
 def remote_of(peer: str) -> str:

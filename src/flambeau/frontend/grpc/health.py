@@ -12,6 +12,7 @@ from flambeau.frontend.grpc.calls import Message, Service
 
 SERVICE = "grpc.health.v1.Health"
 LOOK_EVERY_S = 0.25
+MAX_BYTES = 4096
 
 _Response = health_pb2.HealthCheckResponse
 UNKNOWN: int = _Response.SERVICE_UNKNOWN
@@ -44,7 +45,7 @@ def health_service(states: Mapping[str, Callable[[], bool]], is_draining: Callab
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
-    service = Service(SERVICE)
+    service = Service(SERVICE, max_bytes=MAX_BYTES)
     service.one("Check", health_pb2.HealthCheckRequest, check)
     service.many("Watch", health_pb2.HealthCheckRequest, watch)
     return service

@@ -51,7 +51,8 @@ def inference_service(server: Server, keys: Keys | None) -> Service:
     def stream_sequences(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
         return SequenceStream(server, requests).replies()
 
-    service = Service(SERVICE, keys=keys, statuses=status.of_prediction)
+    limit = server.config.max_request_bytes
+    service = Service(SERVICE, max_bytes=limit, keys=keys, statuses=status.of_prediction)
     service.one("Ping", Empty, ping)
     service.one("Predictions", PredictionsRequest, predict)
     service.many("StreamPredictions", PredictionsRequest, stream)

@@ -34,7 +34,10 @@ ModelInferResponse = open_inference("ModelInferResponse")
 
 def open_inference_services(server: Server, keys: Keys | None) -> list[Service]:
     """The calls of the Open Inference Protocol, under both names."""
-    services = [Service(name, keys=keys, statuses=status.of_open_inference) for name in (SERVICE, STANDARD)]
+    limit = server.config.max_request_bytes
+    services = [
+        Service(name, max_bytes=limit, keys=keys, statuses=status.of_open_inference) for name in (SERVICE, STANDARD)
+    ]
     calls = {
         "ServerLive": server_live,
         "ServerReady": server_ready,

@@ -60,7 +60,7 @@ _PACKAGES = {  # where TorchServe keeps a class; the others are in .http
     "ModelVersionNotFoundException": "org.pytorch.serve.archive.model",
     "WorkerInitializationException": "org.pytorch.serve.wlm",
 }
-MAX_DETAILS = 4000  # characters; they travel in a header, and clients take 8 KB of those
+MAX_DETAILS = 2000  # bytes; up to three times as many travel in a header, and clients take 8 KB of those
 
 
 def code_of_http(status: int) -> StatusCode:
@@ -106,6 +106,7 @@ def details_of(error: FlambeauError, name: str) -> str:
     message = str(error)
     if isinstance(error, (InvalidKey, NotAllowed)):
         return message
-    if len(message) > MAX_DETAILS:
-        message = f"{message[:MAX_DETAILS]}…"
+    raw = message.encode("utf-8", "backslashreplace")
+    if len(raw) > MAX_DETAILS:
+        message = raw[:MAX_DETAILS].decode("utf-8", "ignore") + "…"
     return f"{message}\n{name}"
