@@ -127,11 +127,11 @@ def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCreden
     except RuntimeError:
         found = 0
     if not found:
-        raise ConfigError(f"gRPC: {why_closed(address)}")
+        raise ConfigError(f"gRPC: {why_closed(address, is_tls=credentials is not None)}")
     return found
 
 
-def why_closed(address: Address) -> str:
+def why_closed(address: Address, *, is_tls: bool) -> str:
     """Why a port could not be opened: gRPC does not tell, a plain socket does."""
     if address.path is not None:
         return f"{address} could not be opened"
@@ -143,7 +143,8 @@ def why_closed(address: Address) -> str:
             probe.listen()
     except OSError as error:
         return why_not(address, error)
-    return f"{address} could not be opened"
+    hint = "; are certificate_file and private_key_file a certificate and its key, in PEM format?" if is_tls else ""
+    return f"{address} could not be opened{hint}"
 
 
 def credentials_of(tls: Tls) -> grpc.ServerCredentials:
