@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 from grpc import StatusCode
 
-from flambeau.config.server import Address, GrpcConfig, KeysConfig, ServerConfig, Tls
+from flambeau.config.server import Address, GrpcConfig, KeysConfig, Tls
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
 from support.grpc_calls import Client, grpc_flags, refusal, request
-from support.running import free_ports
+from support.running import HANDLERS, RunningServer, free_ports, path
 
 MODEL = "org.pytorch.serve.archive.model"
 HTTP = "org.pytorch.serve.http"
@@ -170,8 +171,6 @@ def test_what_goes_wrong_is_told(managed_orders, method, fields, code, details):
 
 @pytest.fixture(scope="module")
 def managed_orders(tmp_path_factory):
-    from support.running import HANDLERS, RunningServer
-
     folder = tmp_path_factory.mktemp("managed")
     for version in ("1.0", "2.0"):
         pack_handler(folder, "orders", version=version, file=f"orders-{version}.mar")
@@ -204,19 +203,12 @@ def configured(tmp_path):
     """Start a server with a configuration of its own; gives it and a client."""
     made = []
 
-    def start_server(*, channel=grpc.insecure_channel, prelude="", grpc_options=None, **settings):
-        ports = free_ports(4)
-        config = ServerConfig(
-            inference=Address(port=ports[0]),
-            management=Address(port=ports[1]),
-            metrics=None,
-            grpc=GrpcConfig(
-                inference=Address(port=ports[2]), management=Address(port=ports[3]), **(grpc_options or {})
-            ),
-            **settings,
-        )
-        server = ConfiguredServer(tmp_path, config, prelude=prelude)
-        client = Client(ports[2], ports[3], channel)
+    def start_server(*, channel=grpc.insecure_channel, env=None, grpc_options=None, **settings):
+        port, management_port = free_ports(2)
+        addresses = {"inference": Address(port=port), "management": Address(port=management_port)}
+        config = GrpcConfig(**addresses, **(grpc_options or {}))
+        server = ConfiguredServer(tmp_path, HANDLERS / "orders.py", env=env, grpc=config, **settings)
+        client = Client(port, management_port, channel)
         made.append((server, client))
         return server, client
 
@@ -252,17 +244,25 @@ def test_model_api_can_be_switched_off(configured):
     assert "orders" in client.manage("ListModels")
 
 
-def test_without_grpcio_default_ports_stay_closed_with_one_line(configured):
-    prelude = "import sys; sys.modules['grpc'] = None"
-    server, _ = configured(prelude=prelude, grpc_options={"is_optional": True})
+@pytest.fixture
+def without_grpcio(tmp_path):
+    """An environment in which it is not installed."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "grpc.py").write_text("raise ModuleNotFoundError(\"No module named 'grpc'\", name='grpc')\n")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{path()}"}
+
+
+def test_without_grpcio_default_ports_stay_closed_with_one_line(configured, without_grpcio):
+    server, _ = configured(env=without_grpcio, grpc_options={"is_optional": True})
     server.until(lambda: "Model server started." in server.log)
     assert server.log.count("pip install flambeau[grpc]") == 1
 
 
-def test_without_grpcio_ports_that_were_asked_for_are_an_error(configured):
-    server, _ = configured(prelude="import sys; sys.modules['grpc'] = None")
+def test_without_grpcio_ports_that_were_asked_for_are_an_error(configured, without_grpcio):
+    server, _ = configured(env=without_grpcio)
     assert server.process.wait(20) == 1
-    assert "error: gRPC needs packages that are not installed: pip install flambeau[grpc]" in server.log
+    assert "ConfigError: gRPC needs packages that are not installed: pip install flambeau[grpc]" in server.log
 
 
 def test_grpc_is_not_loaded_where_it_is_not_used(start):

@@ -68,7 +68,7 @@ def start(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes) -> None:
     began = time.monotonic()
     for address in (config.inference, config.management):
         if not address.is_loopback:
-            logger.warning("%s can be reached from other machines, and there is no authorisation yet", address)
+            logger.warning("%s can be reached from other machines", address)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             runner.run(run(config, plans, wishes, began))
@@ -128,7 +128,9 @@ async def run(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, began
     stop = asyncio.Event()
     catch_signals(stop)
     keys = Keys(config.keys) if config.needs_keys else None
-    async with Server(config) as server, grpc_ports(server, keys) as grpc, HttpFrontend(server) as frontend:
+    if keys is not None and keys.file is not None:
+        logger.info("token authorization is on; the keys are in %s", keys.file)
+    async with Server(config) as server, grpc_ports(server, keys) as grpc, HttpFrontend(server, keys) as frontend:
         logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
         loading = asyncio.get_running_loop().create_task(load_all(server, plans, wishes, stop, frontend.inference))
         await stop.wait()

@@ -26,6 +26,7 @@ Message = Any  # of protobuf
 One = Callable[[Message], Awaitable[Message]]
 Many = Callable[[Message], AsyncIterator[Message]]
 Both = Callable[[AsyncIterator[Message]], AsyncIterator[Message]]
+Ended = Callable[[str, str, int, float], None]  # who called, the method's path, the status's number, how long it took
 
 
 class Service:
@@ -45,6 +46,7 @@ class Service:
         self._keys = keys  # None: everybody may call
         self._kind: Kind = kind
         self._statuses = statuses
+        self.ended: Ended | None = None
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     @property
@@ -105,17 +107,12 @@ class Service:
     # ---- before and after ----
 
     def _begin(self, method: str, context: Context) -> Callable[[StatusCode], None]:
-        """What to call when the call is over: the one place where calls are logged and measured."""
-        if not access_log.isEnabledFor(logging.INFO):
+        """What to call when the call is over."""
+        ended = self.ended
+        if ended is None:
             return nothing
         began, peer = time.monotonic(), context.peer()  # it is forgotten when the caller goes away
-
-        def note(code: StatusCode) -> None:
-            took_ms = (time.monotonic() - began) * 1000
-            remote, number = remote_of(peer), code.value[0]
-            access_log.info('%s "gRPC %s/%s HTTP/2.0" %d %d', remote, self.name, method, number, took_ms)
-
-        return note
+        return lambda code: ended(peer, f"{self.name}/{method}", code.value[0], time.monotonic() - began)
 
     def _check(self, context: Context) -> None:
         """Refuse a caller without the key."""
@@ -146,7 +143,12 @@ class Service:
 
 
 def nothing(code: StatusCode) -> None:
-    """What is noted where nobody reads it."""
+    """What is done where nobody wants to know."""
+
+
+def log_call(peer: str, path: str, code: int, seconds: float) -> None:
+    """The line of a call in the access log."""
+    access_log.info('%s "gRPC %s HTTP/2.0" %d %d', remote_of(peer), path, code, seconds * 1000)
 
 
 def remote_of(peer: str) -> str:

@@ -17,7 +17,7 @@ from flambeau.config.server import Address, ServerConfig, Tls
 from flambeau.errors import ConfigError
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import health
-from flambeau.frontend.grpc.calls import Service
+from flambeau.frontend.grpc.calls import Service, access_log, log_call
 from flambeau.frontend.grpc.inference import inference_service
 from flambeau.frontend.grpc.management import management_service
 from flambeau.frontend.grpc.messages import POOL
@@ -36,6 +36,8 @@ class GrpcFrontend:
     def __init__(self, server: Server, keys: Keys | None = None) -> None:
         self._server = server
         self._keys = keys
+        # The one place where calls are logged and measured.
+        self._ended = log_call if access_log.isEnabledFor(logging.INFO) else None
         self._ports: list[grpc.aio.Server] = []
         self._draining: asyncio.Task[None] | None = None
 
@@ -92,6 +94,7 @@ class GrpcFrontend:
         states = dict.fromkeys(["", *(service.name for service in services)], is_ready)
         everything = [*services, health.health_service(states, lambda: self._server.is_draining)]
         for service in everything:
+            service.ended = self._ended
             port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, service.handlers),))
         names = [*(service.name for service in everything), REFLECTION]
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names, POOL), port)
