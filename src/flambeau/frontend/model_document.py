@@ -33,14 +33,14 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
     if config.device_ids:
         document["deviceIds"] = [*config.device_ids]
     document |= {
-        "continuousBatching": False,
-        "useJobTicket": False,
+        "continuousBatching": config.continuous_batching,
+        "useJobTicket": config.use_job_ticket,
         "useVenv": False,
-        "stateful": False,
-        "sequenceMaxIdleMSec": 0,
-        "sequenceTimeoutMSec": 0,
-        "maxNumSequence": 0,
-        "maxSequenceJobQueueSize": 0,
+        "stateful": config.sequence_batching,
+        "sequenceMaxIdleMSec": round(config.sequence_max_idle_s * 1000),
+        "sequenceTimeoutMSec": round((config.sequence_timeout_s or 0) * 1000),
+        "maxNumSequence": config.max_sequences if config.sequence_batching else 0,
+        "maxSequenceJobQueueSize": config.sequence_queue_size if config.sequence_batching else 0,
         "loadedAtStartup": model.loaded_at_startup,
         "workers": [worker_document(slot, details=details) for slot in model.supervisor.slots],
         "jobQueueStatus": {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
+from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request
 from flambeau.wire.shared import Segment
 
@@ -69,6 +70,7 @@ class Job:
         "is_over",
         "kind",
         "on_cancel",
+        "priority",
         "receiver",
         "request_id",
         "started",
@@ -100,6 +102,7 @@ class Job:
         self.started = False  # a part of the reply has gone out
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
+        self.priority = NORMAL
 
     def renew_id(self) -> None:
         """Take a new id, so that nothing said about the old one concerns this job any more."""

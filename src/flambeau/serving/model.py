@@ -15,15 +15,15 @@ from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied
 from flambeau.metrics.registry import Metrics
-from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
+from flambeau.serving.batching import AHEAD_OF_QUICK
 from flambeau.serving.crowding import Crowd
 from flambeau.serving.devices import count_cores
-from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.job import Job
 from flambeau.serving.placement import next_device, threads_per_worker
-from flambeau.serving.queue import JobQueue
+from flambeau.serving.priorities import NORMAL, priority_of
 from flambeau.serving.recovery import Death, should_retry
 from flambeau.serving.remote_worker import RemoteWorker
+from flambeau.serving.scheduling import contradictions, new_dispatcher
 from flambeau.serving.supervisor import Slot, Supervisor
 from flambeau.serving.worker_process import WorkerSpec, environment_for
 from flambeau.wire.messages import Load, Samples, Shared
@@ -65,7 +65,6 @@ class Model:
         self.source = source
         self.config = config
         self.loaded_at_startup = False
-        self.queue = JobQueue(config.queue_size)
         self.min_workers = config.min_workers
         self.max_workers = config.max_workers
         self.answers: Counter[int] = Counter()
@@ -73,8 +72,15 @@ class Model:
         self._num_cores = count_cores()
         self._workers: list[RemoteWorker] = []
         self._watch: asyncio.Task[None] | None = None
-        limits = BatchLimits(size=config.batch_size, delay_s=config.batch_delay_s)
-        self._dispatcher = Dispatcher(self.queue, self._workers, limits, config.concurrency)
+        self.queue, self._dispatcher = new_dispatcher(
+            config,
+            host.config.sequence_headers,
+            self._workers,
+            lambda job, reason: job.fail(self._refused(None, reason)),
+        )
+        self._refusal = self._dispatcher.refusal if config.use_job_ticket or config.sequence_batching else None
+        for warning in contradictions(config):
+            logger.warning("%s: %s", self, warning)
         self.supervisor = Supervisor(
             name=f"model {name} version: {version}",
             new_worker=self._new_worker,
@@ -97,6 +103,10 @@ class Model:
             self._check_hope(requested_version)
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
             raise self._queue_full(requested_version)
+        if (priority := priority_of(job.headers)) != NORMAL:
+            job.priority = priority
+        if self._refusal is not None and (reason := self._refusal(job)):
+            raise self._refused(requested_version, reason)
         if self.config.client_timeout_s is not None:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
@@ -118,12 +128,19 @@ class Model:
             job.cancel()
             receiver.on_error(error)
 
-    def _no_worker(self, version: str | None) -> Unavailable:
+    def _refused(self, version: str | None, reason: str = "", *, retry_after_s: int | None = None) -> Unavailable:
         # Clients match this text, quotes and all; what follows it is ours.
         named = f'Model "{self.name}" Version {version}"' if version else f'Model "{self.name}"'
-        text = f"{named} has no worker to serve inference request. Please use scale workers API to add workers."
+        text = (
+            f"{named} has no worker to serve inference request. Please use scale workers API to add workers. "
+            "If this is a sequence inference, please check if it is closed, or expired; "
+            "or exceeds maxSequenceJobQueueSize"
+        )
+        return Unavailable(f"{text}. {reason}" if reason else text, retry_after_s=retry_after_s)
+
+    def _no_worker(self, version: str | None) -> Unavailable:
         death = self.supervisor.last_death
-        return Unavailable(f"{text} The last worker: {death.reason}" if death else text)
+        return self._refused(version, f"The last worker: {death.reason}" if death else "")
 
     def _not_loaded(self) -> Unavailable:
         death = self.supervisor.last_death
@@ -131,9 +148,9 @@ class Model:
         return Unavailable(f'Model "{self.name}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
     def _queue_full(self, version: str | None) -> Unavailable:
-        text = str(self._no_worker(version)).partition(" The last worker")[0]
-        return Unavailable(
-            f"{text} All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
+        return self._refused(
+            version,
+            f"All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
             retry_after_s=max(1, round(self._seconds_to_drain())),
         )
 
@@ -197,8 +214,7 @@ class Model:
             for worker in self._workers:
                 self._check(worker)
             self._look_at_crowd()
-            if len(self._workers) > 1:
-                self._dispatcher.rebalance()
+            self._dispatcher.look_after()
 
     def _look_at_crowd(self) -> None:
         if len(self._workers) <= self._num_cores:
@@ -234,7 +250,7 @@ class Model:
             version=self.version,
             folder=str(self.source.folder),
             handler=self.handler,
-            batch_size=self.config.batch_size,
+            batch_size=1 if self.config.schedule == "async" else self.config.batch_size,
             gpu_id=slot.device,
             decode_input=server.decode_input_request,
             limit_max_image_pixels=server.limit_max_image_pixels,
@@ -242,14 +258,17 @@ class Model:
             probe=self._host.probe(),
             envelope=server.service_envelope if self.config.envelope is None else self.config.envelope,
             watch=server.watch and not self.source.is_temporary,
+            schedule=self.config.schedule,
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
         threads = threads_per_worker(self._num_cores, self.max_workers, is_pipelined=is_pipelined)
         spec = WorkerSpec(
             id=slot.id,
             load=load,
-            environment=environment_for(load, threads=threads, hidden=server.hidden_env),
-            max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
+            environment=environment_for(
+                load, threads=threads, hidden=server.hidden_env, sequence_headers=server.sequence_headers
+            ),
+            max_frame_bytes=server.max_response_bytes * max(1, self.config.num_together),
             transport=server.worker_transport,
         )
         return RemoteWorker(spec, on_free=self._dispatcher.feed, on_lost=self._on_lost, on_samples=self._on_samples)
@@ -260,7 +279,9 @@ class Model:
             self.queue.put_back(job)
         for job, batch_size in reversed(suspects):
             job.crashes += 1
-            if should_retry(death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started):
+            if not self.config.sequence_batching and should_retry(
+                death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started
+            ):
                 job.is_alone = True
                 self.queue.put_back(job)
             else:

@@ -53,6 +53,7 @@ class RemoteWorker:
         self.is_ready = False
         self.is_retiring = False
         self.is_concurrent = False
+        self.is_continuous = False
         self.depth = 1
         self.shares_memory = False
         self.service_s: float | None = None
@@ -181,13 +182,16 @@ class RemoteWorker:
 
     def _cancel(self, job: Job) -> None:
         if self._channel is not None and job.id in self._jobs:
+            if self.is_continuous:
+                logger.info("Connection to client got closed; Removing job: %s", job.request_id)
             self._channel.send(Cancel([job.id]))
 
     def seconds_without_progress(self) -> float:
         """How long the batch it works on has shown no sign of progress; 0 when it is idle."""
         if not self.batches:
             return 0.0
-        stalled = min(batch.progress for batch in self.batches) if self.is_concurrent else self.batches[0].progress
+        is_each_alone = self.is_concurrent and not self.is_continuous
+        stalled = min(batch.progress for batch in self.batches) if is_each_alone else self.batches[0].progress
         return self._now() - stalled
 
     # ---- what it says ----
@@ -217,6 +221,7 @@ class RemoteWorker:
     def _on_ready(self, message: Ready) -> None:
         self.is_concurrent = message.is_concurrent
         self.shares_memory = message.can_share_memory
+        self.is_continuous = message.is_continuous
         self.depth = message.depth
         self.is_ready = True
         self.ready_at = self._now()
@@ -238,7 +243,10 @@ class RemoteWorker:
         if parts[-1].last:
             self._finish(job_id, job, batch)
         else:
+            is_first_sign = batch.progress == batch.started
             batch.progress = self._now()
+            if is_first_sign and self.is_continuous:  # the next job of its sequence may join
+                self._on_free()
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:
