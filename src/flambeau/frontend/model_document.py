@@ -38,9 +38,9 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
         "useVenv": False,
         "stateful": config.sequence_batching,
         "sequenceMaxIdleMSec": round(config.sequence_max_idle_s * 1000),
-        "sequenceTimeoutMSec": round((config.sequence_timeout_s or 0) * 1000),
-        "maxNumSequence": config.max_sequences if config.sequence_batching else 0,
-        "maxSequenceJobQueueSize": config.sequence_queue_size if config.sequence_batching else 0,
+        "sequenceTimeoutMSec": round((config.sequence_timeout_s or 0) * 1000) if config.sequence_max_idle_s else 0,
+        "maxNumSequence": config.max_sequences if config.sequence_max_idle_s else 0,
+        "maxSequenceJobQueueSize": config.sequence_queue_size if config.sequence_max_idle_s else 0,
         "loadedAtStartup": model.loaded_at_startup,
         "workers": [worker_document(slot, details=details) for slot in model.supervisor.slots],
         "jobQueueStatus": {

@@ -27,7 +27,9 @@ class Stepping:
         ids = [*context.request_ids.values()]
         if context.get_request_header(0, "describe"):
             return [{"open": len(self.states), "calls": self.calls, "rows": len(data)}]
-        replies = [self.step(i, name, row, len(data), context) for i, (name, row) in enumerate(zip(ids, data))]
+        replies = [
+            self.step(i, name, row, len(data), context) for i, (name, row) in enumerate(zip(ids, data, strict=True))
+        ]
         context.stopping_criteria = [Criterion(self, name) for name in ids]
         time.sleep(max(self.states[name]["pause"] for name in ids))
         return replies

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 
 class Summing:
@@ -19,6 +20,8 @@ class Summing:
         context.set_response_header(i, context.header_key_sequence_id, sequence)
         if order.get("exit"):
             os._exit(3)
+        if order.get("note"):
+            Path(order["note"]).touch()
         time.sleep(order.get("s", 0))
         self.sums[sequence] = self.sums.get(sequence, 0) + order.get("add", 0)
         if order.get("raise"):
