@@ -1,20 +1,8 @@
 """Generates piece by piece: each call is a step for every request that is not finished."""
 
+import functools
 import os
 import time
-
-
-class Criterion:
-    def __init__(self, handler, request_id):
-        self.handler, self.request_id = handler, request_id
-
-    def __call__(self, result):
-        state = self.handler.states[self.request_id]
-        state["left"] -= 1
-        if state["left"] > 0:
-            return False
-        del self.handler.states[self.request_id]
-        return None if state["whole"] else True
 
 
 class Stepping:
@@ -30,9 +18,17 @@ class Stepping:
         replies = [
             self.step(i, name, row, len(data), context) for i, (name, row) in enumerate(zip(ids, data, strict=True))
         ]
-        context.stopping_criteria = [Criterion(self, name) for name in ids]
+        context.stopping_criteria = [functools.partial(self.is_final, name) for name in ids]
         time.sleep(max(self.states[name]["pause"] for name in ids))
         return replies
+
+    def is_final(self, name, result):
+        state = self.states[name]
+        state["left"] -= 1
+        if state["left"] > 0:
+            return False
+        del self.states[name]
+        return None if state["whole"] else True
 
     def step(self, i, name, row, batch, context):
         is_new = name not in self.states
