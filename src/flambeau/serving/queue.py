@@ -48,19 +48,27 @@ class JobQueue:
 
     def take(self, limit: int) -> list[Job]:
         """The next jobs that may leave together: predictions, while a lone job or another kind goes by itself."""
-        first = self._pop()
+        if self._num_special:
+            return self._take_by_class(limit)
+        jobs = self._jobs
+        first = jobs.popitem(last=False)[1]
         batch = [first]
         if first.is_alone:
             return batch
-        while len(batch) < limit and (self._jobs or self._num_special):
-            if self.oldest.is_alone:
+        while jobs and len(batch) < limit:
+            candidate = self.oldest
+            if candidate.is_alone:
                 break
+            batch.append(jobs.popitem(last=False)[1])
+        return batch
+
+    def _take_by_class(self, limit: int) -> list[Job]:
+        batch = [self._pop()]
+        while len(batch) < limit and not batch[0].is_alone and any(self._lanes) and not self.oldest.is_alone:
             batch.append(self._pop())
         return batch
 
     def _pop(self) -> Job:
-        if not self._num_special:
-            return self._jobs.popitem(last=False)[1]
         served = self._next()
         for rank, lane in enumerate(self._lanes):
             self._passed_over[rank] = self._passed_over[rank] + 1 if lane and rank != served else 0
