@@ -127,6 +127,16 @@ def test_many_steps_may_take_longer_than_the_response_timeout(start, tmp_path):
     assert len(reply.body.splitlines()) == 8
 
 
+def test_request_that_waits_for_a_long_step_is_not_taken_for_a_silent_one(start, tmp_path):
+    server = serve(start, tmp_path, more="responseTimeout: 4\n")
+    note = tmp_path / "note"
+    first = server.at_once(lambda n: server.predict("stepping", {"n": n, "pause": 3, "note": str(note)}), [1])
+    server.until(note.exists)
+    second = server.at_once(lambda n: server.predict("stepping", {"n": n, "pause": 3}), [1])
+    assert [future.result().status for future in first + second] == [200, 200]
+    assert server.describe("stepping")["workers"][0]["restarts"] == 0
+
+
 def test_describe_runs_alone_beside_a_running_batch(start, tmp_path):
     server = serve(start, tmp_path)
     long = Stream(server, "stepping", {"n": 100_000, "pause": 0.002})

@@ -76,7 +76,8 @@ class Model:
             config,
             host.config.sequence_headers,
             self._workers,
-            lambda job, reason: job.fail(self._refused(None, reason)),
+            min_workers=lambda: self.min_workers,
+            refuse=lambda job, reason: job.fail(self._refused(None, reason)),
         )
         self._refusal = self._dispatcher.refusal if config.use_job_ticket or config.sequence_batching else None
         for warning in contradictions(config):
@@ -228,6 +229,7 @@ class Model:
         timeout, limit_mb = self.config.response_timeout_s, self.config.memory_limit_mb
         if worker.seconds_without_progress() > timeout:
             logger.error("Backend worker did not respond in given time: worker %d of %s", worker.spec.id, self)
+            worker.blame_silent(timeout)
             worker.kill(Death(reason=f"no answer within responseTimeout, {timeout:g} s"))
         elif limit_mb is not None and (used := resident_bytes(worker.pid)) > limit_mb << 20:
             reason = f"it used {used >> 20} MB of memory; workerMemoryLimitMb is {limit_mb}"

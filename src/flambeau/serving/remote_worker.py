@@ -65,6 +65,7 @@ class RemoteWorker:
         self._on_free = on_free
         self._on_lost = on_lost
         self._on_samples = on_samples
+        self._heard_at = 0.0
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
         self._channel: ServerChannel | None = None
         self._process = WorkerProcess(spec, self._new_channel)
@@ -190,14 +191,24 @@ class RemoteWorker:
         """How long the batch it works on has shown no sign of progress; 0 when it is idle."""
         if not self.batches:
             return 0.0
-        is_each_alone = self.is_concurrent and not self.is_continuous
-        stalled = min(batch.progress for batch in self.batches) if is_each_alone else self.batches[0].progress
+        if self.is_continuous:  # one call answers all: whatever it says is a sign for each
+            return self._now() - max(self.batches[0].progress, self._heard_at)
+        stalled = min(batch.progress for batch in self.batches) if self.is_concurrent else self.batches[0].progress
         return self._now() - stalled
+
+    def blame_silent(self, limit_s: float) -> None:
+        """Where jobs run beside others: those silent for so long are to blame, and not tried again with the rest."""
+        if self.is_concurrent and not self.is_continuous:
+            for job, batch in self._jobs.values():
+                if job is not None and self._now() - batch.progress > limit_s:
+                    job.crashes += 1
 
     # ---- what it says ----
 
     def _receive(self, messages: list[ToServer]) -> None:
         """Take what has arrived; parts of one reply that arrived together are passed on together."""
+        if self.is_continuous:
+            self._heard_at = self._now()
         i = 0
         while i < len(messages):
             message = messages[i]

@@ -12,11 +12,16 @@ from flambeau.serving.job import Job
 from flambeau.serving.queue import JobQueue
 from flambeau.serving.remote_worker import RemoteWorker
 from flambeau.serving.sequence_dispatch import SequenceDispatcher
-from flambeau.serving.sequences import SequenceLimits, Sequences, per_worker
+from flambeau.serving.sequences import SequenceLimits, Sequences
 
 
 def new_dispatcher(
-    config: ModelConfig, names: SequenceHeaders, workers: list[RemoteWorker], refuse: Callable[[Job, str], None]
+    config: ModelConfig,
+    names: SequenceHeaders,
+    workers: list[RemoteWorker],
+    *,
+    min_workers: Callable[[], int],
+    refuse: Callable[[Job, str], None],
 ) -> tuple[JobQueue, Dispatcher | SequenceDispatcher]:
     """The queue and the dispatcher of a model; `refuse` answers jobs whose sequence has ended."""
     limits = BatchLimits(
@@ -34,9 +39,8 @@ def new_dispatcher(
         total_s=config.sequence_timeout_s,
     )
     sequences = Sequences(lives, names, config.queue_size)
-    room = per_worker(config.max_sequences, config.min_workers)
     dispatcher = SequenceDispatcher(
-        sequences, workers, limits, room=room, needs_ticket=config.use_job_ticket, refuse=refuse
+        sequences, workers, limits, min_workers=min_workers, needs_ticket=config.use_job_ticket, refuse=refuse
     )
     return sequences, dispatcher
 

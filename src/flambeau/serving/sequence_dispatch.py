@@ -11,7 +11,7 @@ from flambeau.serving.crowding import Crowd
 from flambeau.serving.dispatch import NO_TICKET
 from flambeau.serving.job import Job
 from flambeau.serving.remote_worker import RemoteWorker
-from flambeau.serving.sequences import Sequence, SequenceReceiver, Sequences
+from flambeau.serving.sequences import Sequence, SequenceReceiver, Sequences, per_worker
 from flambeau.wire.messages import Part
 
 LOST = "The worker that held this sequence has ended."
@@ -28,14 +28,14 @@ class SequenceDispatcher:
         workers: list[RemoteWorker],
         limits: BatchLimits,
         *,
-        room: int,
+        min_workers: Callable[[], int],
         needs_ticket: bool,
         refuse: Callable[[Job, str], None],
     ) -> None:
         self._queue = queue
         self._workers = workers
         self._limits = limits
-        self._room = room  # sequences per worker
+        self._min_workers = min_workers
         self._needs_ticket = needs_ticket
         self._refuse = refuse
         self._loop = asyncio.get_running_loop()
@@ -113,7 +113,8 @@ class SequenceDispatcher:
 
     def _with_room(self) -> list[RemoteWorker]:
         counts = self._counts()
-        return [w for w in self._workers if w.is_ready and not w.is_retiring and counts[w] < self._room]
+        room = per_worker(self._queue.limits.count, self._min_workers())
+        return [w for w in self._workers if w.is_ready and not w.is_retiring and counts[w] < room]
 
     def _counts(self) -> Counter[RemoteWorker]:
         return Counter(sequence.worker for sequence in self._queue.live() if sequence.worker is not None)
