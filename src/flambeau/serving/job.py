@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
+from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
 
@@ -71,6 +72,7 @@ class Job:
         "is_over",
         "kind",
         "on_cancel",
+        "priority",
         "query",
         "receiver",
         "request_id",
@@ -109,6 +111,7 @@ class Job:
         self.started = False  # a part of the reply has gone out
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
+        self.priority = NORMAL
 
     def renew_id(self) -> None:
         """Take a new id, so that nothing said about the old one concerns this job any more."""

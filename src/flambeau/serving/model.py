@@ -15,16 +15,16 @@ from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
 from flambeau.metrics.registry import Metrics
-from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
+from flambeau.serving.batching import AHEAD_OF_QUICK
 from flambeau.serving.crowding import Crowd
 from flambeau.serving.dependencies import THE_SERVERS_OWN
 from flambeau.serving.devices import count_cores
-from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.job import Job
 from flambeau.serving.placement import next_device, threads_per_worker
-from flambeau.serving.queue import JobQueue
+from flambeau.serving.priorities import NORMAL, priority_of
 from flambeau.serving.recovery import Death, should_retry
 from flambeau.serving.remote_worker import RemoteWorker
+from flambeau.serving.scheduling import contradictions, new_dispatcher
 from flambeau.serving.supervisor import Slot, Supervisor
 from flambeau.serving.worker_process import WorkerSpec, environment_for
 from flambeau.wire.messages import Load, Samples, Shared
@@ -74,7 +74,6 @@ class Model:
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
         self.environment = THE_SERVERS_OWN  # what its workers run on
-        self.queue = JobQueue(config.queue_size)
         self.min_workers = config.min_workers
         self.max_workers = config.max_workers
         self.answers: Counter[int] = Counter()
@@ -82,8 +81,16 @@ class Model:
         self._num_cores = count_cores()
         self._workers: list[RemoteWorker] = []
         self._watch: asyncio.Task[None] | None = None
-        limits = BatchLimits(size=config.batch_size, delay_s=config.batch_delay_s)
-        self._dispatcher = Dispatcher(self.queue, self._workers, limits, config.concurrency)
+        self.queue, self._dispatcher = new_dispatcher(
+            config,
+            host.config.sequence_headers,
+            self._workers,
+            min_workers=lambda: self.min_workers,
+            refuse=lambda job, reason: job.fail(self._refused(None, reason)),
+        )
+        self._refusal = self._dispatcher.refusal if config.use_job_ticket or config.sequence_batching else None
+        for warning in contradictions(config):
+            logger.warning("%s: %s", self, warning)
         self.supervisor = Supervisor(
             name=f"model {name} version: {version}",
             new_worker=self._new_worker,
@@ -111,6 +118,10 @@ class Model:
             self._check_hope(requested_version)
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
             raise self._queue_full(requested_version)
+        if (priority := priority_of(job.headers)) != NORMAL:
+            job.priority = priority
+        if self._refusal is not None and (reason := self._refusal(job)):
+            raise self._refused(requested_version, reason)
         if self.config.client_timeout_s is not None:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
@@ -132,12 +143,15 @@ class Model:
             job.cancel()
             receiver.on_error(error)
 
-    def _no_worker(self, version: str | None) -> Unavailable:
+    def _refused(self, version: str | None, reason: str = "", *, retry_after_s: int | None = None) -> Unavailable:
         # Clients match this text, quotes and all; what follows it is ours.
         named = f'Model "{self.name}" Version {version}"' if version else f'Model "{self.name}"'
         text = f"{named} has no worker to serve inference request. {REMEDY}"
+        return Unavailable(f"{text}. {reason}" if reason else text, retry_after_s=retry_after_s)
+
+    def _no_worker(self, version: str | None) -> Unavailable:
         death = self.supervisor.last_death
-        return Unavailable(f"{text}. The last worker: {death.reason}" if death else text)
+        return self._refused(version, f"The last worker: {death.reason}" if death else "")
 
     def _not_loaded(self) -> Unavailable:
         death = self.supervisor.last_death
@@ -145,9 +159,9 @@ class Model:
         return Unavailable(f'Model "{self.name}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
     def _queue_full(self, version: str | None) -> Unavailable:
-        text = str(self._no_worker(version)).partition(". The last worker")[0]
-        return Unavailable(
-            f"{text}. All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
+        return self._refused(
+            version,
+            f"All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
             retry_after_s=max(1, round(self._seconds_to_drain())),
         )
 
@@ -219,8 +233,7 @@ class Model:
             for worker in self._workers:
                 self._check(worker)
             self._look_at_crowd()
-            if len(self._workers) > 1:
-                self._dispatcher.rebalance()
+            self._dispatcher.look_after()
 
     def _look_at_crowd(self) -> None:
         if len(self._workers) <= self._num_cores:
@@ -234,6 +247,7 @@ class Model:
         timeout, limit_mb = self.config.response_timeout_s, self.config.memory_limit_mb
         if worker.seconds_without_progress() > timeout:
             logger.error("Backend worker did not respond in given time: worker %d of %s", worker.spec.id, self)
+            worker.blame_silent(timeout)
             worker.kill(Death(reason=f"no answer within responseTimeout, {timeout:g} s"))
         elif limit_mb is not None and (used := resident_bytes(worker.pid)) > limit_mb << 20:
             reason = f"it used {used >> 20} MB of memory; workerMemoryLimitMb is {limit_mb}"
@@ -256,7 +270,7 @@ class Model:
             version=self.version,
             folder=str(self.source.folder),
             handler=self.handler,
-            batch_size=self.config.batch_size,
+            batch_size=1 if self.config.schedule == "async" else self.config.batch_size,
             gpu_id=slot.device,
             decode_input=server.decode_input_request,
             limit_max_image_pixels=server.limit_max_image_pixels,
@@ -264,15 +278,20 @@ class Model:
             probe=self._host.probe(),
             envelope=self.envelope,
             watch=server.watch and not self.source.is_temporary,
+            schedule=self.config.schedule,
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
         threads = threads_per_worker(self._num_cores, self.max_workers, is_pipelined=is_pipelined)
         spec = WorkerSpec(
             id=slot.id,
             load=load,
-            environment=self.environment.extend(environment_for(load, threads=threads, hidden=server.hidden_env)),
+            environment=self.environment.extend(
+                environment_for(
+                    load, threads=threads, hidden=server.hidden_env, sequence_headers=server.sequence_headers
+                )
+            ),
             python=self.environment.python,
-            max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
+            max_frame_bytes=server.max_response_bytes * max(1, self.config.num_together),
             transport=server.worker_transport,
         )
         return RemoteWorker(spec, on_free=self._dispatcher.feed, on_lost=self._on_lost, on_samples=self._on_samples)
@@ -283,7 +302,9 @@ class Model:
             self.queue.put_back(job)
         for job, batch_size in reversed(suspects):
             job.crashes += 1
-            if should_retry(death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started):
+            if not self.config.sequence_batching and should_retry(
+                death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started
+            ):
                 job.is_alone = True
                 self.queue.put_back(job)
             else:

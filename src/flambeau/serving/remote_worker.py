@@ -53,6 +53,7 @@ class RemoteWorker:
         self.is_ready = False
         self.is_retiring = False
         self.is_concurrent = False
+        self.is_continuous = False
         self.depth = 1
         self.shares_memory = False
         self.service_s: float | None = None
@@ -64,6 +65,7 @@ class RemoteWorker:
         self._on_free = on_free
         self._on_lost = on_lost
         self._on_samples = on_samples
+        self._heard_at = 0.0
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
         self._channel: ServerChannel | None = None
         self._process = WorkerProcess(spec, self._new_channel)
@@ -181,19 +183,32 @@ class RemoteWorker:
 
     def _cancel(self, job: Job) -> None:
         if self._channel is not None and job.id in self._jobs:
+            if self.is_continuous:
+                logger.info("Connection to client got closed; Removing job: %s", job.request_id)
             self._channel.send(Cancel([job.id]))
 
     def seconds_without_progress(self) -> float:
         """How long the batch it works on has shown no sign of progress; 0 when it is idle."""
         if not self.batches:
             return 0.0
+        if self.is_continuous:  # one call answers all: whatever it says is a sign for each
+            return self._now() - max(self.batches[0].progress, self._heard_at)
         stalled = min(batch.progress for batch in self.batches) if self.is_concurrent else self.batches[0].progress
         return self._now() - stalled
+
+    def blame_silent(self, limit_s: float) -> None:
+        """Where jobs run beside others: those silent for so long are to blame, and not tried again with the rest."""
+        if self.is_concurrent and not self.is_continuous:
+            for job, batch in self._jobs.values():
+                if job is not None and self._now() - batch.progress > limit_s:
+                    job.crashes += 1
 
     # ---- what it says ----
 
     def _receive(self, messages: list[ToServer]) -> None:
         """Take what has arrived; parts of one reply that arrived together are passed on together."""
+        if self.is_continuous:
+            self._heard_at = self._now()
         i = 0
         while i < len(messages):
             message = messages[i]
@@ -217,6 +232,7 @@ class RemoteWorker:
     def _on_ready(self, message: Ready) -> None:
         self.is_concurrent = message.is_concurrent
         self.shares_memory = message.can_share_memory
+        self.is_continuous = message.is_continuous
         self.depth = message.depth
         self.is_ready = True
         self.ready_at = self._now()
@@ -238,7 +254,10 @@ class RemoteWorker:
         if parts[-1].last:
             self._finish(job_id, job, batch)
         else:
+            is_first_sign = batch.progress == batch.started
             batch.progress = self._now()
+            if is_first_sign and self.is_continuous:  # the next job of its sequence may join
+                self._on_free()
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from flambeau.config.server import SequenceHeaders
 from flambeau.serving import output
 from flambeau.serving.recovery import Death, describe_exit
 from flambeau.wire.channel import ServerChannel
@@ -202,11 +203,14 @@ class TokenGate(asyncio.Protocol):
         self._transport.resume_reading()
 
 
-def environment_for(load: Load, *, threads: int, hidden: str) -> dict[str, str]:
+def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: SequenceHeaders) -> dict[str, str]:
     """The environment of a worker: the server's, less what is hidden, with its share of threads."""
     pattern = re.compile(hidden) if hidden else None
     environment = {k: v for k, v in os.environ.items() if not (pattern and pattern.fullmatch(k))}
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(variable, str(threads))
     environment["TS_DECODE_INPUT_REQUEST"] = str(load.decode_input).lower()
+    environment["TS_REQUEST_SEQUENCE_ID"] = sequence_headers.id
+    environment["TS_REQUEST_SEQUENCE_START"] = sequence_headers.start
+    environment["TS_REQUEST_SEQUENCE_END"] = sequence_headers.end
     return environment

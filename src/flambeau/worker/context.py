@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from flambeau.metrics.samples import MetricSamples
 from flambeau.wire.messages import Request
+
+_NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", "_processors", "_read_headers"}
 
 Headers = dict[str, Any]
 Types = dict[str, str] | None  # of a form's fields; None for a plain body
@@ -127,6 +131,15 @@ class Context:
         """Tell it how to reach the server and how to read a request's headers."""
         self.cl_socket = outlet
         self._read_headers = read_headers
+
+    def isolated(self) -> Context:
+        """A copy that shares nothing a handler has put into it, but for what cannot be copied."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if name not in _NEVER_COPIED:
+                with suppress(Exception):
+                    setattr(twin, name, copy.deepcopy(value))
+        return twin
 
     @property
     def requests(self) -> Sequence[Request]:

@@ -63,6 +63,15 @@ class Replier:
         self._channel.send(parts)
         os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the chunk now
 
+    def send_step(self, context: Context, values: Sequence[Any], lasts: Sequence[bool]) -> None:
+        """Send one part to each request of the batch, the last one to those it ends."""
+        parts = [self._part(context, i, value, last=lasts[i]) for i, value in enumerate(values)]
+        context.has_sent = True
+        self._channel.send(parts)
+        for part in parts:
+            if part.last:
+                self._forget(part.job_id)
+
     def finish(self, context: Context, values: Sequence[Any]) -> None:
         """Send the last part of each reply of the batch."""
         parts = to_parts(context, values, self._max_bytes, last=True)
@@ -72,13 +81,16 @@ class Replier:
 
     def send_one(self, context: Context, i: int, value: Any, *, last: bool) -> None:
         """Send a part of one reply of the batch."""
-        job_id, processors = context.requests[i].job_id, context.touched_processors
-        body = to_body(value)
-        check_size(body, self._max_bytes)
-        part: Part = to_part(job_id, body, processors[i] if processors else None, last=last)
+        part = self._part(context, i, value, last=last)
         self._channel.send([part])
         if last:
-            self._forget(job_id)
+            self._forget(part.job_id)
+
+    def _part(self, context: Context, i: int, value: Any, *, last: bool) -> Part:
+        processors = context.touched_processors
+        body = to_body(value)
+        check_size(body, self._max_bytes)
+        return to_part(context.requests[i].job_id, body, processors[i] if processors else None, last=last)
 
     def fail(self, requests: Sequence[Request], error: BaseException) -> None:
         """Fail those of the requests that are not answered yet."""

@@ -27,26 +27,38 @@ class Runner:
         replier: Replier,
         *,
         wrap: Callable[[str], Handle] | None = None,
+        new_context: Callable[[Context], Context] = copy.copy,
+        may_repeat: bool = True,
     ) -> None:
-        self._handle = handle
+        self.handle = handle
+        self.context = context
         self._wrap = wrap
         self._wrapped: dict[str, Handle] = {}
         self._reader = reader
-        self._context = context
         self._replier = replier
+        self._new_context = new_context
+        self._may_repeat = may_repeat  # a batch that failed, request by request; not where the handler keeps state
         context.connect(replier, read_headers)
 
     def _handle_in(self, envelope: str) -> Handle:
         """The handler's entry point, in the envelope that the requests of a batch ask for."""
         if not envelope or self._wrap is None:
-            return self._handle
+            return self.handle
         if envelope not in self._wrapped:
             self._wrapped[envelope] = self._wrap(envelope)
         return self._wrapped[envelope]
 
     def new_context(self) -> Context:
         """A context for a batch that runs beside others."""
-        return copy.copy(self._context)
+        return self._new_context(self.context)
+
+    def read(self, request: Request) -> Row | None:
+        """The input of a request; None, and an answer, when it cannot be read."""
+        try:
+            return self._reader.read(request)
+        except Exception as error:
+            self._replier.fail([request], error)
+            return None
 
     def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
         """Read the inputs; jobs nobody waits for, or with a body that cannot be read, are answered now."""
@@ -56,11 +68,9 @@ class Runner:
             if self._replier.refuse_cancelled(request):
                 continue
             self._replier.open([request])
-            try:
-                rows.append(self._reader.read(request))
+            if (row := self.read(request)) is not None:
+                rows.append(row)
                 requests.append(request)
-            except Exception as error:
-                self._replier.fail([request], error)
         context.begin(requests, [types_of(row) for row in rows])
         return rows
 
@@ -68,7 +78,7 @@ class Runner:
 
     def run(self, run: Run) -> None:
         """Run a batch to its end."""
-        context = self._context
+        context = self.context
         rows = self.begin(context, run.jobs)
         if rows:
             self.answer(context, lambda: self._handle_in(run.jobs[0].envelope)(rows, context))
@@ -80,16 +90,16 @@ class Runner:
             if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
                 self._replier.finish(context, result)
             else:
-                self._reply(context, result)
+                self.reply(context, result)
         except Exception as error:
-            if self._replier.may_try_each(context):
+            if self._may_repeat and self._replier.may_try_each(context):
                 for request in [*context.requests]:
                     self.run(Run([request]))
                 return
             self._replier.fail(context.requests, error)
         self._replier.send_samples(context)
 
-    def _reply(self, context: Context, result: Any) -> None:
+    def reply(self, context: Context, result: Any) -> None:
         """Any result but a plain list: a generator for the batch, or streams inside the list."""
         if inspect.isgenerator(result):
             self._stream_batch(context, result)
@@ -153,7 +163,7 @@ class Runner:
             else:
                 self._replier.finish(context, check_result(result, len(rows)))
         except (Exception, asyncio.CancelledError) as error:
-            if self._replier.may_try_each(context):
+            if self._may_repeat and self._replier.may_try_each(context):
                 for request in [*context.requests]:
                     await self.run_async(Run([request]))
                 return
