@@ -21,6 +21,7 @@ from flambeau.worker.context import Context
 from flambeau.worker.failures import load_failed
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import Entry, in_envelope, load_handler
+from flambeau.worker.quiet import QuietChannel
 from flambeau.worker.replier import Replier
 from flambeau.worker.runner import Runner
 from flambeau.worker.warmup import read_warmup, warm_up
@@ -35,6 +36,8 @@ def serve(channel: WorkerChannel) -> int:
     load = channel.receive()
     if not isinstance(load, Load):
         return 1
+    if load.rank > 0:
+        channel = QuietChannel(channel)
     with closing(asyncio.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)  # a handler may use it in `initialize`, and finds the same one later
         try:
@@ -51,7 +54,7 @@ def serve(channel: WorkerChannel) -> int:
             return 1
         depth = PIPELINE_DEPTH if pipeline else 1
         channel.send([Ready(entry.is_concurrent, reader.segments.can_read(load.probe), depth)])
-        replier = Replier(channel, load.max_response_bytes)
+        replier = Replier(channel, load.max_response_bytes, may_split=not load.keeps_step)
         runner = Runner(entry.handle, reader, context, replier)
         if entry.is_concurrent:
             loop.run_until_complete(run_concurrently(channel, runner, replier))
