@@ -178,3 +178,44 @@ def test_groups_get_their_own_devices_and_no_more_workers_than_there_are_groups(
         with open(f"/proc/{worker['pid']}/environ") as file:
             visible += [word.partition("=")[2] for word in file.read().split("\0") if word.startswith("CUDA_VISIBLE")]
     assert visible == ["GPU-aa,GPU-bb", "MIG-cc,GPU-dd"]
+
+
+def test_group_that_does_not_answer_in_time_is_ended_whole(start, tmp_path):
+    server = serve(start, tmp_path, config=TP + "responseTimeout: 2\n").wait_ready()
+    before = pids_of(server, "tensor_parallel")
+    reply = product(server, rank=1, accident="raise")  # rank 0 waits for it in the collective
+    assert reply.status == 500
+    assert "responseTimeout" in reply.cause
+    assert product(server).json["product"] == PRODUCT
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
+
+
+def test_batches_are_computed_together(start, tmp_path):
+    server = serve(start, tmp_path, config=TP + "batchSize: 4\nmaxBatchDelay: 200\n").wait_ready()
+    scales = [1.0, 2.0, 3.0, 4.0]
+    replies = server.at_once(lambda s: product(server, x=[s * x for x in X]), scales)
+    assert [reply.result().json["product"] for reply in replies] == [[s * p for p in PRODUCT] for s in scales]
+
+
+def test_server_that_stops_while_a_group_loads_leaves_nobody_behind(start, tmp_path):
+    server = serve(start, tmp_path).wait_listening()
+
+    def pids():
+        reply = server.manage("GET", "/models/tensor_parallel")
+        workers = reply.json[0]["workers"] if reply.status == 200 else []
+        found = [rank["pid"] for worker in workers for rank in worker.get("ranks", [])]
+        return found if len(found) == 2 and min(found) > 0 else []
+
+    ranks = server.until(pids)
+    server.stop()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
+
+
+def test_groups_grow_as_workers_do(start, tmp_path):
+    server = serve(start, tmp_path, config=TP).wait_ready()
+    assert server.manage("PUT", "/models/tensor_parallel?min_worker=2&synchronous=true", timeout=LOADS_S).status == 200
+    workers = server.describe("tensor_parallel")["workers"]
+    assert int(workers[1]["id"]) == int(workers[0]["id"]) + 2
+    assert len({rank["pid"] for worker in workers for rank in worker["ranks"]}) == 4
+    replies = server.at_once(lambda s: product(server, sleep_s=s), [0.2] * 6)
+    assert [reply.result().json["product"] for reply in replies] == [PRODUCT] * 6

@@ -41,11 +41,11 @@ class Elasticity:
         if not limits.leave_room:
             return
         now = asyncio.get_running_loop().time()
-        present = len(self._supervisor.slots)
-        wanted = self._scaler.look(self._sight(now), limits, now)
-        if wanted > present:
+        sight = self._sight(now)
+        wanted = self._scaler.look(sight, limits, now)
+        if wanted > sight.present:
             self._grow(wanted)
-        elif wanted < present:
+        elif wanted < sight.present:
             text = "falls asleep" if wanted == 0 else f"is scaled down to {wanted} workers"
             logger.info("%s %s: there was not enough to do for %g s", self._name, text, limits.idle_s)
             self._supervisor.scale(0, wanted)
@@ -63,7 +63,7 @@ class Elasticity:
 
     def _sight(self, now: float) -> Sight:
         return Sight(
-            present=len(self._supervisor.slots),
+            present=self._supervisor.num_present,
             ready=self._supervisor.num_ready,
             busy=sum(bool(worker.batches) for worker in self._workers if not worker.is_retiring),
             wait_s=now - self._queue.oldest.arrived if self._queue else 0.0,

@@ -114,13 +114,16 @@ class Model:
 
     def _check_hope(self, requested_version: str | None) -> None:
         """Where no worker is ready: wake the model if it sleeps; refuse a job that would wait for nothing."""
-        if self.is_sleeping:
-            self._keep_watch()
-            self.elasticity.wake(self.limits)
+        self._wake()
         if not self.supervisor.has_hope:
             raise self._no_worker(requested_version)
         if self.supervisor.cannot_load:
             raise self._not_loaded()
+
+    def _wake(self) -> None:
+        if self.is_sleeping:
+            self._keep_watch()
+            self.elasticity.wake(self.limits)
 
     def _expire(self, job: Job) -> None:
         if not job.is_over:
@@ -217,7 +220,7 @@ class Model:
         """TorchServe's notion: enough workers run, load, or are being tried again."""
         if self.limits.allow_sleep:
             return self.is_sleeping or self.supervisor.has_hope
-        return sum(not slot.has_given_up for slot in self.supervisor.slots) >= self.min_workers
+        return self.supervisor.num_present >= self.min_workers
 
     @property
     def is_ready(self) -> bool:
@@ -325,6 +328,8 @@ class Model:
             job.fail(error)
 
     def _on_change(self) -> None:
+        if self.queue:  # what a worker gave back on its way to bed
+            self._wake()
         if not self.supervisor.has_hope:
             self._refuse_all(self._no_worker(None))
         elif self.supervisor.cannot_load:  # waiting for the next try would be waiting for the same

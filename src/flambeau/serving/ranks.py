@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 from collections.abc import Iterator, Mapping
@@ -121,7 +122,7 @@ class MeetingPoints:
 
     def take_port(self, preferred: int) -> int:
         """A port that nobody listens on: the preferred one, or else the next one that is."""
-        for port in (preferred, *self._fresh()):
+        for port in itertools.chain([preferred], self._fresh()):
             if port <= LAST_PORT and is_free(port):
                 return port
         raise OSError("no port is free for the processes of a worker to meet at (initial_distribution_port)")

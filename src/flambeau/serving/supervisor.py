@@ -88,6 +88,11 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
+    def num_present(self) -> int:
+        """Workers that are there, starting, or to be tried again."""
+        return sum(not slot.has_given_up for slot in self.slots)
+
+    @property
     def num_ready(self) -> int:
         """Workers that have the model loaded."""
         return sum(slot.is_ready for slot in self.slots)
@@ -182,7 +187,10 @@ class Supervisor:
 
     async def _one_life(self, slot: Slot) -> tuple[Death, bool, bool]:
         """Run one worker; tell how it ended, whether it was ever ready, and whether it was of any use."""
-        worker = slot.worker = self._new_worker(slot)
+        try:
+            worker = slot.worker = self._new_worker(slot)
+        except OSError as error:  # no port is left for its processes to meet at
+            return Death(reason=f"it could not be started: {error}", while_loading=True), False, False
         slot.started_at = worker.started_at
         slot.change("WORKER_STARTED")
         self._workers.append(worker)
@@ -195,7 +203,7 @@ class Supervisor:
             self._workers.remove(worker)
             slot.worker = None
         if not slot.is_retired:
-            logger.info("%s Worker disconnected. %s", slot.name, slot.state)
+            logger.info("%d Worker disconnected. %s", slot.id, slot.state)
             slot.change("WORKER_ERROR" if death.while_loading else "WORKER_STOPPED")
         ready_s = 0.0 if worker.ready_at is None else time.monotonic() - worker.ready_at
         return death, worker.ready_at is not None, worker.has_answered or ready_s > STEADY_S

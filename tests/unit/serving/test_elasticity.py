@@ -20,7 +20,7 @@ class Supervisor:
     """One worker that is busy, and a list of what it was told."""
 
     def __init__(self) -> None:
-        self.slots = [None]
+        self.num_present = 1
         self.num_ready = 1
         self.load_s = 0.1
         self.calls = []

@@ -50,3 +50,10 @@ def test_ports_are_given_once_and_only_while_they_are_free():
         first = points.take_port(number)
         assert first > port + 1  # the next ones belong to the worker's other ranks
         assert points.take_port(number) > first
+
+
+def test_free_port_of_a_worker_costs_no_number():
+    points = MeetingPoints(29500)
+    number = points.take_id(2)
+    if points.take_port(number) == number:
+        assert points.take_id(2) == 29502

@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
+from flambeau.errors import WorkersFailed
 from flambeau.serving.placement import next_device
 from flambeau.serving.recovery import Death
 from flambeau.serving.supervisor import Slot, Supervisor
@@ -107,7 +110,7 @@ def test_log_tells_the_states_of_a_worker_in_words_that_people_look_for(caplog):
         "W-0-m State change WORKER_STARTED -> WORKER_MODEL_LOADED",
         "W-0-m State change WORKER_MODEL_LOADED -> WORKER_SCALED_DOWN",
     ]
-    assert "W-0-m Worker disconnected. WORKER_MODEL_LOADED" in texts
+    assert "0 Worker disconnected. WORKER_MODEL_LOADED" in texts
     assert "Retry worker: 0 in 0 seconds." in texts
     assert any(text.startswith("Auto recovery start timestamp: ") for text in texts)
     assert "Auto recovery succeeded, reset recoveryStartTS" in texts
@@ -160,3 +163,20 @@ def test_worker_that_answered_anything_ends_the_back_off():
         Supervisor._take_note(slot, CRASH, was_ready=True, was_useful=False)
     Supervisor._take_note(slot, CRASH, was_ready=True, was_useful=True)
     assert slot.failures == 1
+
+
+def test_worker_that_cannot_even_be_made_is_a_failure_like_others():
+    async def fail():
+        supervisor = new_supervisor([])
+
+        def new_worker(slot):
+            raise OSError("no port is free")
+
+        supervisor._new_worker = new_worker
+        fresh = supervisor.scale(1, 1)
+        with pytest.raises(WorkersFailed) as caught:
+            await supervisor.wait_started(fresh)
+        await supervisor.close()
+        return caught.value.cause
+
+    assert asyncio.run(fail()) == "it could not be started: no port is free"
