@@ -2,12 +2,15 @@
 
     FlambeauError
     ├── ConfigError              a setting is missing, misspelt or out of range
+    │   └── CannotListen         a port is taken, or not ours to open
     ├── ArchiveError
     │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
+    │   ├── MissingFile          a file that should go into it is not there
     │   ├── UnsafeArchive        it would write outside its folder, or grow without bound
     │   ├── DownloadFailed       it could not be fetched from its URL
     │   └── DependenciesFailed   what its requirements name could not be installed
     ├── BadRequest               the caller asked for something that makes no sense
+    │   └── NotJson              a body that should be JSON cannot be read as such
     ├── NotAllowed               this server does not take such calls
     ├── InvalidKey               the caller's key is missing, wrong or expired
     ├── ModelNotFound
@@ -21,7 +24,10 @@
     ├── PlacementFailed          a worker needs more devices than there are
     ├── WorkflowNotFound
     ├── WorkflowExists
-    ├── WorkflowFailed           a node of a workflow could not be started, or did not answer
+    ├── BrokenWorkflow           its archive, manifest or specification cannot be read
+    ├── InvalidGraph             its nodes make no graph that could be run
+    ├── WorkflowFailed           a node of a workflow could not be started
+    ├── NodeFailed               a node of a workflow did not answer
     ├── JobFailed                the handler answered with an error
     ├── WorkerDied               the worker that held the job ended before it answered
     ├── HandlerError             the handler could not be found, loaded or called
@@ -41,12 +47,28 @@ class ConfigError(FlambeauError):
     """A setting is missing, misspelt or out of range."""
 
 
+class CannotListen(ConfigError):
+    """A listener could not be opened at `address`."""
+
+    def __init__(self, address: str, message: str) -> None:
+        super().__init__(message)
+        self.address = address
+
+
 class ArchiveError(FlambeauError):
     """Something is wrong with an archive."""
 
 
 class BrokenArchive(ArchiveError):
-    """The archive cannot be read."""
+    """The archive cannot be read; `cause` says more where the text is fixed."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class MissingFile(ArchiveError, FileNotFoundError):
+    """A file that should go into the archive is not there."""
 
 
 class UnsafeArchive(ArchiveError):
@@ -54,7 +76,11 @@ class UnsafeArchive(ArchiveError):
 
 
 class DownloadFailed(ArchiveError):
-    """The archive could not be fetched from its URL."""
+    """The archive could not be fetched from its URL; `cause` says why."""
+
+    def __init__(self, url: str, *, cause: str = "") -> None:
+        super().__init__(f"Failed to download archive from: {url}")
+        self.cause = cause
 
 
 class DependenciesFailed(ArchiveError):
@@ -67,6 +93,10 @@ class DependenciesFailed(ArchiveError):
 
 class BadRequest(FlambeauError):
     """The caller asked for something that makes no sense."""
+
+
+class NotJson(BadRequest):
+    """A body that should be JSON cannot be read as such."""
 
 
 class NotAllowed(FlambeauError):
@@ -94,6 +124,9 @@ class ModelExists(FlambeauError):
 
 class FileTaken(FlambeauError):
     """A download would overwrite a file in the store."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Model file already exists {name}")
 
 
 class DefaultVersionInUse(FlambeauError):
@@ -139,8 +172,36 @@ class WorkflowExists(FlambeauError):
         super().__init__(f"Workflow {name} is already registered.")
 
 
+class BrokenWorkflow(FlambeauError):
+    """A workflow's archive, manifest or specification cannot be read; `cause` says where."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class InvalidGraph(FlambeauError):
+    """A workflow's nodes make no graph that could be run; `cause` says which."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
 class WorkflowFailed(FlambeauError):
-    """A node of a workflow could not be started, or did not answer."""
+    """A node of a workflow could not be started; `cause` says why."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class NodeFailed(FlambeauError):
+    """A node of a workflow did not answer; `cause` says why."""
+
+    def __init__(self, node: str, *, cause: str = "") -> None:
+        super().__init__(f"Error executing {node}")
+        self.cause = cause
 
 
 class JobFailed(FlambeauError):

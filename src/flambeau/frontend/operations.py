@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import BadRequest, FlambeauError, NotAllowed, Unavailable
+from flambeau.errors import BadRequest, NotAllowed, Unavailable
 from flambeau.frontend.model_document import model_document
+from flambeau.serving.answer import Answer
+from flambeau.serving.devices import gpu_usage
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.wire.messages import Part
 
 PAGE = 100
 
@@ -47,14 +48,16 @@ class Outcome:
 async def register(server: Server, asked: Registration) -> Outcome:
     """Register a model; a registration that has begun is finished even if its caller goes away."""
     check_model_api(server)
-    if not asked.url:
+    if asked.url is None:
         raise BadRequest("Parameter url is required.")
     defaults = server.config
     workers = max(0, defaults.default_workers if asked.initial_workers is None else asked.initial_workers)
     config = ModelConfig(
         min_workers=workers,
         max_workers=workers,
-        response_timeout_s=asked.response_timeout_s or defaults.default_response_timeout_s,
+        response_timeout_s=defaults.default_response_timeout_s
+        if asked.response_timeout_s is None
+        else asked.response_timeout_s,
         startup_timeout_s=asked.startup_timeout_s or defaults.default_startup_timeout_s,
         queue_size=defaults.job_queue_size,
     )
@@ -72,6 +75,7 @@ async def register(server: Server, asked: Registration) -> Outcome:
             config=config,
             wishes=wishes,
             wait=asked.synchronous,
+            signed=asked.s3_sse_kms,
         )
     )
     named = f'Model "{model.name}" Version: {model.version} registered with'
@@ -109,7 +113,7 @@ def set_default(server: Server, name: str, version: str) -> Outcome:
 def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
     """The default versions, by name, a page at a time."""
     start, limit = max(0, start), limit if 0 <= limit <= PAGE else PAGE
-    everything = server.registry.defaults()
+    everything = [model for model in server.registry.defaults() if model.is_listed]
     document: dict[str, Any] = {}
     if start + limit < len(everything):
         document["nextPageToken"] = str(start + limit)
@@ -121,10 +125,13 @@ def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
 async def describe(server: Server, name: str, version: str | None, *, customized: bool) -> list[dict[str, Any]]:
     """Settings, workers and their last failures, of one version or of `all`."""
     details = server.config.tells_details
+    models = server.registry.versions(name) if version == "all" else [server.registry.find(name, version)]
+    on_gpu = any(slot.device is not None for model in models for slot in model.supervisor.slots)
+    gpus = await asyncio.to_thread(gpu_usage) if on_gpu else {}
     if version == "all":
-        return [model_document(model, details=details) for model in server.registry.versions(name)]
-    model = server.registry.find(name, version)
-    document = model_document(model, details=details)
+        return [model_document(model, details=details, gpus=gpus) for model in models]
+    [model] = models
+    document = model_document(model, details=details, gpus=gpus)
     if customized and (metadata := await ask_handler(model)):
         document["customizedMetadata"] = metadata
     return [document]
@@ -134,25 +141,6 @@ def check_model_api(server: Server) -> None:
     """Refuse to change the set of models, unless that was allowed at start."""
     if not server.config.model_api:
         raise NotAllowed("Requested method is not allowed, please refer to API document.")
-
-
-class Answer:
-    """Collects a job's whole reply."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._parts: list[bytes] = []
-
-    def on_parts(self, parts: list[Part]) -> None:
-        """Take parts."""
-        self._parts += [part.body for part in parts]
-        if parts[-1].last and not self.done.done():
-            self.done.set_result(b"".join(self._parts))
-
-    def on_error(self, error: FlambeauError) -> None:
-        """Take an error."""
-        if not self.done.done():
-            self.done.set_exception(error)
 
 
 async def ask_handler(model: Model) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from pathlib import Path
 from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
-from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied
+from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
 from flambeau.metrics.registry import Metrics
 from flambeau.serving.autoscaling import DEFAULT_IDLE_S, Limits
 from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
 from flambeau.serving.crowding import Crowd
+from flambeau.serving.dependencies import THE_SERVERS_OWN
 from flambeau.serving.devices import count_cores
 from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.elasticity import Elasticity
@@ -34,6 +35,10 @@ from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)
 
+REMEDY = (
+    "Please use scale workers API to add workers. If this is a sequence inference, please check if it is closed, "
+    "or expired; or exceeds maxSequenceJobQueueSize"
+)
 CHECK_S = 0.1  # how often stalled workers are looked for
 
 
@@ -45,6 +50,8 @@ class Source:
     folder: Path
     manifest: Manifest | None
     is_temporary: bool = False  # unpacked by us, so ours to delete
+    downloaded: Path | None = None  # the file in the store that goes when the model goes
+    problem: str = ""  # why it has no files, where its archive could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,8 @@ class Model:
         self._grouping = Grouping(name, config, host.gpus, host.devices_in_use, host.meeting_points)
         self.config = config = self._grouping.config
         self.loaded_at_startup = False
+        self.workflow = ""  # the workflow it is a node of
+        self.environment = THE_SERVERS_OWN  # what its workers run on
         self.queue = JobQueue(config.queue_size)
         self.min_workers = config.min_workers
         self.max_workers = max(config.max_workers, int(config.scales_to_zero))
@@ -97,6 +106,11 @@ class Model:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is a model to its users; the functions of workflows are not."""
+        return not self.workflow or bool(self.source.url)
 
     # ---- jobs ----
 
@@ -137,9 +151,9 @@ class Model:
     def _no_worker(self, version: str | None) -> Unavailable:
         # Clients match this text, quotes and all; what follows it is ours.
         named = f'Model "{self.name}" Version {version}"' if version else f'Model "{self.name}"'
-        text = f"{named} has no worker to serve inference request. Please use scale workers API to add workers."
+        text = f"{named} has no worker to serve inference request. {REMEDY}"
         death = self.supervisor.last_death
-        return Unavailable(f"{text} The last worker: {death.reason}" if death else text)
+        return Unavailable(f"{text}. The last worker: {death.reason}" if death else text)
 
     def _not_loaded(self) -> Unavailable:
         death = self.supervisor.last_death
@@ -147,9 +161,9 @@ class Model:
         return Unavailable(f'Model "{self.name}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
     def _queue_full(self, version: str | None) -> Unavailable:
-        text = str(self._no_worker(version)).partition(" The last worker")[0]
+        text = str(self._no_worker(version)).partition(". The last worker")[0]
         return Unavailable(
-            f"{text} All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
+            f"{text}. All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
             retry_after_s=max(1, round(self._seconds_to_drain())),
         )
 
@@ -163,6 +177,9 @@ class Model:
 
     async def scale(self, minimum: int, maximum: int, *, wait: bool) -> None:
         """Change the number of workers; with `wait`, return when they have started or raise."""
+        if minimum > 0 and self.config.response_timeout_s <= 0:
+            cause = "the response timeout is 0 seconds, in which no worker can answer"
+            raise WorkersFailed(f"Failed to start workers for {self.supervisor.name}", cause=cause)
         self.min_workers, self.max_workers = self._grouping.at_most(minimum), self._grouping.at_most(maximum)
         fresh = self.supervisor.scale(self.min_workers, self.max_workers)
         self._keep_watch()
@@ -214,6 +231,11 @@ class Model:
     def num_in_flight(self) -> int:
         """Jobs accepted and not yet answered."""
         return len(self.queue) + sum(batch.remaining for worker in self._workers for batch in worker.batches)
+
+    @property
+    def envelope(self) -> str:
+        """What is around the handler: what the model names, else what the server does."""
+        return self._host.config.service_envelope if self.config.envelope is None else self.config.envelope
 
     @property
     def is_healthy(self) -> bool:
@@ -294,7 +316,7 @@ class Model:
             limit_max_image_pixels=server.limit_max_image_pixels,
             max_response_bytes=server.max_response_bytes,
             probe=self._host.probe(),
-            envelope=server.service_envelope if self.config.envelope is None else self.config.envelope,
+            envelope=self.envelope,
             watch=server.watch and not self.source.is_temporary,
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
@@ -302,7 +324,8 @@ class Model:
         spec = WorkerSpec(
             id=slot.id,
             load=load,
-            environment=environment_for(load, threads=threads, hidden=server.hidden_env),
+            environment=self.environment.extend(environment_for(load, threads=threads, hidden=server.hidden_env)),
+            python=self.environment.python,
             max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
             transport=server.worker_transport,
         )

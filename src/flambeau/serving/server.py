@@ -17,11 +17,15 @@ from flambeau.config.model import ModelConfig, read_options
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePassed, WorkersFailed
 from flambeau.metrics.registry import Metric, Metrics
+from flambeau.serving.dependencies import Dependencies
 from flambeau.serving.devices import count_gpus
+from flambeau.serving.fetching import Fetcher
 from flambeau.serving.model import Host, Model, Source
 from flambeau.serving.ranks import MeetingPoints
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
+from flambeau.serving.urls import compile_patterns
+from flambeau.serving.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -41,7 +45,10 @@ class Server:
         self.config = config
         self.registry = Registry()
         self.metrics = Metrics()
-        self.store = Store(config.model_store)
+        fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
+        self.store = Store(config.model_store, fetcher)
+        self.workflows = Workflows(self, Store(config.workflow_store or config.model_store, fetcher))
+        self._dependencies = Dependencies(install=config.install_dependencies)
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
@@ -90,17 +97,32 @@ class Server:
         wishes: Mapping[str, Any] | None = None,
         wait: bool = True,
         at_startup: bool = False,
+        signed: bool = False,
+        source: Source | None = None,
+        workflow: str = "",
     ) -> Model:
         """Register the model at `url` (or at a path the operator named) and start its workers.
 
         `config` holds defaults; the model's own YAML is laid over them, and `wishes` over that. When `wait` is
-        set and a worker cannot start, the model is unregistered again and WorkersFailed says why.
+        set and a worker cannot start, the model is unregistered again and WorkersFailed says why. The nodes of a
+        `workflow` are models too; those that are functions bring their `source` along.
         """
-        source = await asyncio.to_thread(self.store.open_path, path, url) if path else await self._open(url)
+        if path:
+            source = await asyncio.to_thread(self.store.open_path, path, url)
+        elif source is None:
+            source = await self.store.open(url, signed=signed)
         try:
-            settings = self._settings(source, config, wishes or {})
+            name = name or (source.manifest.model_name if source.manifest else "") or name_from(url)
+            settings = self._settings(source, name, config, wishes or {}, workers=at_startup)
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
+            model.workflow = workflow
+            model.environment = await self._dependencies.prepare(
+                model.name,
+                source.folder,
+                source.manifest.requirements_file if source.manifest else None,
+                use_venv=settings.use_venv,
+            )
             self.registry.add(model)
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
@@ -159,32 +181,36 @@ class Server:
             oldest.elasticity.sleep()
         return oldest is not None
 
-    async def _open(self, url: str) -> Source:
-        return await asyncio.to_thread(self.store.open, url)
-
-    @staticmethod
-    def _settings(source: Source, config: ModelConfig, wishes: Mapping[str, Any]) -> ModelConfig:
-        named = source.manifest.config_file if source.manifest else None
-        options = read_options(source.folder / named) if named else {}
-        return replace(config.with_options(options), **wishes)
+    def _settings(
+        self, source: Source, name: str, config: ModelConfig, wishes: Mapping[str, Any], *, workers: bool
+    ) -> ModelConfig:
+        """Defaults, then `models` of the server's configuration, then the model's own YAML, then wishes."""
+        manifest = source.manifest or Manifest(model_name="")
+        if said := self.config.models.get(name, {}).get(manifest.version):
+            config = config.with_settings(said, workers=workers)
+        if named := manifest.config_file:
+            config = config.with_options(read_options(source.folder / named), f"{named} of {name}")
+        return replace(config, **wishes)
 
     def _build(
-        self, source: Source, *, name: str | None, handler: str | None, runtime: str | None, settings: ModelConfig
+        self, source: Source, *, name: str, handler: str | None, runtime: str | None, settings: ModelConfig
     ) -> Model:
         manifest = source.manifest or Manifest(model_name="")
-        name = name or manifest.model_name
         if not name:
-            raise BrokenArchive("Model name is not defined.")
+            raise BrokenArchive("Model name is not defined.", cause=source.problem)
         if runtime not in (None, "python", "python3", "LSP"):
             raise BadRequest(f"Invalid RuntimeType value: {runtime}")
         self.registry.check_free(name, manifest.version)
         handler = handler or manifest.handler or self.config.default_handler
-        if not handler:
+        if source.problem and settings.min_workers > 0:
+            text = f"Failed to start workers for model {name} version: {manifest.version}"
+            raise WorkersFailed(text, cause=source.problem)
+        if not handler and not source.problem:
             raise BrokenArchive(
                 f"model {name} names no handler; give one in its manifest, in the register call, or by default"
             )
         assert self._host is not None
-        return Model(name, manifest.version, handler, source, settings, self._host)
+        return Model(name, manifest.version, handler or "", source, settings, self._host)
 
     async def _forget(self, model: Model) -> None:
         self.registry.remove(model.name, model.version, even_default=True)
@@ -202,6 +228,11 @@ class Server:
             await asyncio.to_thread(self.store.discard, model.source)
 
     # ---- state ----
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs workers may be placed on."""
+        return len(self._host.gpus) if self._host is not None else 0
 
     @property
     def is_healthy(self) -> bool:
@@ -240,7 +271,9 @@ class Server:
         """Wait until every accepted job is answered, or until the deadline, on the event loop's clock."""
         try:
             async with asyncio.timeout_at(deadline):
-                while any(model.num_in_flight and model.supervisor.has_hope for model in self.registry):
+                while self.workflows.num_running or any(
+                    model.num_in_flight and model.supervisor.has_hope for model in self.registry
+                ):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self._is_late = True
@@ -251,6 +284,7 @@ class Server:
         now = now or self._is_late
         await asyncio.gather(*(model.close("The server is stopping.", now=now) for model in self.registry))
         await asyncio.to_thread(self.store.close)
+        await self.workflows.close()
         if self.segments is not None:
             if self._probe is not None:
                 self._probe.close()
@@ -258,3 +292,10 @@ class Server:
 
     def _describe_probe(self) -> Shared | None:
         return self._probe.describe(1) if self._probe is not None else None
+
+
+def name_from(url: str) -> str:
+    """The name of a model that nobody named: its file's, with what is no word character replaced, as TorchServe did."""
+    file = Path(url).name
+    stem = next((file.removesuffix(suffix) for suffix in (".tar.gz", ".tgz") if file.endswith(suffix)), Path(file).stem)
+    return re.sub(r"\W|^_", "_", stem)

@@ -77,7 +77,7 @@ class Supervisor:
     ) -> None:
         self.slots: list[Slot] = []
         self.load_s: float | None = None  # how long the last worker took to load
-        self._name = name
+        self.name = name
         self._new_worker = new_worker
         self._new_slot = new_slot
         self._workers = workers  # shared with the dispatcher
@@ -141,7 +141,7 @@ class Supervisor:
             if slot.failures and slot.last_death is not None:
                 death = slot.last_death
                 raise WorkersFailed(
-                    f"Failed to start workers for {self._name}", cause=death.cause, out_of_memory=death.out_of_memory
+                    f"Failed to start workers for {self.name}", cause=death.cause, out_of_memory=death.out_of_memory
                 )
 
     async def close(self, *, now: bool = False) -> None:
@@ -171,11 +171,11 @@ class Supervisor:
             if not was_ready and is_hopeless(slot.failures, slot.waited_s, self._max_retry_s):
                 slot.has_given_up = True
                 logger.error("Auto recovery failed again")
-                logger.error("worker %d of %s: giving up: %s", slot.id, self._name, death.cause)
+                logger.error("worker %d of %s: giving up: %s", slot.id, self.name, death.cause)
                 self._on_change()
                 return
             delay = backoff_s(slot.failures)
-            logger.warning("worker %d of %s: %s", slot.id, self._name, death.cause)
+            logger.warning("worker %d of %s: %s", slot.id, self.name, death.cause)
             if slot.failures == 1:
                 logger.info("Auto recovery start timestamp: %d", time.time() * 1000)
             else:

@@ -61,9 +61,10 @@ class Replier:
 
     # ---- what becomes of them ----
 
-    def send_values(self, context: Context, values: Sequence[Any]) -> None:
-        """Send one chunk to each request of the batch, now."""
-        parts = to_parts(context, check_result(values, len(context.requests)), self._max_bytes, last=False)
+    def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
+        """Send one chunk to each request of the batch, or to those of them that are named, now."""
+        values = check_result(values, len(context.requests) if indices is None else len(indices))
+        parts = to_parts(context, values, self._max_bytes, last=False, indices=indices)
         context.has_sent = True
         self._channel.send(parts)
         os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the chunk now
