@@ -145,7 +145,7 @@ def check_model_api(server: Server) -> None:
 
 async def ask_handler(model: Model) -> dict[str, Any]:
     """What the handler says about itself; nothing when it is not a JSON object."""
-    if not model.supervisor.has_hope:
+    if not (model.supervisor.has_hope or model.is_sleeping):
         raise Unavailable(
             f'Model "{model.name}" has no worker to serve describe request. '
             "Please use scale workers API to add workers."

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from flambeau.errors import JobFailed
 from flambeau.serving.batching import smoothed
 from flambeau.serving.job import Job
+from flambeau.serving.rank_group import RankGroup
 from flambeau.serving.recovery import Death
 from flambeau.serving.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
@@ -67,8 +68,12 @@ class RemoteWorker:
         self._on_samples = on_samples
         self._heard_at = 0.0
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
-        self._channel: ServerChannel | None = None
-        self._process = WorkerProcess(spec, self._new_channel)
+        self._channel: ServerChannel | RankGroup | None = None
+        self._process: WorkerProcess | RankGroup
+        if spec.others:
+            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed)
+        else:
+            self._process = WorkerProcess(spec, self._new_channel)
 
     # ---- life ----
 
@@ -76,6 +81,11 @@ class RemoteWorker:
     def pid(self) -> int:
         """The process id, or -1 before there is one."""
         return self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of all its ranks; one, unless it is a group."""
+        return self._process.pids
 
     @property
     def num_batches(self) -> int:
@@ -95,9 +105,10 @@ class RemoteWorker:
         return self._end(death)
 
     def _new_channel(self) -> ServerChannel:
-        self._channel = ServerChannel(self._receive, self._on_channel_closed, self.spec.max_frame_bytes)
-        self._channel.on_open = self._on_open
-        return self._channel
+        channel = ServerChannel(self._receive, self._on_channel_closed, self.spec.max_frame_bytes)
+        channel.on_open = self._on_open
+        self._channel = channel
+        return channel
 
     def _on_open(self) -> None:
         assert self._channel is not None
@@ -261,6 +272,7 @@ class RemoteWorker:
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:
+            assert isinstance(self._process, WorkerProcess)  # a group takes note of it by itself
             self._process.load_failure = failed
             return
         for job_id in failed.job_ids:

@@ -21,6 +21,7 @@ from flambeau.serving.dependencies import Dependencies
 from flambeau.serving.devices import count_gpus
 from flambeau.serving.fetching import Fetcher
 from flambeau.serving.model import Host, Model, Source
+from flambeau.serving.ranks import MeetingPoints
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
 from flambeau.serving.urls import compile_patterns
@@ -67,9 +68,13 @@ class Server:
             config=self.config,
             gpus=gpus,
             worker_ids=itertools.count(self.config.first_worker_id),
+            meeting_points=MeetingPoints(self.config.first_distribution_port),
+            make_room=self._make_room,
             metrics=self.metrics,
             probe=self._describe_probe,
-            devices_in_use=lambda: (slot.device for model in self.registry for slot in model.supervisor.slots),
+            devices_in_use=lambda: (
+                d for model in self.registry for slot in model.supervisor.slots for d in slot.devices
+            ),
         )
         return self
 
@@ -162,6 +167,19 @@ class Server:
         await model.scale(minimum, maximum, wait=wait)
         self.on_change()
         return model
+
+    def _make_room(self) -> bool:
+        """Memory is short: put the model to sleep that may sleep, does nothing, and was not asked for longest."""
+        idle = [
+            model
+            for model in self.registry
+            if model.limits.allow_sleep and model.supervisor.has_ready and not model.num_in_flight
+        ]
+        oldest = min(idle, key=lambda model: model.elasticity.last_arrival, default=None)
+        if oldest is not None:
+            logger.info("memory is short: %s falls asleep", oldest)
+            oldest.elasticity.sleep()
+        return oldest is not None
 
     def _settings(
         self, source: Source, name: str, config: ModelConfig, wishes: Mapping[str, Any], *, workers: bool

@@ -38,6 +38,8 @@ class WorkerSpec:
     max_frame_bytes: int
     transport: str = "unix"
     python: str = sys.executable
+    others: tuple[WorkerSpec, ...] = ()  # this one is rank 0 of a group; these are the ranks that follow
+    keeps_step: bool = False  # every rank of the group gets every batch
 
 
 class WorkerProcess:
@@ -56,6 +58,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process id, or -1 before there is one."""
         return self._process.pid if self._process else -1
+
+    @property
+    def pids(self) -> list[int]:
+        """The same as a list, as a group has it."""
+        return [self.pid]
 
     async def run(self) -> Death:
         """Start the process, let it live, and return how it ended."""
@@ -167,6 +174,7 @@ class WorkerProcess:
                 out_of_memory=self._fate.out_of_memory,
                 by_server=True,
                 spares_jobs=self._fate.spares_jobs,
+                while_loading=self._fate.while_loading,
                 last_lines=lines,
             )
         by_kernel = by_signal == signal.SIGKILL and output.count_kernel_kills() > self._kernel_kills

@@ -54,6 +54,8 @@ class Load(Struct, array_like=True, tag=1, frozen=True):
     envelope: str = ""  # wraps the handler's input and output, by the name of its module
     watch: bool = False  # look for changes of the handler's code
     schedule: Schedule = "batches"
+    rank: int = 0  # in a group of processes that are one worker; rank 0 answers
+    keeps_step: bool = False  # the ranks must all make the same calls
 
 
 class Run(Struct, array_like=True, tag=2, frozen=True):

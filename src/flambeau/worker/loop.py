@@ -27,6 +27,7 @@ from flambeau.worker.envelopes import Handle
 from flambeau.worker.failures import load_failed
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import Entry, in_envelope, load_handler
+from flambeau.worker.quiet import QuietChannel
 from flambeau.worker.replier import Replier
 from flambeau.worker.runner import Runner
 from flambeau.worker.warmup import read_warmup, warm_up
@@ -43,6 +44,8 @@ def serve(channel: WorkerChannel) -> int:
     load = channel.receive()
     if not isinstance(load, Load):
         return 1
+    if load.rank > 0:
+        channel = QuietChannel(channel)
     with closing(asyncio.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)  # a handler may use it in `initialize`, and finds the same one later
         try:
@@ -63,7 +66,7 @@ def serve(channel: WorkerChannel) -> int:
         depth = PIPELINE_DEPTH if pipeline else 1
         is_concurrent = entry.is_concurrent or is_continuous
         channel.send([Ready(is_concurrent, reader.segments.can_read(load.probe), depth, is_continuous)])
-        replier = Replier(channel, load.max_response_bytes)
+        replier = Replier(channel, load.max_response_bytes, may_split=may_split(load))
         runner = Runner(
             entry.handle,
             reader,
@@ -71,7 +74,6 @@ def serve(channel: WorkerChannel) -> int:
             replier,
             wrap=partial(wrapped, entry, Path(load.folder)),
             new_context=Context.isolated if load.schedule == "async" else copy.copy,
-            may_repeat=load.schedule in ("batches", "async"),
         )
         if is_continuous:
             RunningBatch(channel, runner, replier).run()
@@ -82,6 +84,13 @@ def serve(channel: WorkerChannel) -> int:
         else:
             run_batches(channel, runner, replier)
     return 0
+
+
+def may_split(load: Load) -> bool:
+    """Whether a batch that failed may be run again, request by request: not where the handler keeps state of a
+    request, nor where the ranks of a group must all make the same calls.
+    """
+    return load.schedule in ("batches", "async") and not load.keeps_step
 
 
 def loader_for(load: Load) -> Callable[..., Entry]:

@@ -21,8 +21,9 @@ LOOK_EVERY_S = 0.001
 class Replier:
     """The worker's side of its open jobs; it is also what a context reaches the server through."""
 
-    def __init__(self, channel: WorkerChannel, max_response_bytes: int) -> None:
+    def __init__(self, channel: WorkerChannel, max_response_bytes: int, *, may_split: bool = True) -> None:
         self._channel = channel
+        self._may_split = may_split
         self._max_bytes = max_response_bytes
         self._cancelled: set[int] = set()
         self._open: set[int] = set()  # jobs that are not answered yet
@@ -47,7 +48,12 @@ class Replier:
     def may_try_each(self, context: Context) -> bool:
         """Whether the requests of a failed batch can be run one by one, so that one bad request fails alone."""
         requests = context.requests
-        return len(requests) > 1 and not context.has_sent and all(r.job_id in self._open for r in requests)
+        return (
+            self._may_split
+            and len(requests) > 1
+            and not context.has_sent
+            and all(r.job_id in self._open for r in requests)
+        )
 
     def _forget(self, job_id: int) -> None:
         self._open.discard(job_id)

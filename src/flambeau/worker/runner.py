@@ -28,7 +28,6 @@ class Runner:
         *,
         wrap: Callable[[str], Handle] | None = None,
         new_context: Callable[[Context], Context] = copy.copy,
-        may_repeat: bool = True,
     ) -> None:
         self.handle = handle
         self.context = context
@@ -37,7 +36,6 @@ class Runner:
         self._reader = reader
         self._replier = replier
         self._new_context = new_context
-        self._may_repeat = may_repeat  # a batch that failed, request by request; not where the handler keeps state
         context.connect(replier, read_headers)
 
     def _handle_in(self, envelope: str) -> Handle:
@@ -92,7 +90,7 @@ class Runner:
             else:
                 self.reply(context, result)
         except Exception as error:
-            if self._may_repeat and self._replier.may_try_each(context):
+            if self._replier.may_try_each(context):
                 for request in [*context.requests]:
                     self.run(Run([request]))
                 return
@@ -163,7 +161,7 @@ class Runner:
             else:
                 self._replier.finish(context, check_result(result, len(rows)))
         except (Exception, asyncio.CancelledError) as error:
-            if self._may_repeat and self._replier.may_try_each(context):
+            if self._replier.may_try_each(context):
                 for request in [*context.requests]:
                     await self.run_async(Run([request]))
                 return
