@@ -56,15 +56,25 @@ def serve(
         bool | None, typer.Option(help="Put causes into error answers; by default only on a loopback address.")
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_folder: Annotated[
+        Path | None, typer.Option(help="Write TorchServe's five log files there, and its log lines to stdout.")
+    ] = None,
+    access_log: Annotated[
+        bool | None, typer.Option(help="Log every request; by default only where there is a log folder.")
+    ] = None,
+    metrics_mode: Annotated[str, typer.Option(help="prometheus, log, both or legacy.")] = "prometheus",
+    metrics_config: Annotated[Path | None, typer.Option(help="A metrics.yaml; else the bundled one.")] = None,
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C."""
     from flambeau.cli import serve as work
-    from flambeau.config.server import Address, ServerConfig
+    from flambeau.config.server import Address, MetricsConfig, ServerConfig
 
     if worker_transport not in ("unix", "tcp"):
         raise typer.BadParameter("it may be unix or tcp", param_hint="--worker-transport")
     if log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter("it may be debug, info, warning or error", param_hint="--log-level")
+    if metrics_mode not in ("prometheus", "log", "both", "legacy"):
+        raise typer.BadParameter("it may be prometheus, log, both or legacy", param_hint="--metrics-mode")
     config = ServerConfig(
         inference=Address(host, port),
         management=Address(host, management_port),
@@ -77,6 +87,10 @@ def serve(
         worker_transport="tcp" if worker_transport == "tcp" else "unix",
         error_details=error_details,
         watch=watch,
+        log_folder=log_folder,
+        access_log=access_log,
+        # A handler's metrics are shown without being named in a file first.
+        measure=MetricsConfig(mode=metrics_mode, file=metrics_config, auto_detect=True),  # type: ignore[arg-type]
     )
     settings = {
         "min_workers": workers,

@@ -21,6 +21,8 @@ from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
 from flambeau.frontend.http.listeners import HttpFrontend
+from flambeau.logs.setup import open_logs
+from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.serving.store import ARCHIVE_SUFFIXES, models_in
@@ -51,25 +53,29 @@ class Plan:
 def serve(config: ServerConfig, paths: Sequence[Path], wishes: Wishes, *, log_level: str) -> None:
     """Serve what these paths stand for, until a signal."""
     set_up_server_logs(log_level)
+    logs = open_logs(config, log_level)
     if not paths and config.model_store is None:
         from flambeau.examples import digits
 
         paths = [digits.archive()]
-    start(config, [plan for path in paths for plan in plans_for(path, wishes)], wishes)
+    start(config, [plan for path in paths for plan in plans_for(path, wishes)], wishes, logs)
 
 
-def start(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes) -> None:
+def start(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, logs: Logs | None = None) -> None:
     """Serve these models until a signal."""
     began = time.monotonic()
+    logs = logs or open_logs(config)
     for address in (config.inference, config.management):
         if not address.is_loopback:
             logger.warning("%s can be reached from other machines, and there is no authorisation yet", address)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
-            runner.run(run(config, plans, wishes, began))
+            runner.run(run(config, plans, wishes, began, logs))
         except asyncio.CancelledError:
             logger.warning("stopped at once, by a second signal")
             sys.exit(1)
+        finally:
+            logs.close()
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -118,11 +124,11 @@ def plans_for(path: Path, wishes: Wishes) -> Iterator[Plan]:
         yield from (Plan(path=model, is_required=False) for model in found)
 
 
-async def run(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, began: float) -> None:
+async def run(config: ServerConfig, plans: Sequence[Plan], wishes: Wishes, began: float, logs: Logs) -> None:
     """The life of the process: open, load, serve, drain, close."""
     stop = asyncio.Event()
     catch_signals(stop)
-    async with Server(config) as server, HttpFrontend(server) as frontend:
+    async with Server(config, logs) as server, HttpFrontend(server) as frontend:
         logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
         loading = asyncio.get_running_loop().create_task(load_all(server, plans, wishes, stop, frontend.inference))
         await stop.wait()
@@ -152,6 +158,8 @@ async def load_all(
     server: Server, plans: Sequence[Plan], wishes: Wishes, stop: asyncio.Event, address: Address
 ) -> None:
     """Load the models named at start, all at a time, and tell how it went."""
+    for plan in plans:
+        logger.info("Loading initial models: %s", plan.path.name)
     progress = Progress.for_terminal()
     with progress:
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from flambeau.serving.model import Model, resident_bytes
+from flambeau.metrics.system import resident_bytes
+from flambeau.serving.model import Model
 from flambeau.serving.recovery import Death
 from flambeau.serving.supervisor import Slot
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
+from flambeau.metrics.traffic import Usage
 from flambeau.wire.messages import Kind, Part, Request
 from flambeau.wire.shared import Segment
 
@@ -73,6 +74,7 @@ class Job:
         "request_id",
         "started",
         "url_path",
+        "usage",
     )
 
     def __init__(
@@ -100,6 +102,7 @@ class Job:
         self.started = False  # a part of the reply has gone out
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
+        self.usage: Usage | None = None  # what it is counted under, from the moment a model has it
 
     def renew_id(self) -> None:
         """Take a new id, so that nothing said about the old one concerns this job any more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,18 +13,22 @@ from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied
-from flambeau.metrics.registry import Metrics
+from flambeau.logs.writer import Logs
+from flambeau.metrics.system import resident_bytes
+from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
 from flambeau.serving.crowding import Crowd
 from flambeau.serving.devices import count_cores
 from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.job import Job
+from flambeau.serving.measures import Measures
+from flambeau.serving.output import WorkerOutput
 from flambeau.serving.placement import next_device, threads_per_worker
 from flambeau.serving.queue import JobQueue
 from flambeau.serving.recovery import Death, should_retry
 from flambeau.serving.remote_worker import RemoteWorker
 from flambeau.serving.supervisor import Slot, Supervisor
-from flambeau.serving.worker_process import WorkerSpec, environment_for
+from flambeau.serving.worker_process import WorkerSpec, environment_for, worker_name
 from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)
@@ -45,12 +48,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What models of one server share: its settings, devices, worker numbers and metrics."""
+    """What models of one server share: its settings, devices, worker numbers, metrics and logs."""
 
     config: ServerConfig
     gpus: range
     worker_ids: Iterator[int]
-    metrics: Metrics
+    measures: Measures
+    logs: Logs
     probe: Callable[[], Shared | None]
     devices_in_use: Callable[[], Iterator[int | None]]
 
@@ -69,6 +73,7 @@ class Model:
         self.min_workers = config.min_workers
         self.max_workers = config.max_workers
         self.answers: Counter[int] = Counter()
+        self.traffic = ModelTraffic(name, host.measures.traffic)
         self._host = host
         self._num_cores = count_cores()
         self._workers: list[RemoteWorker] = []
@@ -93,6 +98,7 @@ class Model:
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or say at once why not."""
+        job.usage = self.traffic.requested(requested_version)
         if not self.supervisor.has_ready:
             self._check_hope(requested_version)
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
@@ -218,7 +224,8 @@ class Model:
             worker.kill(Death(reason=reason, out_of_memory=True))
 
     def _new_slot(self) -> Slot:
-        return Slot(next(self._host.worker_ids), self._place())
+        number = next(self._host.worker_ids)
+        return Slot(number, self._place(), worker_name(number, self.name, self.version))
 
     def _place(self) -> int | None:
         if self.config.device_type == "cpu" or not self._host.gpus:
@@ -228,7 +235,7 @@ class Model:
         return next_device(candidates, self._host.devices_in_use())
 
     def _new_worker(self, slot: Slot) -> RemoteWorker:
-        server = self._host.config
+        server, measures = self._host.config, self._host.measures
         load = Load(
             model=self.name,
             version=self.version,
@@ -242,6 +249,8 @@ class Model:
             probe=self._host.probe(),
             envelope=server.service_envelope if self.config.envelope is None else self.config.envelope,
             watch=server.watch and not self.source.is_temporary,
+            metrics_file=str(measures.file),
+            metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in measures.model_definitions],
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
         threads = threads_per_worker(self._num_cores, self.max_workers, is_pipelined=is_pipelined)
@@ -252,7 +261,14 @@ class Model:
             max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
             transport=server.worker_transport,
         )
-        return RemoteWorker(spec, on_free=self._dispatcher.feed, on_lost=self._on_lost, on_samples=self._on_samples)
+        return RemoteWorker(
+            spec,
+            on_free=self._dispatcher.feed,
+            on_lost=self._on_lost,
+            on_samples=self._on_samples,
+            traffic=self.traffic,
+            output=WorkerOutput(self._host.logs, spec.name, measures.add_samples),
+        )
 
     def _on_lost(self, death: Death, suspects: list[tuple[Job, int]], innocent: list[Job]) -> None:
         """A worker died: its jobs are tried again or answered, at once."""
@@ -279,16 +295,4 @@ class Model:
             self._refuse_all(self._not_loaded())
 
     def _on_samples(self, message: Samples) -> None:
-        self._host.metrics.add_samples(message.samples)
-
-
-def resident_bytes(pid: int) -> int:
-    """The resident memory of a process; 0 when it cannot be told."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+        self._host.measures.add_samples(message.samples)

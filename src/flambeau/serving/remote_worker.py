@@ -7,11 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flambeau.errors import JobFailed
+from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.batching import smoothed
 from flambeau.serving.job import Job
+from flambeau.serving.output import WorkerOutput
 from flambeau.serving.recovery import Death
 from flambeau.serving.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
@@ -31,6 +33,8 @@ class Batch:
     remaining: int
     progress: float
     started: float
+    handler_s: float = 0.0  # how long the handler took
+    ids: list[str] = field(default_factory=list)  # of its requests, where the log names them
 
 
 class RemoteWorker:
@@ -43,6 +47,8 @@ class RemoteWorker:
         on_free: Callable[[], None],
         on_lost: Callable[[Death, list[tuple[Job, int]], list[Job]], None],
         on_samples: Callable[[Samples], None],
+        traffic: ModelTraffic,
+        output: WorkerOutput,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
@@ -50,6 +56,8 @@ class RemoteWorker:
         self.ended: asyncio.Future[Death] = loop.create_future()
         self._closed: asyncio.Future[None] = loop.create_future()  # the channel is
         self.started_at = time.time()
+        self.load_s: float | None = None
+        self._began = time.monotonic()
         self.is_ready = False
         self.is_retiring = False
         self.is_concurrent = False
@@ -66,7 +74,9 @@ class RemoteWorker:
         self._on_samples = on_samples
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
         self._channel: ServerChannel | None = None
-        self._process = WorkerProcess(spec, self._new_channel)
+        self._traffic = traffic
+        self._output = output
+        self._process = WorkerProcess(spec, self._new_channel, output)
 
     # ---- life ----
 
@@ -152,6 +162,8 @@ class RemoteWorker:
         batch = Batch(len(jobs), len(jobs), now, now)
         self.batches.append(batch)
         self.has_suspect = jobs[0].crashes > 0
+        if self._traffic.note is not None:
+            batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
         requests = []
         for job in jobs:
@@ -162,6 +174,8 @@ class RemoteWorker:
             requests.append(job.to_request(share=share))
         assert self._channel is not None
         self._channel.send(Run(requests))
+        if self._output.is_told:
+            self._output.say(f"Backend received inference at: {int(time.time())}")
 
     def take_back(self) -> list[Job]:
         """Jobs it has not begun, taken away from it so that an idle worker can have them."""
@@ -220,6 +234,8 @@ class RemoteWorker:
         self.depth = message.depth
         self.is_ready = True
         self.ready_at = self._now()
+        self.load_s = self.ready_at - self._began
+        self._traffic.loaded(self.spec.name, self.load_s)
         if not self.ready.done():
             self.ready.set_result(None)
         self._on_free()
@@ -230,40 +246,53 @@ class RemoteWorker:
         if entry is None:
             return
         job, batch = entry
+        first, last = parts[0], parts[-1]
+        is_waited_for = job is not None and not job.is_over
         if job is not None:
             try:
                 job.deliver(parts)
             except Exception:  # a receiver's mistake must not cost the other jobs of this worker
                 logger.exception("request %s: its answer could not be delivered", job.request_id)
-        if parts[-1].last:
-            self._finish(job_id, job, batch)
+        if last.last:
+            if last.handler_s:
+                batch.handler_s = last.handler_s
+                self._traffic.predicted(last.handler_s, batch.ids)
+            self._finish(job_id, job, batch, first.status if is_waited_for else 0)
         else:
             batch.progress = self._now()
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:
             self._process.load_failure = failed
+            self._output.say("Backend worker process died.", *failed.detail.splitlines())
             return
         for job_id in failed.job_ids:
             entry = self._jobs.get(job_id)
             if entry is None:
                 continue
             job, batch = entry
+            is_waited_for = job is not None and not job.is_over
             if job is not None:
                 job.fail(JobFailed(failed.message, status=failed.status, cause=failed.detail))
-            self._finish(job_id, job, batch)
+            self._finish(job_id, job, batch, failed.status if is_waited_for else 0)
 
-    def _finish(self, job_id: int, job: Job | None, batch: Batch) -> None:
-        """A job has left the worker; when it was the last of its batch, there is room for another."""
+    def _finish(self, job_id: int, job: Job | None, batch: Batch, status: int) -> None:
+        """A job has left the worker; when it was the last of its batch, there is room for another.
+
+        A status of 0 is that of a job nobody waited for.
+        """
+        now = self._now()
+        if status and job is not None and job.usage is not None:
+            self._traffic.answered(job.usage, now - job.arrived, batch.started - job.arrived, status)
         del self._jobs[job_id]
         self.has_answered = True
         if job is not None and job.body.segment is not None:
             job.body.release()
         batch.remaining -= 1
         if batch.remaining:
-            batch.progress = self._now()
+            batch.progress = now
             return
-        now = self._now()
+        self._traffic.batch_done(batch.size, now - batch.started - batch.handler_s)
         self.service_s = smoothed(self.service_s, now - batch.started)
         self.batches.remove(batch)
         if self.batches and not self.is_concurrent:

@@ -23,6 +23,8 @@ class Slot:
 
     id: int
     device: int | None
+    name: str = ""
+    state: str = "null"  # in TorchServe's words, which scripts look for in logs
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # loaded once, or failed once
     worker: RemoteWorker | None = None
     task: asyncio.Task[None] | None = None
@@ -32,6 +34,7 @@ class Slot:
     last_death: Death | None = None
     is_retired: bool = False
     has_given_up: bool = False
+    is_recovering: bool = False  # from a failure, until a worker has loaded
     started_at: float = field(default_factory=time.time)
 
     @property
@@ -145,6 +148,7 @@ class Supervisor:
             death, was_ready, was_useful = await self._one_life(slot)
             if slot.is_retired:
                 break
+            self._tell_end(slot, death)
             self._take_note(slot, death, was_ready=was_ready, was_useful=was_useful)
             slot.settled.set()
             if self._is_hopeless(slot):
@@ -154,7 +158,7 @@ class Supervisor:
                 return
             delay = backoff_s(slot.failures)
             logger.warning("worker %d of %s: %s", slot.id, self._name, death.cause)
-            logger.info("Retry worker: %d in %g seconds.", slot.id, delay)
+            logger.info("Retry worker: %d in %g seconds.", slot.id, delay, extra={"worker": slot.name})
             self._on_change()
             await asyncio.sleep(delay)
 
@@ -162,6 +166,7 @@ class Supervisor:
         """Run one worker; tell how it ended, whether it was ever ready, and whether it was of any use."""
         worker = slot.worker = self._new_worker(slot)
         slot.started_at = worker.started_at
+        tell_state(slot, "WORKER_STARTED")
         self._workers.append(worker)
         timer = asyncio.get_running_loop().call_later(self._startup_timeout_s, self._on_slow_start, worker)
         worker.ready.add_done_callback(lambda ready: self._on_ready(slot, timer, ready))
@@ -182,8 +187,27 @@ class Supervisor:
     def _on_ready(self, slot: Slot, timer: asyncio.TimerHandle, ready: asyncio.Future[None]) -> None:
         timer.cancel()
         if not ready.cancelled():
+            tell_state(slot, "WORKER_MODEL_LOADED")
+            if slot.is_recovering:
+                slot.is_recovering = False
+                logger.info("Auto recovery succeeded, reset recoveryStartTS", extra={"worker": slot.name})
             slot.settled.set()
             self._on_change()
+
+    @staticmethod
+    def _tell_end(slot: Slot, death: Death) -> None:
+        """Say that a worker has ended and is to be replaced, in the words that scripts look for."""
+        worker = {"worker": slot.name}
+        logger.info("%d Worker disconnected. %s", slot.id, slot.state, extra=worker)
+        if death.while_loading:
+            logger.error("Backend worker error: %s", death.reason, extra=worker)
+            tell_state(slot, "WORKER_ERROR")
+        tell_state(slot, "WORKER_STOPPED")
+        if slot.is_recovering:
+            logger.info("Auto recovery failed again", extra=worker)
+        else:
+            slot.is_recovering = True
+            logger.info("Auto recovery start timestamp: %d", time.time() * 1000, extra=worker)
 
     @staticmethod
     def _take_note(slot: Slot, death: Death, *, was_ready: bool, was_useful: bool) -> None:
@@ -203,6 +227,7 @@ class Supervisor:
 
     async def _retire(self, slot: Slot, timeout_s: float | None = None) -> None:
         slot.is_retired = True
+        tell_state(slot, "WORKER_SCALED_DOWN")
         slot.settled.set()
         if slot.worker is not None and not slot.worker.ended.done():
             await slot.worker.retire(self._drain_timeout_s if timeout_s is None else timeout_s)
@@ -210,3 +235,9 @@ class Supervisor:
             slot.task.cancel()
         if slot.task is not None:
             await asyncio.wait([slot.task])
+
+
+def tell_state(slot: Slot, state: str) -> None:
+    """Log what has become of a slot's worker."""
+    logger.debug("%s State change %s -> %s", slot.name, slot.state, state, extra={"worker": slot.name})
+    slot.state = state

@@ -15,13 +15,15 @@ from flambeau import __version__
 from flambeau.archive.folders import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
+from flambeau.metrics.cache import WorkerMetrics
+from flambeau.metrics.definitions import Definition
 from flambeau.wire.channel import WorkerChannel
-from flambeau.wire.messages import Cancel, Load, Ready, Run, Stop
+from flambeau.wire.messages import Cancel, Load, Ready, Run, Samples, Stop
 from flambeau.worker.context import Context
 from flambeau.worker.failures import load_failed
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import Entry, in_envelope, load_handler
-from flambeau.worker.replier import Replier
+from flambeau.worker.replier import Replier, samples_of
 from flambeau.worker.runner import Runner
 from flambeau.worker.warmup import read_warmup, warm_up
 
@@ -50,7 +52,9 @@ def serve(channel: WorkerChannel) -> int:
             channel.send([load_failed(error)])
             return 1
         depth = PIPELINE_DEPTH if pipeline else 1
-        channel.send([Ready(entry.is_concurrent, reader.segments.can_read(load.probe), depth)])
+        ready = Ready(entry.is_concurrent, reader.segments.can_read(load.probe), depth)
+        samples = samples_of(context)  # of `initialize`
+        channel.send([Samples(samples), ready] if samples else [ready])
         replier = Replier(channel, load.max_response_bytes)
         runner = Runner(entry.handle, reader, context, replier)
         if entry.is_concurrent:
@@ -94,7 +98,8 @@ def new_context(load: Load) -> Context:
         load.gpu_id,
         __version__,
         load.limit_max_image_pixels,
-        model_yaml_config=options,
+        WorkerMetrics(load.model, load.metrics_file, (Definition(n, k, u, tuple(d)) for n, k, u, d in load.metrics)),
+        options,
     )
 
 

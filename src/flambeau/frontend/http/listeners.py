@@ -82,7 +82,13 @@ class HttpFrontend:
             keep_alive_s=config.keep_alive_s,
             read_timeout_s=config.request_read_timeout_s,
         )
-        listener = Listener(RoutedApp(routes, details=config.tells_details), limits, self._server.segments)
+        listener = Listener(
+            RoutedApp(routes, details=config.tells_details),
+            limits,
+            self._server.segments,
+            self._server.measures.traffic,
+            self._server.access_log,
+        )
         loop = asyncio.get_running_loop()
         try:
             if address.path is not None:
