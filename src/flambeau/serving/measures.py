@@ -92,7 +92,7 @@ class Measures:
     def _fill(self, usages: Iterable[Usage], load_times: Iterable[tuple[str, float]]) -> None:
         """Bring the metrics that are counted elsewhere up to date."""
         for name in ("Requests2XX", "Requests4XX", "Requests5XX"):
-            count = sum(n for status, n in self.traffic.statuses.items() if status_metric(status) == name)
+            count = sum(n for digit, n in enumerate(self.traffic.by_class) if status_metric(digit) == name)
             self._set(name, "counter", [(("Host",), count)] if count else [])
         by_labels = [(usage.labels, usage) for usage in usages]
         self._set(LEGACY[0], "counter", [(labels, usage.num_requests) for labels, usage in by_labels])
