@@ -87,7 +87,12 @@ class HttpFrontend:
             read_timeout_s=config.request_read_timeout_s,
         )
         listener = Listener(
-            RoutedApp(routes, details=config.tells_details), limits, self._server.segments, common_headers(config.cors)
+            RoutedApp(routes, details=config.tells_details),
+            limits,
+            self._server.segments,
+            common_headers(config.cors),
+            self._server.measures.traffic,
+            self._server.access_log,
         )
         context = server_context(config.tls, address.host) if address.is_tls else None
         loop = asyncio.get_running_loop()
