@@ -9,6 +9,7 @@
     │   ├── DownloadFailed       it could not be fetched from its URL
     │   └── DependenciesFailed   what its requirements name could not be installed
     ├── BadRequest               the caller asked for something that makes no sense
+    │   └── NotJson              a body that should be JSON cannot be read as such
     ├── NotAllowed               this server does not take such calls
     ├── InvalidKey               the caller's key is missing, wrong or expired
     ├── ModelNotFound
@@ -76,6 +77,10 @@ class DependenciesFailed(ArchiveError):
 
 class BadRequest(FlambeauError):
     """The caller asked for something that makes no sense."""
+
+
+class NotJson(BadRequest):
+    """A body that should be JSON cannot be read as such."""
 
 
 class NotAllowed(FlambeauError):

@@ -74,6 +74,7 @@ class GrpcConfig:
 
     inference: Address | None = None
     management: Address | None = None
+    is_optional: bool = False  # nobody asked for them by name: where grpcio is not installed they stay closed
     is_tls: bool = False
     inference_max_age_s: float | None = None
     inference_max_age_grace_s: float | None = None

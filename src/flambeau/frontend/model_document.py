@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from flambeau.serving.model import Model, resident_bytes
 from flambeau.serving.recovery import Death
 from flambeau.serving.supervisor import Slot
 
+NO_GPUS: Mapping[int, str] = MappingProxyType({})
 
-def model_document(model: Model, *, details: bool) -> dict[str, Any]:
-    """Everything about one model that an operator may ask."""
+
+def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
+    """Everything about one model that an operator may ask; `gpus` tells how busy each device is."""
     config = model.config
+    is_bounded = config.sequence_max_idle_s > 0
     document: dict[str, Any] = {
         "modelName": model.name,
         "modelVersion": model.version,
@@ -26,23 +31,23 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
         "startupTimeout": round(config.startup_timeout_s),
         "maxRetryTimeoutInSec": round(config.max_retry_s),
         "clientTimeoutInMills": round((config.client_timeout_s or 0) * 1000),
-        "parallelType": "",
-        "parallelLevel": 0,
+        "parallelType": config.parallel_type,
+        "parallelLevel": config.parallel_level,
         "deviceType": "gpu" if any(slot.device is not None for slot in model.supervisor.slots) else "cpu",
     }
     if config.device_ids:
         document["deviceIds"] = [*config.device_ids]
     document |= {
-        "continuousBatching": False,
-        "useJobTicket": False,
-        "useVenv": False,
-        "stateful": False,
-        "sequenceMaxIdleMSec": 0,
-        "sequenceTimeoutMSec": 0,
-        "maxNumSequence": 0,
-        "maxSequenceJobQueueSize": 0,
+        "continuousBatching": config.continuous_batching,
+        "useJobTicket": config.use_job_ticket,
+        "useVenv": config.use_venv,
+        "stateful": config.sequence_batching,
+        "sequenceMaxIdleMSec": round(config.sequence_max_idle_s * 1000),
+        "sequenceTimeoutMSec": round((config.sequence_timeout_s or 0) * 1000) if is_bounded else 0,
+        "maxNumSequence": config.max_sequences if is_bounded else 0,
+        "maxSequenceJobQueueSize": config.sequence_queue_size if is_bounded else 0,
         "loadedAtStartup": model.loaded_at_startup,
-        "workers": [worker_document(slot, details=details) for slot in model.supervisor.slots],
+        "workers": [worker_document(slot, details=details, gpus=gpus) for slot in model.supervisor.slots],
         "jobQueueStatus": {
             "remainingCapacity": max(0, model.queue.capacity - model.num_waiting),
             "pendingRequests": model.num_waiting,
@@ -51,7 +56,7 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
     return document
 
 
-def worker_document(slot: Slot, *, details: bool) -> dict[str, Any]:
+def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
     """One worker, with the cause of its last failure."""
     worker = slot.worker
     pid = worker.pid if worker else -1
@@ -63,7 +68,7 @@ def worker_document(slot: Slot, *, details: bool) -> dict[str, Any]:
         "memoryUsage": resident_bytes(pid) if pid > 0 else 0,
         "pid": pid,
         "gpu": slot.device is not None,
-        "gpuUsage": "N/A" if slot.device is None else f"gpuId::{slot.device}",
+        "gpuUsage": "N/A" if slot.device is None else gpus.get(slot.device, f"gpuId::{slot.device}"),
         "state": state_of(slot),
         "restarts": slot.restarts,
     }

@@ -29,6 +29,17 @@ def count_gpus() -> int:
     return int(sys.platform == "darwin" and platform.machine() == "arm64")  # Metal shows one device
 
 
+def gpu_usage() -> dict[int, str]:
+    """How busy each NVIDIA GPU is, in the words of `describe`; empty where that cannot be told."""
+    fields = ("utilization.gpu", "utilization.memory", "memory.used")
+    listing = output_of("nvidia-smi", f"--query-gpu=index,{','.join(fields)}", "--format=csv,noheader,nounits")
+    rows = [[value.strip() for value in line.split(",")] for line in listing.splitlines()]
+    return {
+        int(number): f"gpuId::{number} utilization.gpu::{gpu} % utilization.memory::{memory} % memory.used::{used} MiB"
+        for number, gpu, memory, used in (row for row in rows if len(row) == len(fields) + 1 and row[0].isdigit())
+    }
+
+
 def count_xpus(listing: str) -> int:
     """The devices in a list of xpu-smi: a line each, below a headline."""
     return max(0, len([line for line in listing.splitlines() if line.strip()]) - 1)

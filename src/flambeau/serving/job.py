@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
-from flambeau.wire.messages import Kind, Part, Request
+from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
 
 _ids = itertools.count(1)
@@ -62,13 +62,16 @@ class Job:
         "arrived",
         "body",
         "crashes",
+        "envelope",
         "expiry",
+        "fields",
         "headers",
         "id",
         "is_alone",
         "is_over",
         "kind",
         "on_cancel",
+        "query",
         "receiver",
         "request_id",
         "started",
@@ -85,6 +88,9 @@ class Job:
         arrived: float,
         kind: Kind = "predict",
         url_path: str = "",
+        query: str = "",
+        envelope: str = "",
+        fields: list[tuple[str, int]] | None = None,
     ) -> None:
         self.id = next(_ids)
         self.receiver = receiver
@@ -94,6 +100,9 @@ class Job:
         self.arrived = arrived
         self.kind: Kind = kind
         self.url_path = url_path
+        self.query = query
+        self.envelope = envelope
+        self.fields = fields  # None: the body is one value
         self.crashes = 0  # workers that died while they held it
         self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
         self.is_over = False
@@ -108,13 +117,21 @@ class Job:
     def to_request(self, *, share: bool) -> Request:
         """The job as a worker sees it."""
         body = self.body
-        content = body.content
+        content: bytes | Shared = body.content
         if body.segment is not None:
-            if share:
-                shared = body.segment.describe(body.size_bytes)
-                return Request(self.id, self.request_id, self.headers, shared, self.kind, self.url_path)
-            content = body.segment.memory[: body.size_bytes]
-        return Request(self.id, self.request_id, self.headers, content, self.kind, self.url_path)
+            size = body.size_bytes
+            content = body.segment.describe(size) if share else body.segment.memory[:size]
+        return Request(
+            self.id,
+            self.request_id,
+            self.headers,
+            content,
+            self.kind,
+            self.url_path,
+            self.query,
+            self.envelope,
+            self.fields,
+        )
 
     def deliver(self, parts: list[Part]) -> None:
         """Pass parts on; after the last one the job is over."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
-from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied
+from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
 from flambeau.metrics.registry import Metrics
 from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
 from flambeau.serving.crowding import Crowd
@@ -30,6 +30,10 @@ from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)
 
+REMEDY = (
+    "Please use scale workers API to add workers. If this is a sequence inference, please check if it is closed, "
+    "or expired; or exceeds maxSequenceJobQueueSize"
+)
 CHECK_S = 0.1  # how often stalled workers are looked for
 
 
@@ -121,9 +125,9 @@ class Model:
     def _no_worker(self, version: str | None) -> Unavailable:
         # Clients match this text, quotes and all; what follows it is ours.
         named = f'Model "{self.name}" Version {version}"' if version else f'Model "{self.name}"'
-        text = f"{named} has no worker to serve inference request. Please use scale workers API to add workers."
+        text = f"{named} has no worker to serve inference request. {REMEDY}"
         death = self.supervisor.last_death
-        return Unavailable(f"{text} The last worker: {death.reason}" if death else text)
+        return Unavailable(f"{text}. The last worker: {death.reason}" if death else text)
 
     def _not_loaded(self) -> Unavailable:
         death = self.supervisor.last_death
@@ -131,9 +135,9 @@ class Model:
         return Unavailable(f'Model "{self.name}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
     def _queue_full(self, version: str | None) -> Unavailable:
-        text = str(self._no_worker(version)).partition(" The last worker")[0]
+        text = str(self._no_worker(version)).partition(". The last worker")[0]
         return Unavailable(
-            f"{text} All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
+            f"{text}. All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
             retry_after_s=max(1, round(self._seconds_to_drain())),
         )
 
@@ -147,6 +151,9 @@ class Model:
 
     async def scale(self, minimum: int, maximum: int, *, wait: bool) -> None:
         """Change the number of workers; with `wait`, return when they have started or raise."""
+        if minimum > 0 and self.config.response_timeout_s <= 0:
+            cause = "the response timeout is 0 seconds, in which no worker can answer"
+            raise WorkersFailed(f"Failed to start workers for {self.supervisor.name}", cause=cause)
         self.min_workers, self.max_workers = minimum, maximum
         fresh = self.supervisor.scale(minimum, maximum)
         if self._watch is None:
@@ -171,6 +178,11 @@ class Model:
     def num_in_flight(self) -> int:
         """Jobs accepted and not yet answered."""
         return len(self.queue) + sum(batch.remaining for worker in self._workers for batch in worker.batches)
+
+    @property
+    def envelope(self) -> str:
+        """What is around the handler: what the model names, else what the server does."""
+        return self._host.config.service_envelope if self.config.envelope is None else self.config.envelope
 
     @property
     def is_healthy(self) -> bool:
@@ -240,7 +252,7 @@ class Model:
             limit_max_image_pixels=server.limit_max_image_pixels,
             max_response_bytes=server.max_response_bytes,
             probe=self._host.probe(),
-            envelope=server.service_envelope if self.config.envelope is None else self.config.envelope,
+            envelope=self.envelope,
             watch=server.watch and not self.source.is_temporary,
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None

@@ -34,7 +34,7 @@ class JobQueue:
         self._jobs.move_to_end(job.id, last=False)
 
     def take(self, limit: int) -> list[Job]:
-        """The next jobs that may leave together: predictions, while a lone job or another kind goes by itself."""
+        """The next jobs that may leave together: predictions in one envelope; a lone job or another kind goes alone."""
         jobs = self._jobs
         first = jobs.popitem(last=False)[1]
         batch = [first]
@@ -42,7 +42,7 @@ class JobQueue:
             return batch
         while jobs and len(batch) < limit:
             candidate = self.oldest
-            if candidate.is_alone:
+            if candidate.is_alone or candidate.envelope != first.envelope:
                 break
             batch.append(jobs.popitem(last=False)[1])
         return batch

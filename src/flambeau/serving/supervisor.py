@@ -61,7 +61,7 @@ class Supervisor:
         on_change: Callable[[], None],
     ) -> None:
         self.slots: list[Slot] = []
-        self._name = name
+        self.name = name
         self._new_worker = new_worker
         self._new_slot = new_slot
         self._workers = workers  # shared with the dispatcher
@@ -120,7 +120,7 @@ class Supervisor:
             if slot.failures and slot.last_death is not None:
                 death = slot.last_death
                 raise WorkersFailed(
-                    f"Failed to start workers for {self._name}", cause=death.cause, out_of_memory=death.out_of_memory
+                    f"Failed to start workers for {self.name}", cause=death.cause, out_of_memory=death.out_of_memory
                 )
 
     async def close(self, *, now: bool = False) -> None:
@@ -149,11 +149,11 @@ class Supervisor:
             slot.settled.set()
             if self._is_hopeless(slot):
                 slot.has_given_up = True
-                logger.error("worker %d of %s: giving up: %s", slot.id, self._name, death.cause)
+                logger.error("worker %d of %s: giving up: %s", slot.id, self.name, death.cause)
                 self._on_change()
                 return
             delay = backoff_s(slot.failures)
-            logger.warning("worker %d of %s: %s", slot.id, self._name, death.cause)
+            logger.warning("worker %d of %s: %s", slot.id, self.name, death.cause)
             logger.info("Retry worker: %d in %g seconds.", slot.id, delay)
             self._on_change()
             await asyncio.sleep(delay)

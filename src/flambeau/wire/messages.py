@@ -30,6 +30,9 @@ class Request(Struct, array_like=True, frozen=True):
     body: bytes | Shared
     kind: Kind = "predict"
     url_path: str = ""
+    query: str = ""  # parameters of the URL that are inputs too
+    envelope: str = ""  # around the handler for this call only; a model with an envelope of its own needs none
+    fields: list[tuple[str, int]] | None = None  # names and sizes of what the body holds, one after another
 
 
 class Load(Struct, array_like=True, tag=1, frozen=True):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -18,6 +18,7 @@ from flambeau.errors import HandlerError
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Load, Ready, Run, Stop
 from flambeau.worker.context import Context
+from flambeau.worker.envelopes import Handle
 from flambeau.worker.failures import load_failed
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import Entry, in_envelope, load_handler
@@ -52,7 +53,7 @@ def serve(channel: WorkerChannel) -> int:
         depth = PIPELINE_DEPTH if pipeline else 1
         channel.send([Ready(entry.is_concurrent, reader.segments.can_read(load.probe), depth)])
         replier = Replier(channel, load.max_response_bytes)
-        runner = Runner(entry.handle, reader, context, replier)
+        runner = Runner(entry.handle, reader, context, replier, wrap=partial(wrapped, entry, Path(load.folder)))
         if entry.is_concurrent:
             loop.run_until_complete(run_concurrently(channel, runner, replier))
         elif pipeline:
@@ -69,6 +70,11 @@ def loader_for(load: Load) -> Callable[..., Entry]:
     from flambeau.worker.watching import load_watched
 
     return load_watched
+
+
+def wrapped(entry: Entry, folder: Path, envelope: str) -> Handle:
+    """A handler's entry point in an envelope that a request asks for."""
+    return in_envelope(entry, envelope, folder).handle
 
 
 def pipeline_of(entry: Entry) -> tuple[Prepare, Complete]:
@@ -120,22 +126,22 @@ def run_pipelined(
             prepare_until_stop()
             prepared.put(None)
         except BaseException as error:  # an exit, say: it has to end the process, not only this thread
-            prepared.put(functools.partial(fail, error))
+            prepared.put(partial(fail, error))
 
     def prepare_until_stop() -> None:
         while (message := channel.receive()) is not None and type(message) is not Stop:
             if type(message) is Cancel:
                 replier.note_cancelled(message.job_ids)
-            elif type(message) is Run and message.jobs[0].kind != "predict":
-                prepared.put(functools.partial(runner.run, message))
+            elif type(message) is Run and (message.jobs[0].kind != "predict" or message.jobs[0].envelope):
+                prepared.put(partial(runner.run, message))
             elif type(message) is Run:
                 context = runner.new_context()
                 if rows := runner.begin(context, message.jobs):
                     try:
-                        call = functools.partial(complete, prepare(rows), context)
+                        call = partial(complete, prepare(rows), context)
                     except Exception as error:
-                        call = functools.partial(fail, error)
-                    prepared.put(functools.partial(runner.answer, context, call))
+                        call = partial(fail, error)
+                    prepared.put(partial(runner.answer, context, call))
 
     thread = threading.Thread(target=prepare_all, daemon=True, name="preprocess")
     replier.reader = thread  # the channel is read by this one only

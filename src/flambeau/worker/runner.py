@@ -19,12 +19,30 @@ from flambeau.worker.replies import check_result
 class Runner:
     """Reads the inputs of a batch, calls the handler and has the replies sent."""
 
-    def __init__(self, handle: Handle, reader: InputReader, context: Context, replier: Replier) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        reader: InputReader,
+        context: Context,
+        replier: Replier,
+        *,
+        wrap: Callable[[str], Handle] | None = None,
+    ) -> None:
         self._handle = handle
+        self._wrap = wrap
+        self._wrapped: dict[str, Handle] = {}
         self._reader = reader
         self._context = context
         self._replier = replier
         context.connect(replier, read_headers)
+
+    def _handle_in(self, envelope: str) -> Handle:
+        """The handler's entry point, in the envelope that the requests of a batch ask for."""
+        if not envelope or self._wrap is None:
+            return self._handle
+        if envelope not in self._wrapped:
+            self._wrapped[envelope] = self._wrap(envelope)
+        return self._wrapped[envelope]
 
     def new_context(self) -> Context:
         """A context for a batch that runs beside others."""
@@ -53,7 +71,7 @@ class Runner:
         context = self._context
         rows = self.begin(context, run.jobs)
         if rows:
-            self.answer(context, lambda: self._handle(rows, context))
+            self.answer(context, lambda: self._handle_in(run.jobs[0].envelope)(rows, context))
 
     def answer(self, context: Context, call: Callable[[], Any]) -> None:
         """Call the handler and send what it returns."""
@@ -122,7 +140,7 @@ class Runner:
         if not rows:
             return
         try:
-            result: Any = self._handle(rows, context)
+            result: Any = self._handle_in(run.jobs[0].envelope)(rows, context)
             if inspect.isawaitable(result):
                 result = await result
             if inspect.isasyncgen(result):

@@ -1,0 +1,64 @@
+"""A server with any settings, also those that only a configuration file can name."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flambeau.config.server import Address, ServerConfig
+from support.running import RunningServer, free_ports, path
+
+PROGRAM = """
+import sys
+from pathlib import Path, PosixPath
+from flambeau.cli.serve import Wishes, plans_for, start
+from flambeau.config.logs import set_up_server_logs
+from flambeau.config.server import *
+
+set_up_server_logs("info")
+wishes = Wishes()
+start(eval(sys.argv[1]), [plan for path in sys.argv[2:] for plan in plans_for(Path(path), wishes)], wishes)
+"""
+
+
+class ConfiguredServer(RunningServer):
+    """Serves models with these settings, on ports of its own unless they name addresses."""
+
+    def __init__(
+        self, folder: Path, *models: Path | str, env: Mapping[str, str] | None = None, **settings: Any
+    ) -> None:
+        self.port, self.management_port, self.metrics_port = free_ports(3)
+        ports = {"inference": self.port, "management": self.management_port, "metrics": self.metrics_port}
+        addresses = {name: Address(port=port) for name, port in ports.items()}
+        config = replace(ServerConfig(**addresses), **settings)
+        self.port, self.management_port = config.inference.port, config.management.port
+        self.log_path = folder / "server.log"
+        with self.log_path.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, repr(config), *map(str, models)],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path(), **(env or {})},
+            )
+
+    def __enter__(self) -> ConfiguredServer:
+        return self.wait_ready()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def trusting() -> ssl.SSLContext:
+    """A client's context that takes any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
