@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flambeau.metrics.samples import MetricSamples
+from flambeau.worker.context import Context
 from ts.utils.util import get_yaml_config
 
 
@@ -29,7 +29,7 @@ class MockContext:
         if gpu_id and torch.cuda.is_available():
             self.system_properties["gpu_id"] = gpu_id
         self.explain = False
-        self.metrics = MetricSamples(model_name)
+        self.metrics: Any = Context(model_name, model_dir, None, 1, None, "").metrics
         self.model_yaml_config = (
             get_yaml_config(Path(model_dir) / model_yaml_config_file) if model_yaml_config_file else {}
         )
