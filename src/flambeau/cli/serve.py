@@ -153,6 +153,7 @@ async def load_all(
 ) -> None:
     """Load the models named at start, all at a time, and tell how it went."""
     progress = Progress.for_terminal()
+    server.on_progress = progress.note
     with progress:
         try:
             await asyncio.gather(*(load(server, plan, wishes, progress) for plan in plans))

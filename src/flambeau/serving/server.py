@@ -19,7 +19,7 @@ from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePass
 from flambeau.metrics.registry import Metric, Metrics
 from flambeau.serving.dependencies import Dependencies
 from flambeau.serving.devices import count_gpus
-from flambeau.serving.fetching import Fetcher
+from flambeau.serving.fetching import Fetcher, shown
 from flambeau.serving.model import Host, Model, Source
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
@@ -47,7 +47,10 @@ class Server:
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
         self.workflows = Workflows(self, Store(config.workflow_store or config.model_store, fetcher))
-        self._dependencies = Dependencies(install=config.install_dependencies)
+        self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
+        self._dependencies = Dependencies(
+            install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
+        )
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
@@ -121,7 +124,7 @@ class Server:
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
             raise
-        logger.info("registered %s from %s", model, url)
+        logger.info("registered %s from %s", model, shown(url))
         if self.config.watch and source.is_temporary:
             logger.warning("%s is served from an archive, which is not watched; serve its folder instead", model)
         if model.config.min_workers > 0:
