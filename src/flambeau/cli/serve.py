@@ -89,6 +89,7 @@ class Loading(Life):
         for plan in self._plans:
             logger.info("Loading initial models: %s", plan.path.name)
         progress = Progress.for_terminal()
+        server.on_progress = progress.note
         with progress:
             await asyncio.gather(*(load(server, plan, self._wishes, progress) for plan in self._plans))
         settle(server)

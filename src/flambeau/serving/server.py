@@ -20,7 +20,7 @@ from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
 from flambeau.serving.dependencies import Dependencies
 from flambeau.serving.devices import count_gpus
-from flambeau.serving.fetching import Fetcher
+from flambeau.serving.fetching import Fetcher, shown
 from flambeau.serving.host_watcher import HostWatcher
 from flambeau.serving.measures import Measures
 from flambeau.serving.model import Host, Model, Source
@@ -54,7 +54,10 @@ class Server:
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
         self.workflows = Workflows(self, Store(config.workflow_store or config.model_store, fetcher))
-        self._dependencies = Dependencies(install=config.install_dependencies)
+        self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
+        self._dependencies = Dependencies(
+            install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
+        )
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
@@ -139,7 +142,7 @@ class Server:
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
             raise
-        logger.info("registered %s from %s", model, url)
+        logger.info("registered %s from %s", model, shown(url))
         logger.info("Model %s loaded.", model.name)
         if self.config.watch and source.is_temporary:
             logger.warning("%s is served from an archive, which is not watched; serve its folder instead", model)
