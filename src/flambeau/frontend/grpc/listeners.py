@@ -63,10 +63,10 @@ class GrpcFrontend:
     ) -> None:
         if error is not None:
             await self._stop(0)
-            return
-        self.drain()
+        else:
+            self.drain()
         if self._draining is not None:
-            await self._draining
+            await asyncio.wait([self._draining])
 
     def drain(self) -> None:
         """Take no new calls from now on; those that were accepted are answered, within the drain time-out."""
