@@ -8,6 +8,8 @@ import socket
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.snippets import snippets
+
 HOST = re.escape(socket.gethostname())
 LEGACY = ["ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds"]
 YAML = """
@@ -160,3 +162,22 @@ def test_legacy_mode_splits_them(start, tmp_path):
     assert "QueueTime.Milliseconds" in logged
     assert not any(name in logged for name in LEGACY)
     assert "PredictionTime" in (folder / "model_metrics.log").read_text()
+
+
+def test_the_documented_handler_and_file_go_together(start, tmp_path):
+    [handler] = snippets("docs/metrics-and-logs.md", "python")
+    [file] = snippets("docs/metrics-and-logs.md", "yaml")
+    (tmp_path / "documented.py").write_text(handler)
+    (tmp_path / "metrics.yaml").write_text(file)
+    server = start(tmp_path / "documented.py", "--metrics-config", tmp_path / "metrics.yaml").wait_ready()
+    assert server.predict("documented", b"x").status == 200
+    text = scrape(server)
+    assert re.search(
+        rf'^CacheHits{{ModelName="documented",Level="Model",Hostname="{HOST}",}} 1\.0$', text, re.MULTILINE
+    )
+    assert re.search(
+        rf'^TokenizeTime{{Stage="one",ModelName="documented",Level="Model",Hostname="{HOST}",}} 1\.2$',
+        text,
+        re.MULTILINE,
+    )
+    assert "InputSize_count" in text
