@@ -106,7 +106,7 @@ def test_the_rest_of_the_keys_reach_their_fields():
 
 def test_defaults_that_differ_from_our_own_command():
     config = server()
-    assert (config.model_api, config.open_inference, config.measure.mode) == (False, False, "both")
+    assert (config.model_api, config.open_inference, config.measure.mode) == (False, True, "both")
     assert config.allowed_urls == ()
 
 
