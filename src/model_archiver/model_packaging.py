@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import shutil
 
 from flambeau.errors import ArchiveError, MissingFile
 from model_archiver.arg_parser import ArgParser
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_archiver_error import ModelArchiverError
 from model_archiver.model_packaging_utils import ModelExportUtils
+
+FILES = ("model_file", "serialized_file", "handler", "extra_files", "requirements_file", "config_file")
 
 
 def package_model(config: ModelArchiverConfig, manifest: str) -> None:
@@ -18,7 +21,12 @@ def package_model(config: ModelArchiverConfig, manifest: str) -> None:
         export_path = ModelExportUtils.check_mar_already_exists(
             config.model_name, config.export_path, config.force, config.archive_format
         )
-        ModelExportUtils.archive(export_path, config.model_name, config, manifest, config.archive_format)
+        files = {name: getattr(config, name) for name in FILES}
+        model_path = ModelExportUtils.copy_artifacts(config.model_name, config.runtime, **files)
+        try:
+            ModelExportUtils.archive(export_path, config.model_name, model_path, manifest, config.archive_format)
+        finally:
+            shutil.rmtree(model_path, ignore_errors=True)
         logging.info("Successfully exported model %s to file %s", config.model_name, export_path)
     except (ModelArchiverError, MissingFile) as error:
         logging.error(error)

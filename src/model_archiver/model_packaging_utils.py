@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from flambeau.archive.built_in import BUILT_IN, FOREIGN
 from flambeau.archive.manifest import Manifest as ModelManifest
-from flambeau.archive.pack import SUFFIXES, Format, Recipe, check_name, is_skipped, pack, to_manifest
+from flambeau.archive.pack import (
+    SUFFIXES,
+    Format,
+    Recipe,
+    check_name,
+    files_below,
+    files_of,
+    is_skipped,
+    path_of,
+    to_manifest,
+    write,
+)
 from flambeau.errors import ArchiveError
 from model_archiver.manifest_components.manifest import Manifest
 from model_archiver.model_archiver_config import ModelArchiverConfig
@@ -61,18 +73,27 @@ class ModelExportUtils:
         return str(Manifest(runtime=config.runtime, model=ModelExportUtils.generate_model(config)))
 
     @staticmethod
+    def copy_artifacts(model_name: str, runtime: str, **kwargs: str | None) -> str:
+        """Lay out the files of an archive in a new folder below the temporary one; the caller removes it.
+
+        They are links: gigabytes of weights are not copied to be packed.
+        """
+        files = {name.replace("-", "_"): value for name, value in kwargs.items()}
+        recipe = to_recipe(ModelArchiverConfig(model_name=model_name, version="", runtime=runtime, **files))  # type: ignore[arg-type]
+        sources = files_of(recipe, last_wins=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{model_name}-"))
+        for name, source in sources.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(source.resolve())
+        return str(folder)
+
+    @staticmethod
     def archive(
-        export_file: str,
-        model_name: str,
-        config: ModelArchiverConfig,
-        manifest: str,
-        archive_format: Format = "default",
-    ) -> Path:
-        """Write the archive."""
-        recipe = to_recipe(config)
-        return pack(
-            recipe, Path(export_file), format=archive_format, force=True, last_wins=True, manifest=manifest.encode()
-        )
+        export_file: str, model_name: str, model_path: str, manifest: str, archive_format: Format = "default"
+    ) -> None:
+        """Write the files of a folder and a manifest as an archive."""
+        target = path_of(model_name, Path(export_file), archive_format)
+        write(target, model_name, files_below(Path(model_path), target), manifest.encode(), archive_format)
 
     @staticmethod
     def clean_temp_files(temp_files: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from argparse import Namespace
 
@@ -16,7 +17,12 @@ def package_workflow(args: Namespace, manifest: str) -> None:
     try:
         WorkflowExportUtils.validate_inputs(args.workflow_name, args.export_path)
         export_path = WorkflowExportUtils.check_war_already_exists(args.workflow_name, args.export_path, args.force)
-        WorkflowExportUtils.archive(export_path, args.workflow_name, args, manifest)
+        files = [args.spec_file, args.handler, args.extra_files]
+        workflow_path = WorkflowExportUtils.copy_artifacts(args.workflow_name, files)
+        try:
+            WorkflowExportUtils.archive(export_path, args.workflow_name, workflow_path, manifest)
+        finally:
+            shutil.rmtree(workflow_path, ignore_errors=True)
         logging.info("Successfully exported workflow %s to file %s", args.workflow_name, export_path)
     except ArchiveError as error:
         logging.error(error)

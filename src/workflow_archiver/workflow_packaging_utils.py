@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flambeau.archive.pack import check_name, is_skipped
-from flambeau.archive.workflow import WorkflowRecipe, pack_workflow
-from flambeau.errors import ArchiveError
+from flambeau.archive.pack import check_name, files_below, is_skipped
+from flambeau.archive.workflow import write_workflow
+from flambeau.errors import ArchiveError, MissingFile
 from workflow_archiver.manifest_components.manifest import Manifest
 from workflow_archiver.manifest_components.workflow import Workflow
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
@@ -48,16 +49,23 @@ class WorkflowExportUtils:
         return str(Manifest(WorkflowExportUtils.generate_workflow(args)))
 
     @staticmethod
-    def archive(export_file: str, workflow_name: str, args: Namespace, manifest: str) -> Path:
-        """Write the archive."""
-        extra_files = (getattr(args, "extra_files", None) or "").split(",")
-        recipe = WorkflowRecipe(
-            workflow_name=workflow_name,
-            spec_file=Path(args.spec_file),
-            handler=Path(args.handler) if args.handler else None,
-            extra_files=[Path(part.strip()) for part in extra_files if part.strip()],
-        )
-        return pack_workflow(recipe, Path(export_file), force=True, manifest=manifest.encode())
+    def copy_artifacts(workflow_name: str, artifact_files: Sequence[str | None]) -> str:
+        """Lay out files in a new folder below the temporary one, as links; the caller removes it."""
+        named = [Path(part.strip()) for files in artifact_files for part in (files or "").split(",") if part.strip()]
+        for file in named:
+            if not file.is_file():
+                raise MissingFile(f"File does not exist: {file}")
+        folder = Path(tempfile.mkdtemp(prefix=f"{workflow_name}-"))
+        for file in named:
+            (folder / file.name).unlink(missing_ok=True)
+            (folder / file.name).symlink_to(file.resolve())
+        return str(folder)
+
+    @staticmethod
+    def archive(export_file: str, workflow_name: str, workflow_path: str, manifest: str) -> None:
+        """Write the files of a folder and a manifest as an archive."""
+        target = Path(WorkflowExportUtils.get_archive_export_path(export_file, workflow_name))
+        write_workflow(target, files_below(Path(workflow_path), target), manifest.encode())
 
     @staticmethod
     def clean_temp_files(temp_files: Iterable[str]) -> None:

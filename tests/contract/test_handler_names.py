@@ -66,6 +66,7 @@ NAMES = {
     "ts.torch_handler.request_envelope.kserve": ["KServeEnvelope"],
     "ts.torch_handler.request_envelope.kservev2": ["KServev2Envelope"],
     "ts.torch_handler.unit_tests.test_utils.mock_context": ["MockContext"],
+    "ts.torch_handler.unit_tests.test_utils.model_dir": ["copy_files", "download_model"],
     "ts.utils.util": [
         "CLEANUP_REGEX",
         "PT2Backend",

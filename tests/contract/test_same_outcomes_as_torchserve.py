@@ -19,7 +19,7 @@ VENV = os.environ.get("FLAMBEAU_TORCHSERVE_VENV")
 
 pytestmark = [
     pytest.mark.skipif(not VENV, reason="FLAMBEAU_TORCHSERVE_VENV does not name an environment with TorchServe"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
 ]
 
 ORDERS = [
@@ -50,7 +50,7 @@ def servers(tmp_path_factory):
         [sys.executable, "-m", "flambeau.cli.torchserve"], folder / "ours", store, lines, our_environment()
     )
     try:
-        yield [server.wait_for_models(["outcomes"]) for server in (theirs, ours)]
+        yield [server.wait_for_models(["outcomes"], 150) for server in (theirs, ours)]
     finally:
         theirs.stop()
         ours.stop()

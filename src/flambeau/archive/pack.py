@@ -44,37 +44,28 @@ class Recipe:
     runtime: str = "python"
 
 
-def pack(
-    recipe: Recipe,
-    export_path: Path,
-    *,
-    format: Format = "default",
-    force: bool = False,
-    last_wins: bool = False,
-    manifest: bytes | None = None,
-) -> Path:
-    """Pack a model and return where it lies; a file appears whole or not at all, a folder is merged into.
-
-    `last_wins`: of two files with one name the later is taken, as TorchServe's archiver does; else they are an error.
-    """
+def pack(recipe: Recipe, export_path: Path, *, format: Format = "default", force: bool = False) -> Path:
+    """Pack a model and return where it lies; a file appears whole or not at all, a folder is merged into."""
     _check(recipe, format)
     target = path_of(recipe.model_name, export_path, format)
     if os.path.lexists(target) and not force:
         raise ArchiveError(f"{target} already exists. Remove it, choose another export path, or use --force.")
-    document = manifest or json.dumps(to_manifest(recipe).to_dict(), indent=2).encode()
+    manifest = json.dumps(to_manifest(recipe).to_dict(), indent=2).encode()
+    return write(target, recipe.model_name, files_of(recipe, target), manifest, format)
+
+
+def write(target: Path, model_name: str, sources: Mapping[str, Path], manifest: bytes, format: Format) -> Path:
+    """Write files and their manifest to a target, in the way of a format."""
     try:
-        sources = gather(_named_files(recipe, target.resolve()), last_wins=last_wins)
-        export_path.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         if format == "no-archive":
-            merge_into_folder(target, sources, document)
+            merge_into_folder(target, sources, manifest)
         else:
             with appearing_whole(target) as file:
                 if format == "tgz":
-                    write_tar(file, recipe.model_name, sources, document)
+                    write_tar(file, model_name, sources, manifest)
                 else:
-                    write_zip(file, sources, document, is_deflated=format == "default")
-    except ArchiveError:
-        raise
+                    write_zip(file, sources, manifest, is_deflated=format == "default")
     except OSError as error:
         raise ArchiveError(f"Cannot pack {target}: {error.filename or target}: {error.strerror}") from error
     return target
@@ -83,6 +74,26 @@ def pack(
 def path_of(model_name: str, export_path: Path, format: Format = "default") -> Path:
     """Where an archive goes."""
     return export_path / f"{model_name}{SUFFIXES[format]}"
+
+
+def files_of(recipe: Recipe, target: Path | None = None, *, last_wins: bool = False) -> dict[str, Path]:
+    """The files that a recipe asks for, by their names in the archive; what lies at `target` is not packed into itself.
+
+    `last_wins`: of two files with one name the later is taken, as TorchServe's archiver does; else they are an error.
+    """
+    try:
+        return gather(_named_files(recipe, target.resolve() if target else None), last_wins=last_wins)
+    except ArchiveError:
+        raise
+    except OSError as error:
+        raise ArchiveError(f"Cannot pack {error.filename}: {error.strerror}") from error
+
+
+def files_below(folder: Path, target: Path) -> dict[str, Path]:
+    """The files of a folder, by their names in the archive; what lies at `target` is not packed into itself."""
+    place = target.resolve()
+    files = ((file.relative_to(folder).as_posix(), file) for file in _walk(folder, place, ()))
+    return gather((name, file) for name, file in files if place not in (real := file.resolve(), *real.parents))
 
 
 def check_syntax(file: Path) -> None:
@@ -167,7 +178,7 @@ def _check(recipe: Recipe, format: str) -> None:
         raise ArchiveError(f"Unknown runtime {recipe.runtime!r}; use one of: {', '.join(RUNTIMES)}.")
 
 
-def _named_files(recipe: Recipe, target: Path) -> Iterator[tuple[str, Path]]:
+def _named_files(recipe: Recipe, target: Path | None) -> Iterator[tuple[str, Path]]:
     single = (
         find_handler(recipe.handler, recipe.runtime),
         recipe.model_file,
@@ -201,7 +212,7 @@ def _expand(extra: str) -> list[Path]:
     return [match for match in matches if not (match.is_dir() and is_skipped(match.name))]
 
 
-def _walk(folder: Path, target: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+def _walk(folder: Path, target: Path | None, above: tuple[Path, ...]) -> Iterator[Path]:
     real = folder.resolve()
     if real in above:
         raise ArchiveError(f"{folder} is a link to a folder that it lies in; remove it or name the files one by one.")

@@ -88,20 +88,21 @@ def to_workflow_manifest(recipe: WorkflowRecipe) -> WorkflowManifest:
     )
 
 
-def pack_workflow(
-    recipe: WorkflowRecipe, export_path: Path, *, force: bool = False, manifest: bytes | None = None
-) -> Path:
+def pack_workflow(recipe: WorkflowRecipe, export_path: Path, *, force: bool = False) -> Path:
     """Pack a workflow and return where it lies; the file appears whole or not at all."""
     check_name(recipe.workflow_name, "Workflow")
     target = export_path / f"{recipe.workflow_name}.war"
     if os.path.lexists(target) and not force:
         raise ArchiveError(f"{target} already exists. Remove it, choose another export path, or use --force.")
-    document = manifest or json.dumps(to_workflow_manifest(recipe).to_dict(), indent=2).encode()
+    manifest = json.dumps(to_workflow_manifest(recipe).to_dict(), indent=2).encode()
+    return write_workflow(target, gather(_named_files(recipe)), manifest)
+
+
+def write_workflow(target: Path, sources: Mapping[str, Path], manifest: bytes) -> Path:
+    """Write files and their manifest as a workflow archive."""
     try:
         with appearing_whole(target) as file:
-            write_zip(file, gather(_named_files(recipe)), document, manifest_name=WORKFLOW_MANIFEST)
-    except ArchiveError:
-        raise
+            write_zip(file, sources, manifest, manifest_name=WORKFLOW_MANIFEST)
     except OSError as error:
         raise ArchiveError(f"Cannot pack {target}: {error.filename or target}: {error.strerror}") from error
     return target

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from flambeau.archive.manifest import MANIFEST, read_manifest
-from flambeau.archive.pack import Format, Recipe, check_syntax, find_handler, pack
+from flambeau.archive.pack import Format, Recipe, check_syntax, files_of, find_handler, pack
 from flambeau.archive.unpack import read_manifest_of, unpack
 from flambeau.errors import ArchiveError
 
@@ -320,9 +320,7 @@ def test_of_two_files_with_one_name_the_later_may_win(project: Path, tmp_path: P
     Path("handler.py").write_text("other = 1\n")
     with pytest.raises(ArchiveError, match=r"would both be handler\.py"):
         pack(recipe(extra_files=["handler.py"]), tmp_path)
-    path = pack(recipe(extra_files=["handler.py"]), tmp_path, last_wins=True)
-    with zipfile.ZipFile(path) as file:
-        assert file.read("handler.py") == b"other = 1\n"
+    assert files_of(recipe(extra_files=["handler.py"]), last_wins=True) == {"handler.py": Path("handler.py")}
 
 
 @pytest.mark.parametrize("source", ["def f(:\n", "x = 1\n\0", "\ufeffx = (\n"])

@@ -41,6 +41,7 @@ imagenet_processing = transforms.Compose(
         transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
     ]
 )
+plain_processing = transforms.ToTensor()
 
 
 class VisionHandler(BaseHandler, abc.ABC):
@@ -49,7 +50,7 @@ class VisionHandler(BaseHandler, abc.ABC):
     A row is an image file, its base64 text, or nested lists of numbers, which are not processed.
     """
 
-    image_processing: Callable[[Any], torch.Tensor] = transforms.ToTensor()
+    image_processing: Callable[[Any], torch.Tensor] = plain_processing
     tensor_dimensions: int | None = None  # of nested lists; None: any number
 
     def initialize(self, context: Context) -> None:
@@ -77,7 +78,9 @@ class VisionHandler(BaseHandler, abc.ABC):
         if isinstance(value, str):
             value = decode_base64(value)
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return self.image_processing(open_image(value))
+            # A handler with a processing of its own gets the picture as it was sent: MNIST's are grey.
+            as_rgb = self.image_processing in (imagenet_processing, plain_processing)
+            return self.image_processing(open_image(value, as_rgb=as_rgb))
         return to_float_tensor(value, self.tensor_dimensions)
 
     def get_insights(self, tensor_data: torch.Tensor, _: Any, target: Any = 0) -> list[Any]:
@@ -141,7 +144,7 @@ class ObjectDetector(VisionHandler):
     """The objects in an image: name, box and score; `handler: threshold` is the least score told."""
 
     threshold = 0.5
-    image_processing = transforms.ToTensor()
+    image_processing = plain_processing
     tensor_dimensions = 3
 
     def initialize(self, context: Context) -> None:

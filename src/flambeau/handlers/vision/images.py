@@ -22,12 +22,12 @@ def allow_any_size() -> None:
     Image.MAX_IMAGE_PIXELS = None
 
 
-def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
-    """A picture in RGB, decoded to its last line."""
+def open_image(data: bytes | bytearray | memoryview, *, as_rgb: bool = True) -> Image.Image:
+    """A picture, decoded to its last line; in RGB, or with the channels it has."""
     try:
         image = Image.open(io.BytesIO(data))
         image.load()
-        return to_rgb(image)
+        return to_rgb(image) if as_rgb else image
     except TOO_LARGE:
         raise BadRequest(
             f"the image has more pixels than the server takes (about {2 * (Image.MAX_IMAGE_PIXELS or 0):,}); "

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from PIL import Image
+from torchvision import transforms
 
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.vision.handlers import (
@@ -80,6 +81,16 @@ def test_own_processing_is_used():
         image_processing = staticmethod(lambda image: torch.tensor(image.getpixel((0, 0))).float())
 
     assert Red().preprocess([{"body": encode(Image.new("RGB", (2, 2), "red"), "PNG")}]).tolist() == [[255, 0, 0]]
+
+
+def test_own_processing_gets_the_picture_with_the_channels_it_has():
+    class Digits(ImageClassifier):
+        image_processing = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+
+    grey = encode(Image.new("L", (28, 28), 7), "PNG")
+    assert Digits().preprocess([{"data": grey}]).shape == (1, 1, 28, 28)
+    assert ImageClassifier().preprocess([{"data": grey}]).shape == (1, 3, 224, 224)
+    assert ObjectDetector().preprocess([{"data": grey}]).shape == (1, 3, 28, 28)
 
 
 def test_detector_stacks_images_of_one_size_and_lists_others(detector):
