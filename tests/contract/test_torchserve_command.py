@@ -260,9 +260,12 @@ def test_comma_lists_names_and_folders(command):
 
 def test_model_that_cannot_be_loaded_is_skipped(command):
     (command.store / "broken.mar").write_bytes(b"not an archive")
-    command.started("--ncs", "--models", "none.mar", "broken.mar", "http://127.0.0.1:1/x.mar", "echo.mar")
+    pack_handler(command.store, "echo", name="deep", config="a: " + "[" * 100_000)
+    pack_handler(command.store, "echo")
+    bad = ("none.mar", "broken.mar", "deep.mar", "http://127.0.0.1:1/x.mar")
+    command.started("--ncs", "--models", *bad, "echo.mar")
     assert command.models() == ["echo"]
-    for name in ("none.mar", "broken.mar", "http://127.0.0.1:1/x.mar"):
+    for name in bad:
         assert f"Failed to load model: {name}" in command.log
 
 
