@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,48 @@ def test_start_works_at_once_after_a_stop(command):
         command.started("--ncs", "--models", "echo.mar")
         assert command.call("POST", "/predictions/echo", b"x").status == 200
         command.run("--stop")
+
+
+WAITS = """
+import time
+from pathlib import Path
+
+
+def handle(data, context):
+    Path("begun").touch()
+    while data and not Path("go").exists():
+        time.sleep(0.02)
+    return ["answered"] * len(data or [])
+"""
+
+
+def test_next_server_starts_while_the_last_one_still_answers(command):
+    folder = command.store / "waits"
+    folder.mkdir()
+    (folder / "handler.py").write_text(WAITS.replace('"begun"', f'"{folder}/begun"').replace('"go"', f'"{folder}/go"'))
+    (folder / "model-config.yaml").write_text("modelName: waits\n")
+    command.configure("drain_timeout=300")
+    command.started("--ncs", "--models", "waits")
+    first = int(command.pid_file.read_text())
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(command.call, "POST", "/predictions/waits", b"x")
+        command.until((folder / "begun").exists)
+        assert command.run("--stop").stdout == "TorchServe has stopped.\n"
+        assert command_of(first) is not None
+        command.started("--ncs", "--models", "echo.mar")
+        assert command.call("POST", "/predictions/echo", b"x").status == 200
+        second = command.pid_file.read_text()
+        (folder / "go").touch()
+        assert answer.result(30).body == b"answered"
+    command.until(lambda: command_of(first) is None)
+    assert command.pid_file.read_text() == second, "the old server leaves the new one's pid file alone"
+
+
+def test_server_runs_without_a_pid_file_where_none_can_be_written(command):
+    command.configure("job_queue_size=x")
+    result = command.run("--start", "--foreground", "--ncs", "--model-store", "store", "--pid-file", "/proc/none")
+    assert "/proc/none cannot be written" in result.stdout
+    assert "Invalid configuration" in result.stdout
 
 
 def test_stop_removes_the_key_file_of_its_folder(command):
@@ -217,9 +260,12 @@ def test_comma_lists_names_and_folders(command):
 
 def test_model_that_cannot_be_loaded_is_skipped(command):
     (command.store / "broken.mar").write_bytes(b"not an archive")
-    command.started("--ncs", "--models", "none.mar", "broken.mar", "http://127.0.0.1:1/x.mar", "echo.mar")
+    pack_handler(command.store, "echo", name="deep", config="a: " + "[" * 100_000)
+    pack_handler(command.store, "echo")
+    bad = ("none.mar", "broken.mar", "deep.mar", "http://127.0.0.1:1/x.mar")
+    command.started("--ncs", "--models", *bad, "echo.mar")
     assert command.models() == ["echo"]
-    for name in ("none.mar", "broken.mar", "http://127.0.0.1:1/x.mar"):
+    for name in bad:
         assert f"Failed to load model: {name}" in command.log
 
 
@@ -262,13 +308,10 @@ def test_module_of_torchserve_is_the_command(command):
     assert result.stdout == "TorchServe is not currently running.\n"
 
 
-def test_launcher_starts_registers_and_stops(command, tmp_path):
-    command.listeners[1] = "management_address=http://127.0.0.1:8081"
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", 8081)) == 0:
-            pytest.skip("port 8081, which the launcher calls, is taken")
-    command.configure()
+def test_launcher_starts_registers_and_stops(command):
     program = (
+        "import flambeau.cli.launcher\n"
+        f"flambeau.cli.launcher.MANAGEMENT = 'http://127.0.0.1:{command.management_port}'\n"
         "from ts import launcher\n"
         "lines = launcher.start(model_store='store', snapshot_file='config.properties', no_config_snapshots=True,"
         " disable_token=True, enable_model_api=True)\n"

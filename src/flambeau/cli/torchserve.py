@@ -88,16 +88,20 @@ def start(words: list[str], pid_file: PidFile, *, foreground: bool) -> int:
     environment = {**os.environ, VARIABLE: str(pid_file.path.absolute())}
     if temp := os.environ.get("TEMP"):
         environment["TMPDIR"] = temp
-    try:
-        if foreground:
-            pid_file.write(os.getpid())
-            become(command, environment)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server outlives the terminal it was started from
-        pid_file.write(subprocess.Popen(command, env=environment).pid)
-    except OSError as error:
-        print(f"The server could not be started: {error}")
-        return 1
+    if foreground:
+        note(os.getpid(), pid_file)
+        become(command, environment)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server outlives the terminal it was started from
+    note(subprocess.Popen(command, env=environment).pid, pid_file)
     return 0
+
+
+def note(pid: int, pid_file: PidFile) -> None:
+    """Write the pid file; a server without one runs all the same."""
+    try:
+        pid_file.write(pid)
+    except OSError as error:
+        print(f"{pid_file.path} cannot be written ({error.strerror}): torchserve --stop will not find process {pid}")
 
 
 def become(command: list[str], environment: dict[str, str]) -> NoReturn:

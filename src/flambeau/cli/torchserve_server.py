@@ -138,6 +138,8 @@ class Startup(serve.Life):
                 self._models.append(await register(server, wanted, store))
             except (FlambeauError, OSError) as error:
                 logger.error("Failed to load model: %s: %s", wanted.url, error)
+            except Exception:  # whatever is wrong with one model, the others are served
+                logger.exception("Failed to load model: %s", wanted.url)
 
     async def begin(self, server: Server, address: Address) -> None:
         """Say the words that scripts wait for; then wait for the workers."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from flambeau.errors import ConfigError
+from flambeau.config.yaml_file import read_options as read_options
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ class ModelConfig:
         if ids and all(type(i) is int and i >= 0 for i in ids):
             changes["device_ids"] = tuple(ids)
         elif ids:
-            read.warn("deviceIds must be a list of device numbers; %r is ignored", ids)
+            read.warn("deviceIds must be a list of device numbers; this one is ignored")
         return replace(self, **changes)
 
     def with_settings(self, said: Mapping[str, Any], *, workers: bool) -> ModelConfig:
@@ -152,6 +150,7 @@ _SWITCHES = {
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 _OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope")
 MODEL_KEYS = (*dict.fromkeys((*_SETTINGS, *_PLAIN, *_MILLISECONDS, *_SWITCHES, *_OTHERS)),)
+LARGEST = 1 << 31  # TorchServe's integers end there too
 LIKENESS = 0.9  # how like a known key another must be, to be taken for a misspelling of it
 
 
@@ -215,33 +214,22 @@ class _Reader:
         value = self.options.get(key, default)
         if isinstance(value, kind):
             return value
-        self.warn("%s must be %s, not %r; the default is used", key, kind.__name__, value)
+        self.warn("%s must be %s, not %s; the default is used", key, kind.__name__, _brief(value))
         return default
 
     def number(self, key: str, default: int, *, at_least: int | None = 0) -> int | float:
         value = self.options.get(key, default)
         if isinstance(value, str) and value.strip().isdecimal():
             value = int(value)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
         if not is_number or (at_least is not None and key in self.options and value < at_least):
             bound = "" if at_least is None else f" of at least {at_least}"
-            self.warn("%s must be a number%s, not %r; the default is used", key, bound, value)
+            self.warn("%s must be a number%s, not %s; the default is used", key, bound, _brief(value))
             return default
         return value  # type: ignore[no-any-return]
 
 
-def read_options(path: Path) -> dict[str, Any]:
-    """The mapping a model-config.yaml holds; an empty file is an empty mapping."""
-    import yaml  # only models that ship a YAML file pay for it
-
-    try:
-        document = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path.name} is not valid YAML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from None
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path.name} must hold a mapping of settings, not {type(document).__name__}")
-    return document
+def _brief(value: object) -> str:
+    """A value in few words, whatever it holds."""
+    is_plain = value is None or isinstance(value, (str, int, float))
+    return repr(value)[:80] if is_plain else f"a {type(value).__name__}"

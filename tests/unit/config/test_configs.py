@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
@@ -156,3 +157,37 @@ def test_settings_of_a_configuration_count_when_they_are_above_zero():
     assert (only_low.min_workers, only_low.max_workers) == (4, 4)
     only_high = base.with_settings({"maxWorkers": 1}, workers=True)
     assert (only_high.min_workers, only_high.max_workers) == (1, 1)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "- " * 100_000, "a: " + "{b: " * 1000])
+def test_yaml_that_is_too_deep_is_refused(tmp_path, text):
+    file = tmp_path / "model-config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="nested more than 100 levels deep"):
+        read_options(file)
+
+
+def test_yaml_that_is_too_long_is_refused(tmp_path):
+    file = tmp_path / "model-config.yaml"
+    file.write_text("# long\n" * 200_000)
+    with pytest.raises(ConfigError, match="longer than 1 MiB"):
+        read_options(file)
+
+
+def test_value_that_unfolds_without_end_is_named_in_few_words(tmp_path, caplog):
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    names = "abcdefghijklm"
+    lines += [f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise(names)]
+    file = tmp_path / "model-config.yaml"
+    file.write_text("\n".join([*lines, "batchSize: *m", "deviceIds: *m"]))
+    assert ModelConfig().with_options(read_options(file)).batch_size == 1
+    assert len(caplog.text) < 1000
+
+
+def test_enormous_numbers_are_refused(tmp_path, caplog):
+    file = tmp_path / "model-config.yaml"
+    file.write_text(f"maxBatchDelay: {10**400}\nbatchSize: 1e300\n")
+    assert ModelConfig().with_options(read_options(file)).batch_delay_s is None
+    file.write_text(f"maxBatchDelay: {'9' * 5000}\n")
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        read_options(file)
