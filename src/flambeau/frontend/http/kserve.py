@@ -21,7 +21,7 @@ READING = frozenset({"GET", "HEAD"})
 VERBS: dict[str, Kind] = {"predict": "predict", "infer": "predict", "explain": "explain"}
 EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data", "model_repository"]
 # A model that has an envelope gets its requests as they are. One that has none gets the protocol's.
-V1_ENVELOPES = {"": "kserve"}
+V1_ENVELOPES = {"": "instances"}
 V2_ENVELOPES = {"": "open_inference"}
 
 
