@@ -176,7 +176,7 @@ async def ask_handler(model: Model) -> dict[str, Any]:
         async with asyncio.timeout(model.config.response_timeout_s):
             document = json.loads(await answer.done)
     except TimeoutError:
-        raise JobFailed("Failed to get customized model matadata.", status=500) from None  # TorchServe's spelling
+        raise JobFailed("Failed to get customized model matadata.", status=500) from None  # codespell:ignore matadata
     except ValueError:
         return {}
     finally:

@@ -107,7 +107,12 @@ def metadata(server: Server, model: Model) -> dict[str, Any]:
 
 def v2_metadata(server: Server, exchange: Exchange) -> None:
     """GET /v2: this server. One key is misspelt as in TorchServe, for those who read it."""
-    document = {"name": "Torchserve", "version": __version__, "extenstion": EXTENSIONS[:2], "extensions": EXTENSIONS}
+    document = {
+        "name": "Torchserve",
+        "version": __version__,
+        "extenstion": EXTENSIONS[:2],  # codespell:ignore extenstion
+        "extensions": EXTENSIONS,
+    }
     respond_json(exchange, 200, document)
 
 
