@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import BadRequest, NotAllowed, Unavailable
+from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
 from flambeau.frontend.model_document import model_document
 from flambeau.serving.answer import Answer
 from flambeau.serving.devices import gpu_usage
@@ -155,7 +155,10 @@ async def ask_handler(model: Model) -> dict[str, Any]:
     job = Job(answer, request_id=str(uuid.uuid4()), headers=[], body=Body(b""), arrived=now, kind="describe")
     model.add(job)
     try:
-        document = json.loads(await answer.done)
+        async with asyncio.timeout(model.config.response_timeout_s):
+            document = json.loads(await answer.done)
+    except TimeoutError:
+        raise JobFailed("Failed to get customized model matadata.", status=500) from None  # codespell:ignore matadata
     except ValueError:
         return {}
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flambeau.config.server import Address
 from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http import describe
+from flambeau.frontend.http import catalogue, describe
 from flambeau.frontend.http.app import Endpoint
 from flambeau.frontend.http.auth import guard, token_route
 from flambeau.frontend.http.exchange import Exchange
@@ -34,8 +34,8 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
         inference["models"] = either(inference["models"], management["models"])
-        inference[""] = describe.root([*describe.INFERENCE, *describe.MANAGEMENT])
-        inference["api-description"] = describe.always([*describe.INFERENCE, *describe.MANAGEMENT])
+        inference[""] = describe.root([*catalogue.INFERENCE, *catalogue.MANAGEMENT])
+        inference["api-description"] = describe.always([*catalogue.INFERENCE, *catalogue.MANAGEMENT])
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
     if config.metrics is not None:
         apis[config.metrics].update(metrics_routes(server))
