@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -43,9 +44,10 @@ def configured(tmp_path: Path) -> Iterator[Callable[..., ConfiguredServer]]:
     running: list[ConfiguredServer] = []
     numbers = itertools.count()
 
-    def start_server(*models: Path, env: dict[str, str] | None = None, **settings: object) -> ConfiguredServer:
-        log = tmp_path / f"configured-{next(numbers)}.log"
-        running.append(ConfiguredServer(log, settings, list(models), env or {}))
+    def start_server(*models: Path, env: dict[str, str] | None = None, **settings: Any) -> ConfiguredServer:
+        folder = tmp_path / f"configured-{next(numbers)}"
+        folder.mkdir()
+        running.append(ConfiguredServer(folder, *models, env=env, **settings))
         return running[-1].wait_started()
 
     yield start_server

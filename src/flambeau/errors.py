@@ -2,6 +2,7 @@
 
     FlambeauError
     ├── ConfigError              a setting is missing, misspelt or out of range
+    │   └── CannotListen         a port is taken, or not ours to open
     ├── ArchiveError
     │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
     │   ├── MissingFile          a file that should go into it is not there
@@ -9,6 +10,7 @@
     │   ├── DownloadFailed       it could not be fetched from its URL
     │   └── DependenciesFailed   what its requirements name could not be installed
     ├── BadRequest               the caller asked for something that makes no sense
+    │   └── NotJson              a body that should be JSON cannot be read as such
     ├── NotAllowed               this server does not take such calls
     ├── InvalidKey               the caller's key is missing, wrong or expired
     ├── ModelNotFound
@@ -43,6 +45,14 @@ class FlambeauError(Exception):
 
 class ConfigError(FlambeauError):
     """A setting is missing, misspelt or out of range."""
+
+
+class CannotListen(ConfigError):
+    """A listener could not be opened at `address`."""
+
+    def __init__(self, address: str, message: str) -> None:
+        super().__init__(message)
+        self.address = address
 
 
 class ArchiveError(FlambeauError):
@@ -83,6 +93,10 @@ class DependenciesFailed(ArchiveError):
 
 class BadRequest(FlambeauError):
     """The caller asked for something that makes no sense."""
+
+
+class NotJson(BadRequest):
+    """A body that should be JSON cannot be read as such."""
 
 
 class NotAllowed(FlambeauError):

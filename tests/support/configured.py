@@ -1,69 +1,89 @@
-"""A real server with any settings at all, also those that have no flag."""
+"""A server with any settings, also those that only a configuration file can name."""
 
 from __future__ import annotations
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.running import RunningServer, free_ports, path
+from flambeau.config.server import Address, ServerConfig
+from support.running import Reply, RunningServer, free_ports, path
 
 PROGRAM = """
-import json, sys
-from pathlib import Path
-from flambeau.cli import serve
+import sys
+from pathlib import Path, PosixPath
+from flambeau.cli.serve import Loading, Plan, Wishes, start
 from flambeau.config.logs import set_up_server_logs
-from flambeau.config.server import Address, ServerConfig
+from flambeau.config.server import *
 
-ports, settings, models = json.loads(sys.argv[1])
-for key, value in settings.items():
-    if key.endswith(("_store", "_folder")):
-        settings[key] = Path(value)
-    elif isinstance(value, list):
-        settings[key] = tuple(value)
-inference, management, metrics = (Address(port=port) for port in ports)
 set_up_server_logs("info")
-config = ServerConfig(inference=inference, management=management, metrics=metrics, **settings)
-serve.start(config, [serve.Plan(path=Path(m), is_required=False) for m in models], serve.Wishes())
+plans = [
+    Plan(path=Path(path), name=Path(path).stem, handler=Path(path).name)
+    if path.endswith(".py")
+    else Plan(path=Path(path), is_required=False)
+    for path in sys.argv[2:]
+]
+start(eval(sys.argv[1]), Loading(plans, Wishes()))
 """
 
 
 class ConfiguredServer(RunningServer):
-    """A server process with the settings of a ServerConfig; `models` are paths."""
+    """Serves models with these settings, on ports of its own unless they name addresses."""
 
-    def __init__(self, log: Path, settings: Mapping[str, Any], models: list[Path], env: Mapping[str, str]) -> None:
-        ports = free_ports(3)
-        self.port, self.management_port, self.metrics_port = ports
-        self.log_path = log
-        given = json.dumps([ports, settings, models], default=str)
-        with log.open("wb") as output:
+    def __init__(
+        self, folder: Path, *models: Path | str, env: Mapping[str, str] | None = None, **settings: Any
+    ) -> None:
+        self.port, self.management_port, self.metrics_port = free_ports(3)
+        ports = {"inference": self.port, "management": self.management_port, "metrics": self.metrics_port}
+        addresses = {name: Address(port=port) for name, port in ports.items()}
+        config = replace(ServerConfig(**addresses), **settings)
+        self.port, self.management_port = config.inference.port, config.management.port
+        self.log_path = folder / "server.log"
+        with self.log_path.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, given],
+                [sys.executable, "-c", PROGRAM, repr(config), *map(str, models)],
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path(), **env},
+                env={**os.environ, "PYTHONPATH": path(), **(env or {})},
             )
 
-    def register(self, url: str, **parameters: Any) -> Any:
+    def __enter__(self) -> ConfiguredServer:
+        return self.wait_ready()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def register(self, url: str, **parameters: Any) -> Reply:
         """Register a model."""
         return self._post("/models", {"url": url, **parameters})
 
-    def register_workflow(self, url: str, **parameters: Any) -> Any:
+    def register_workflow(self, url: str, **parameters: Any) -> Reply:
         """Register a workflow."""
         return self._post("/workflows", {"url": url, **parameters})
 
-    def _post(self, where: str, parameters: Mapping[str, Any]) -> Any:
+    def _post(self, where: str, parameters: Mapping[str, Any]) -> Reply:
         body = json.dumps(parameters).encode()
         return self.manage("POST", where, body, headers={"Content-Type": "application/json"}, timeout=60)
 
 
-def problem(reply: Any) -> tuple[int, str, str]:
+def problem(reply: Reply) -> tuple[int, str, str]:
     """Status, type and text of an error answer."""
     document = reply.json
     assert document["code"] == reply.status
     return reply.status, document["type"], document["message"]
+
+
+def trusting() -> ssl.SSLContext:
+    """A client's context that takes any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -14,10 +14,17 @@ APIS = ("inference", "management", "metrics", "grpc_inference", "grpc_management
 
 
 class CommandServer(RunningServer):
-    """Serves all archives of a folder, with a config.properties of its own."""
+    """Serves the archives of a folder, all unless told otherwise, with a config.properties of its own."""
 
     def __init__(
-        self, command: Sequence[str], folder: Path, store: Path, lines: Sequence[str], env: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        folder: Path,
+        store: Path,
+        lines: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        models: str | None = "all",
     ) -> None:
         ports = dict(zip(APIS, free_ports(len(APIS)), strict=True))
         self.port, self.management_port, self.metrics_port = (ports[name] for name in APIS[:3])
@@ -31,7 +38,7 @@ class CommandServer(RunningServer):
         self._log = self.log_path.open("wb")
         words = ["--start", "--foreground", "--ncs", "--disable-token-auth", "--model-store", str(store)]
         self.process = subprocess.Popen(
-            [*command, *words, "--models", "all", "--ts-config", "config.properties"],
+            [*command, *words, *(["--models", models] if models else []), "--ts-config", "config.properties"],
             cwd=folder,
             env={**os.environ, "TMPDIR": str(folder), **env},
             stdout=self._log,

@@ -26,7 +26,7 @@ SERVER_SIDE = (
     "importing",
 )
 ALLOWED = {  # who may import whom, at load time
-    "cli": {"checking", "frontend", "serving", "worker", "archive", "config", "wire", "errors", "(root)"},
+    "cli": {"checking", "frontend", "migrating", "serving", "worker", "archive", "config", "wire", "errors", "(root)"},
     "frontend": {"serving", "config", "wire", "errors", "(root)"},
     "serving": {"archive", "config", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
@@ -34,6 +34,7 @@ ALLOWED = {  # who may import whom, at load time
     "testing": {"archive", "config", "worker", "wire", "(root)"},
     "handlers": {"errors", "importing"},
     "examples": {"archive", "handlers", "errors"},
+    "migrating": {"archive", "config", "errors"},
     "archive": {"config", "errors", "(root)"},
     "config": {"errors"},
     "metrics": set(),

@@ -194,11 +194,11 @@ def _expand(extra: str) -> list[Path]:
         return [path]
     if not glob.has_magic(extra):
         raise MissingFile(f"File does not exist: {extra}")
-    matches = [Path(match) for match in sorted(glob.glob(extra, recursive=True))]
+    matches = [Path(match) for match in sorted(glob.glob(extra))]
     if not matches:
         # A warning only, as it was in TorchServe: build scripts name patterns that may be empty.
         logger.warning("No file matches %s", extra)
-    return [match for match in matches if not (match.is_dir() and _is_skipped(match.name))]
+    return [match for match in matches if not (match.is_dir() and is_skipped(match.name))]
 
 
 def _walk(folder: Path, target: Path, above: tuple[Path, ...]) -> Iterator[Path]:
@@ -209,7 +209,7 @@ def _walk(folder: Path, target: Path, above: tuple[Path, ...]) -> Iterator[Path]
         if child.resolve() == target:
             continue
         if child.is_dir():
-            if not _is_skipped(child.name):
+            if not is_skipped(child.name):
                 yield from _walk(child, target, (*above, real))
         elif child.is_file():
             yield child
@@ -217,5 +217,6 @@ def _walk(folder: Path, target: Path, above: tuple[Path, ...]) -> Iterator[Path]
             raise MissingFile(f"File does not exist: {child} is a link that leads nowhere.")
 
 
-def _is_skipped(folder: str) -> bool:
+def is_skipped(folder: str) -> bool:
+    """Whether a folder of that name stays behind."""
     return folder in ("__pycache__", "__MACOSX") or folder.startswith(".")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
-from flambeau.serving.model import Model, resident_bytes
+from flambeau.serving.memory import resident_bytes, resident_bytes_of
+from flambeau.serving.model import Model
 from flambeau.serving.recovery import Death
 from flambeau.serving.supervisor import Slot
 
+NO_GPUS: Mapping[int, str] = MappingProxyType({})
 
-def model_document(model: Model, *, details: bool) -> dict[str, Any]:
-    """Everything about one model that an operator may ask."""
+
+def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
+    """Everything about one model that an operator may ask; `gpus` tells how busy each device is."""
     config = model.config
+    is_bounded = config.sequence_max_idle_s > 0
     document: dict[str, Any] = {
         "modelName": model.name,
         "modelVersion": model.version,
@@ -26,8 +32,8 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
         "startupTimeout": round(config.startup_timeout_s),
         "maxRetryTimeoutInSec": round(config.max_retry_s),
         "clientTimeoutInMills": round((config.client_timeout_s or 0) * 1000),
-        "parallelType": "",
-        "parallelLevel": 0,
+        "parallelType": config.parallel_type,
+        "parallelLevel": config.parallel_level,
         "deviceType": "gpu" if any(slot.device is not None for slot in model.supervisor.slots) else "cpu",
     }
     if not model.is_listed:
@@ -35,40 +41,46 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
     if config.device_ids:
         document["deviceIds"] = [*config.device_ids]
     document |= {
-        "continuousBatching": False,
-        "useJobTicket": False,
-        "useVenv": False,
-        "stateful": False,
-        "sequenceMaxIdleMSec": 0,
-        "sequenceTimeoutMSec": 0,
-        "maxNumSequence": 0,
-        "maxSequenceJobQueueSize": 0,
+        "continuousBatching": config.continuous_batching,
+        "useJobTicket": config.use_job_ticket,
+        "useVenv": config.use_venv,
+        "stateful": config.sequence_batching,
+        "sequenceMaxIdleMSec": round(config.sequence_max_idle_s * 1000),
+        "sequenceTimeoutMSec": round((config.sequence_timeout_s or 0) * 1000) if is_bounded else 0,
+        "maxNumSequence": config.max_sequences if is_bounded else 0,
+        "maxSequenceJobQueueSize": config.sequence_queue_size if is_bounded else 0,
         "loadedAtStartup": model.loaded_at_startup,
-        "workers": [worker_document(slot, details=details) for slot in model.supervisor.slots],
+        "workers": [worker_document(slot, details=details, gpus=gpus) for slot in model.supervisor.slots],
         "jobQueueStatus": {
             "remainingCapacity": max(0, model.queue.capacity - model.num_waiting),
             "pendingRequests": model.num_waiting,
         },
     }
+    if model.limits.leave_room:
+        document["state"] = model.state
     return document
 
 
-def worker_document(slot: Slot, *, details: bool) -> dict[str, Any]:
+def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
     """One worker, with the cause of its last failure."""
     worker = slot.worker
-    pid = worker.pid if worker else -1
+    pids = worker.pids if worker else [-1]
     started = datetime.fromtimestamp(slot.started_at, UTC)
     document: dict[str, Any] = {
         "id": str(slot.id),
         "startTime": f"{started:%Y-%m-%dT%H:%M:%S}.{started.microsecond // 1000:03d}Z",
         "status": "READY" if slot.is_ready else "UNLOADING",
-        "memoryUsage": resident_bytes(pid) if pid > 0 else 0,
-        "pid": pid,
+        "memoryUsage": resident_bytes_of(pids),
+        "pid": pids[0],
         "gpu": slot.device is not None,
-        "gpuUsage": "N/A" if slot.device is None else f"gpuId::{slot.device}",
+        "gpuUsage": "N/A" if slot.device is None else gpus.get(slot.device, f"gpuId::{slot.device}"),
         "state": state_of(slot),
         "restarts": slot.restarts,
     }
+    if len(pids) > 1:
+        document["ranks"] = [
+            {"rank": rank, "pid": pid, "memoryUsage": resident_bytes(pid)} for rank, pid in enumerate(pids)
+        ]
     if slot.last_death is not None:
         document["lastFailure"] = failure_document(slot.last_death, details=details)
     return document

@@ -12,6 +12,7 @@ from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, NotAllowed, Unavailable
 from flambeau.frontend.model_document import model_document
 from flambeau.serving.answer import Answer
+from flambeau.serving.devices import gpu_usage
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -54,7 +55,9 @@ async def register(server: Server, asked: Registration) -> Outcome:
     config = ModelConfig(
         min_workers=workers,
         max_workers=workers,
-        response_timeout_s=asked.response_timeout_s or defaults.default_response_timeout_s,
+        response_timeout_s=defaults.default_response_timeout_s
+        if asked.response_timeout_s is None
+        else asked.response_timeout_s,
         startup_timeout_s=asked.startup_timeout_s or defaults.default_startup_timeout_s,
         queue_size=defaults.job_queue_size,
     )
@@ -122,10 +125,13 @@ def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
 async def describe(server: Server, name: str, version: str | None, *, customized: bool) -> list[dict[str, Any]]:
     """Settings, workers and their last failures, of one version or of `all`."""
     details = server.config.tells_details
+    models = server.registry.versions(name) if version == "all" else [server.registry.find(name, version)]
+    on_gpu = any(slot.device is not None for model in models for slot in model.supervisor.slots)
+    gpus = await asyncio.to_thread(gpu_usage) if on_gpu else {}
     if version == "all":
-        return [model_document(model, details=details) for model in server.registry.versions(name)]
-    model = server.registry.find(name, version)
-    document = model_document(model, details=details)
+        return [model_document(model, details=details, gpus=gpus) for model in models]
+    [model] = models
+    document = model_document(model, details=details, gpus=gpus)
     if customized and (metadata := await ask_handler(model)):
         document["customizedMetadata"] = metadata
     return [document]
@@ -139,7 +145,7 @@ def check_model_api(server: Server) -> None:
 
 async def ask_handler(model: Model) -> dict[str, Any]:
     """What the handler says about itself; nothing when it is not a JSON object."""
-    if not model.supervisor.has_hope:
+    if not (model.supervisor.has_hope or model.is_sleeping):
         raise Unavailable(
             f'Model "{model.name}" has no worker to serve describe request. '
             "Please use scale workers API to add workers."

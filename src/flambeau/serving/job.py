@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
+from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
 
@@ -62,6 +63,7 @@ class Job:
         "arrived",
         "body",
         "crashes",
+        "envelope",
         "expiry",
         "fields",
         "headers",
@@ -70,6 +72,8 @@ class Job:
         "is_over",
         "kind",
         "on_cancel",
+        "priority",
+        "query",
         "receiver",
         "request_id",
         "started",
@@ -86,6 +90,8 @@ class Job:
         arrived: float,
         kind: Kind = "predict",
         url_path: str = "",
+        query: str = "",
+        envelope: str = "",
         fields: list[tuple[str, int]] | None = None,
     ) -> None:
         self.id = next(_ids)
@@ -96,6 +102,8 @@ class Job:
         self.arrived = arrived
         self.kind: Kind = kind
         self.url_path = url_path
+        self.query = query
+        self.envelope = envelope
         self.fields = fields  # None: the body is one value
         self.crashes = 0  # workers that died while they held it
         self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
@@ -103,6 +111,7 @@ class Job:
         self.started = False  # a part of the reply has gone out
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
+        self.priority = NORMAL
 
     def renew_id(self) -> None:
         """Take a new id, so that nothing said about the old one concerns this job any more."""
@@ -115,7 +124,17 @@ class Job:
         if body.segment is not None:
             size = body.size_bytes
             content = body.segment.describe(size) if share else body.segment.memory[:size]
-        return Request(self.id, self.request_id, self.headers, content, self.kind, self.url_path, self.fields)
+        return Request(
+            self.id,
+            self.request_id,
+            self.headers,
+            content,
+            self.kind,
+            self.url_path,
+            self.query,
+            self.envelope,
+            self.fields,
+        )
 
     def deliver(self, parts: list[Part]) -> None:
         """Pass parts on; after the last one the job is over."""

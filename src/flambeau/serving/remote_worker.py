@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from flambeau.errors import JobFailed
 from flambeau.serving.batching import smoothed
 from flambeau.serving.job import Job
+from flambeau.serving.rank_group import RankGroup
 from flambeau.serving.recovery import Death
 from flambeau.serving.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
@@ -53,6 +54,7 @@ class RemoteWorker:
         self.is_ready = False
         self.is_retiring = False
         self.is_concurrent = False
+        self.is_continuous = False
         self.depth = 1
         self.shares_memory = False
         self.service_s: float | None = None
@@ -64,9 +66,14 @@ class RemoteWorker:
         self._on_free = on_free
         self._on_lost = on_lost
         self._on_samples = on_samples
+        self._heard_at = 0.0
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
-        self._channel: ServerChannel | None = None
-        self._process = WorkerProcess(spec, self._new_channel)
+        self._channel: ServerChannel | RankGroup | None = None
+        self._process: WorkerProcess | RankGroup
+        if spec.others:
+            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed)
+        else:
+            self._process = WorkerProcess(spec, self._new_channel)
 
     # ---- life ----
 
@@ -74,6 +81,11 @@ class RemoteWorker:
     def pid(self) -> int:
         """The process id, or -1 before there is one."""
         return self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of all its ranks; one, unless it is a group."""
+        return self._process.pids
 
     @property
     def num_batches(self) -> int:
@@ -93,9 +105,10 @@ class RemoteWorker:
         return self._end(death)
 
     def _new_channel(self) -> ServerChannel:
-        self._channel = ServerChannel(self._receive, self._on_channel_closed, self.spec.max_frame_bytes)
-        self._channel.on_open = self._on_open
-        return self._channel
+        channel = ServerChannel(self._receive, self._on_channel_closed, self.spec.max_frame_bytes)
+        channel.on_open = self._on_open
+        self._channel = channel
+        return channel
 
     def _on_open(self) -> None:
         assert self._channel is not None
@@ -181,19 +194,32 @@ class RemoteWorker:
 
     def _cancel(self, job: Job) -> None:
         if self._channel is not None and job.id in self._jobs:
+            if self.is_continuous:
+                logger.info("Connection to client got closed; Removing job: %s", job.request_id)
             self._channel.send(Cancel([job.id]))
 
     def seconds_without_progress(self) -> float:
         """How long the batch it works on has shown no sign of progress; 0 when it is idle."""
         if not self.batches:
             return 0.0
+        if self.is_continuous:  # one call answers all: whatever it says is a sign for each
+            return self._now() - max(self.batches[0].progress, self._heard_at)
         stalled = min(batch.progress for batch in self.batches) if self.is_concurrent else self.batches[0].progress
         return self._now() - stalled
+
+    def blame_silent(self, limit_s: float) -> None:
+        """Where jobs run beside others: those silent for so long are to blame, and not tried again with the rest."""
+        if self.is_concurrent and not self.is_continuous:
+            for job, batch in self._jobs.values():
+                if job is not None and self._now() - batch.progress > limit_s:
+                    job.crashes += 1
 
     # ---- what it says ----
 
     def _receive(self, messages: list[ToServer]) -> None:
         """Take what has arrived; parts of one reply that arrived together are passed on together."""
+        if self.is_continuous:
+            self._heard_at = self._now()
         i = 0
         while i < len(messages):
             message = messages[i]
@@ -217,6 +243,7 @@ class RemoteWorker:
     def _on_ready(self, message: Ready) -> None:
         self.is_concurrent = message.is_concurrent
         self.shares_memory = message.can_share_memory
+        self.is_continuous = message.is_continuous
         self.depth = message.depth
         self.is_ready = True
         self.ready_at = self._now()
@@ -238,10 +265,14 @@ class RemoteWorker:
         if parts[-1].last:
             self._finish(job_id, job, batch)
         else:
+            is_first_sign = batch.progress == batch.started
             batch.progress = self._now()
+            if is_first_sign and self.is_continuous:  # the next job of its sequence may join
+                self._on_free()
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:
+            assert isinstance(self._process, WorkerProcess)  # a group takes note of it by itself
             self._process.load_failure = failed
             return
         for job_id in failed.job_ids:

@@ -21,6 +21,7 @@ from flambeau.serving.dependencies import Dependencies
 from flambeau.serving.devices import count_gpus
 from flambeau.serving.fetching import Fetcher, shown
 from flambeau.serving.model import Host, Model, Source
+from flambeau.serving.ranks import MeetingPoints
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
 from flambeau.serving.urls import compile_patterns
@@ -70,9 +71,13 @@ class Server:
             config=self.config,
             gpus=gpus,
             worker_ids=itertools.count(self.config.first_worker_id),
+            meeting_points=MeetingPoints(self.config.first_distribution_port),
+            make_room=self._make_room,
             metrics=self.metrics,
             probe=self._describe_probe,
-            devices_in_use=lambda: (slot.device for model in self.registry for slot in model.supervisor.slots),
+            devices_in_use=lambda: (
+                d for model in self.registry for slot in model.supervisor.slots for d in slot.devices
+            ),
         )
         return self
 
@@ -110,7 +115,10 @@ class Server:
         elif source is None:
             source = await self.store.open(url, signed=signed)
         try:
-            settings = self._settings(source, config, wishes or {})
+            name = name or (source.manifest.model_name if source.manifest else "")
+            if at_startup and not name:
+                name = name_from(url)
+            settings = self._settings(source, name, config, wishes or {}, workers=at_startup)
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
             model.workflow = workflow
@@ -165,17 +173,34 @@ class Server:
         self.on_change()
         return model
 
-    @staticmethod
-    def _settings(source: Source, config: ModelConfig, wishes: Mapping[str, Any]) -> ModelConfig:
-        named = source.manifest.config_file if source.manifest else None
-        options = read_options(source.folder / named) if named else {}
-        return replace(config.with_options(options), **wishes)
+    def _make_room(self) -> bool:
+        """Memory is short: put the model to sleep that may sleep, does nothing, and was not asked for longest."""
+        idle = [
+            model
+            for model in self.registry
+            if model.limits.allow_sleep and model.supervisor.has_ready and not model.num_in_flight
+        ]
+        oldest = min(idle, key=lambda model: model.elasticity.last_arrival, default=None)
+        if oldest is not None:
+            logger.info("memory is short: %s falls asleep", oldest)
+            oldest.elasticity.sleep()
+        return oldest is not None
+
+    def _settings(
+        self, source: Source, name: str, config: ModelConfig, wishes: Mapping[str, Any], *, workers: bool
+    ) -> ModelConfig:
+        """Defaults, then `models` of the server's configuration, then the model's own YAML, then wishes."""
+        manifest = source.manifest or Manifest(model_name="")
+        if said := self.config.models.get(name, {}).get(manifest.version):
+            config = config.with_settings(said, workers=workers)
+        if named := manifest.config_file:
+            config = config.with_options(read_options(source.folder / named), f"{named} of {name}")
+        return replace(config, **wishes)
 
     def _build(
-        self, source: Source, *, name: str | None, handler: str | None, runtime: str | None, settings: ModelConfig
+        self, source: Source, *, name: str, handler: str | None, runtime: str | None, settings: ModelConfig
     ) -> Model:
         manifest = source.manifest or Manifest(model_name="")
-        name = name or manifest.model_name
         if not name:
             raise BrokenArchive("Model name is not defined.", cause=source.problem)
         if runtime not in (None, "python", "python3", "LSP"):
@@ -208,6 +233,11 @@ class Server:
             await asyncio.to_thread(self.store.discard, model.source)
 
     # ---- state ----
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs workers may be placed on."""
+        return len(self._host.gpus) if self._host is not None else 0
 
     @property
     def is_healthy(self) -> bool:
@@ -267,3 +297,10 @@ class Server:
 
     def _describe_probe(self) -> Shared | None:
         return self._probe.describe(1) if self._probe is not None else None
+
+
+def name_from(url: str) -> str:
+    """The name of a model that nobody named: its file's, with what is no word character replaced, as TorchServe did."""
+    file = Path(url).name
+    stem = next((file.removesuffix(suffix) for suffix in (".tar.gz", ".tgz") if file.endswith(suffix)), Path(file).stem)
+    return re.sub(r"\W|^_", "_", stem)

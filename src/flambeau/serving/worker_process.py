@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from flambeau.config.server import SequenceHeaders
 from flambeau.serving import output
 from flambeau.serving.recovery import Death, describe_exit
 from flambeau.wire.channel import ServerChannel
@@ -37,6 +38,8 @@ class WorkerSpec:
     max_frame_bytes: int
     transport: str = "unix"
     python: str = sys.executable
+    others: tuple[WorkerSpec, ...] = ()  # this one is rank 0 of a group; these are the ranks that follow
+    keeps_step: bool = False  # every rank of the group gets every batch
 
 
 class WorkerProcess:
@@ -55,6 +58,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process id, or -1 before there is one."""
         return self._process.pid if self._process else -1
+
+    @property
+    def pids(self) -> list[int]:
+        """The same as a list, as a group has it."""
+        return [self.pid]
 
     async def run(self) -> Death:
         """Start the process, let it live, and return how it ended."""
@@ -166,6 +174,7 @@ class WorkerProcess:
                 out_of_memory=self._fate.out_of_memory,
                 by_server=True,
                 spares_jobs=self._fate.spares_jobs,
+                while_loading=self._fate.while_loading,
                 last_lines=lines,
             )
         by_kernel = by_signal == signal.SIGKILL and output.count_kernel_kills() > self._kernel_kills
@@ -202,11 +211,14 @@ class TokenGate(asyncio.Protocol):
         self._transport.resume_reading()
 
 
-def environment_for(load: Load, *, threads: int, hidden: str) -> dict[str, str]:
+def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: SequenceHeaders) -> dict[str, str]:
     """The environment of a worker: the server's, less what is hidden, with its share of threads."""
     pattern = re.compile(hidden) if hidden else None
     environment = {k: v for k, v in os.environ.items() if not (pattern and pattern.fullmatch(k))}
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(variable, str(threads))
     environment["TS_DECODE_INPUT_REQUEST"] = str(load.decode_input).lower()
+    environment["TS_REQUEST_SEQUENCE_ID"] = sequence_headers.id
+    environment["TS_REQUEST_SEQUENCE_START"] = sequence_headers.start
+    environment["TS_REQUEST_SEQUENCE_END"] = sequence_headers.end
     return environment

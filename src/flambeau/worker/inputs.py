@@ -54,10 +54,12 @@ class InputReader:
         content_type = header(request, "content-type")
         media_type = media_type_of(content_type)
         if media_type == "multipart/form-data":
-            return self._read_form(raw, content_type)
-        if media_type == "application/x-www-form-urlencoded":
-            return self._read_urlencoded(raw)
-        return {"body": self._value(raw, media_type)}
+            row = self._read_form(raw, content_type)
+        elif media_type == "application/x-www-form-urlencoded":
+            row = self._read_urlencoded(raw)
+        else:
+            row = {"body": self._value(raw, media_type)}
+        return self._with_query(row, request.query, content_type) if request.query else row
 
     def _value(self, raw: bytearray, media_type: str) -> Any:
         """JSON parsed, text as str, anything else, and what cannot be parsed, as bytearray (never bytes)."""
@@ -72,7 +74,14 @@ class InputReader:
             logger.warning("a body sent as %s could not be decoded; the handler gets its bytes", media_type)
         return raw
 
-    def _read_urlencoded(self, raw: bytearray) -> Row:
+    def _with_query(self, row: Row, query: str, content_type: str) -> Row:
+        """The parameters of the URL, as bytes, under those of the body."""
+        joined = self._read_urlencoded(bytearray(query, "latin-1"))
+        joined.types |= row.types if type(row) is Form else {"body": content_type}
+        joined.update(row)
+        return joined
+
+    def _read_urlencoded(self, raw: bytearray) -> Form:
         from urllib.parse import unquote_to_bytes
 
         row = Form()
@@ -162,8 +171,9 @@ def read_headers(request: Request, types: dict[str, str] | None) -> dict[str, An
     if request.kind == "describe":
         headers["describe"] = "True"
     else:
-        headers["url_path"] = request.url_path
-        headers["explain"] = str(request.kind == "explain")
+        if request.fields is None:  # a call without a URL has no such headers
+            headers["url_path"] = request.url_path
+            headers["explain"] = str(request.kind == "explain")
         types = types if types is not None else {"body": header(request, "content-type")}
         headers |= {name: {"content-type": kind} for name, kind in types.items()}
     return headers

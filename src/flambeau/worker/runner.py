@@ -19,16 +19,44 @@ from flambeau.worker.replies import check_result
 class Runner:
     """Reads the inputs of a batch, calls the handler and has the replies sent."""
 
-    def __init__(self, handle: Handle, reader: InputReader, context: Context, replier: Replier) -> None:
-        self._handle = handle
+    def __init__(
+        self,
+        handle: Handle,
+        reader: InputReader,
+        context: Context,
+        replier: Replier,
+        *,
+        wrap: Callable[[str], Handle] | None = None,
+        new_context: Callable[[Context], Context] = copy.copy,
+    ) -> None:
+        self.handle = handle
+        self.context = context
+        self._wrap = wrap
+        self._wrapped: dict[str, Handle] = {}
         self._reader = reader
-        self._context = context
         self._replier = replier
+        self._new_context = new_context
         context.connect(replier, read_headers)
+
+    def _handle_in(self, envelope: str) -> Handle:
+        """The handler's entry point, in the envelope that the requests of a batch ask for."""
+        if not envelope or self._wrap is None:
+            return self.handle
+        if envelope not in self._wrapped:
+            self._wrapped[envelope] = self._wrap(envelope)
+        return self._wrapped[envelope]
 
     def new_context(self) -> Context:
         """A context for a batch that runs beside others."""
-        return copy.copy(self._context)
+        return self._new_context(self.context)
+
+    def read(self, request: Request) -> Row | None:
+        """The input of a request; None, and an answer, when it cannot be read."""
+        try:
+            return self._reader.read(request)
+        except Exception as error:
+            self._replier.fail([request], error)
+            return None
 
     def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
         """Read the inputs; jobs nobody waits for, or with a body that cannot be read, are answered now."""
@@ -38,11 +66,9 @@ class Runner:
             if self._replier.refuse_cancelled(request):
                 continue
             self._replier.open([request])
-            try:
-                rows.append(self._reader.read(request))
+            if (row := self.read(request)) is not None:
+                rows.append(row)
                 requests.append(request)
-            except Exception as error:
-                self._replier.fail([request], error)
         context.begin(requests, [types_of(row) for row in rows])
         return rows
 
@@ -50,10 +76,10 @@ class Runner:
 
     def run(self, run: Run) -> None:
         """Run a batch to its end."""
-        context = self._context
+        context = self.context
         rows = self.begin(context, run.jobs)
         if rows:
-            self.answer(context, lambda: self._handle(rows, context))
+            self.answer(context, lambda: self._handle_in(run.jobs[0].envelope)(rows, context))
 
     def answer(self, context: Context, call: Callable[[], Any]) -> None:
         """Call the handler and send what it returns."""
@@ -62,7 +88,7 @@ class Runner:
             if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
                 self._replier.finish(context, result)
             else:
-                self._reply(context, result)
+                self.reply(context, result)
         except Exception as error:
             if self._replier.may_try_each(context):
                 for request in [*context.requests]:
@@ -71,7 +97,7 @@ class Runner:
             self._replier.fail(context.requests, error)
         self._replier.send_samples(context)
 
-    def _reply(self, context: Context, result: Any) -> None:
+    def reply(self, context: Context, result: Any) -> None:
         """Any result but a plain list: a generator for the batch, or streams inside the list."""
         if inspect.isgenerator(result):
             self._stream_batch(context, result)
@@ -122,7 +148,7 @@ class Runner:
         if not rows:
             return
         try:
-            result: Any = self._handle(rows, context)
+            result: Any = self._handle_in(run.jobs[0].envelope)(rows, context)
             if inspect.isawaitable(result):
                 result = await result
             if inspect.isasyncgen(result):

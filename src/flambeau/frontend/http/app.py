@@ -17,20 +17,21 @@ logger = logging.getLogger(__name__)
 Endpoint = Callable[[Exchange, list[str]], Coroutine[Any, Any, None] | None]
 
 
+ANYTHING = "*"  # the route of every path that has no other
+
+
 class RoutedApp:
     """Routes by the first segment of the path; `""` is the root."""
 
     def __init__(self, routes: Mapping[str, Endpoint], *, details: bool) -> None:
         self.routes = routes
         self.details = details
+        self._otherwise = routes[ANYTHING]
 
     def handle(self, exchange: Exchange) -> None:
         """Answer an exchange."""
         segments = segments_of(exchange.path)
-        endpoint = self.routes.get(segments[0])
-        if endpoint is None:
-            not_found(exchange)
-            return
+        endpoint = self.routes.get(segments[0], self._otherwise)
         try:
             work = endpoint(exchange, segments)
         except Exception as error:
@@ -75,6 +76,11 @@ def segments_of(path: str) -> list[str]:
 def query_of(exchange: Exchange) -> dict[str, str]:
     """The query's parameters; of a repeated one, the first counts."""
     return dict(reversed(parse_qsl(exchange.query, keep_blank_values=True)))
+
+
+def nothing_here(exchange: Exchange, segments: list[str]) -> None:
+    """The endpoint of paths that lead nowhere."""
+    not_found(exchange)
 
 
 def not_found(exchange: Exchange) -> None:

@@ -1,126 +1,297 @@
-"""API description documents: OpenAPI 3.0.1, with the operation ids that generated clients know."""
+"""API descriptions: what each listener offers, in OpenAPI's words."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from flambeau import __version__
 from flambeau.frontend.http.app import Endpoint, not_allowed
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.openapi import (
+    FLAG,
+    OBJECT,
+    PREDICTING,
+    STATUS,
+    TEXT,
+    WHOLE,
+    Operation,
+    Parameter,
+    Schema,
+    document,
+)
 from flambeau.frontend.http.problems import respond_json
 
-# (path, method, operation id, what it does)
-Operation = tuple[str, str, str, str]
-
-_ROOT: list[Operation] = [
-    ("/", "options", "apiDescription", "Get openapi description."),
-    ("/api-description", "get", "api-description", "Get openapi description."),
-]
-INFERENCE: list[Operation] = [
-    *_ROOT,
-    ("/ping", "get", "ping", "Get the health of the server."),
-    ("/livez", "get", "livez", "Tell whether the process is alive."),
-    ("/startupz", "get", "startupz", "Tell whether the models named at start have loaded."),
-    ("/readyz", "get", "readyz", "Tell whether every model can answer."),
-    ("/predictions/{model_name}", "post", "predictions", "Predict with the default version of a model."),
-    (
-        "/predictions/{model_name}/{model_version}",
-        "post",
-        "version_predictions",
-        "Predict with one version of a model.",
-    ),
-]
-MANAGEMENT: list[Operation] = [
-    *_ROOT,
-    ("/models", "get", "listModels", "List registered models."),
-    ("/models", "post", "registerModel", "Register a model."),
-    ("/models/{model_name}", "get", "describeModel", "Describe the default version of a model."),
-    ("/models/{model_name}", "put", "setAutoScale", "Change the number of workers of a model."),
-    ("/models/{model_name}", "delete", "unregisterModel", "Unregister the default version of a model."),
-    ("/models/{model_name}/{model_version}", "get", "version_describeModel", "Describe one version of a model."),
-    ("/models/{model_name}/{model_version}", "put", "version_setAutoScale", "Change the number of workers."),
-    ("/models/{model_name}/{model_version}", "delete", "version_unregisterModel", "Unregister one version."),
-    ("/models/{model_name}/{model_version}/set-default", "put", "setDefault", "Make a version the default one."),
-]
-METRICS: list[Operation] = [("/metrics", "get", "metrics", "Get metrics in Prometheus' text format.")]
-
-QUERY: dict[str, list[tuple[str, str, str]]] = {
-    "listModels": [
-        ("limit", "integer", "How many models a page may hold; 100 at most."),
-        ("next_page_token", "string", "The token the previous page ended with."),
-    ],
-    "registerModel": [
-        ("url", "string", "An archive or folder in the model store."),
-        ("model_name", "string", "Replaces the name in the manifest."),
-        ("handler", "string", "Replaces the handler in the manifest."),
-        ("runtime", "string", "python or python3."),
-        ("batch_size", "integer", "The most requests run together."),
-        ("max_batch_delay", "integer", "How long, in ms, a worker may wait for a batch to fill."),
-        ("response_timeout", "integer", "Seconds a worker may take to answer."),
-        ("startup_timeout", "integer", "Seconds a worker may take to load the model."),
-        ("initial_workers", "integer", "Workers to start."),
-        ("synchronous", "boolean", "Wait until the workers have started."),
-    ],
-    "setAutoScale": [
-        ("min_worker", "integer", "The fewest workers."),
-        ("max_worker", "integer", "The most workers."),
-        ("synchronous", "boolean", "Wait until the workers have started."),
-    ],
-    "describeModel": [("customized", "boolean", "Ask the handler too.")],
+ANY_BODY: dict[str, Schema] = {
+    "application/json": {},
+    "application/octet-stream": {"type": "string", "format": "binary"},
+    "text/plain": TEXT,
+}
+HANDLERS_ANSWER: dict[int, tuple[str, Schema | None]] = {200: ("What the handler answered", None)}
+LIST: Schema = {"type": "array", "items": OBJECT}
+TENSOR: Schema = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": TEXT,
+        "shape": {"type": "array", "items": WHOLE},
+        "datatype": TEXT,
+        "data": {"type": "array", "items": {}},
+        "parameters": OBJECT,
+    },
+}
+TENSORS: Schema = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {"id": TEXT, "parameters": OBJECT, "inputs": {"type": "array", "items": TENSOR, "minItems": 1}},
+}
+INSTANCES: Schema = {
+    "type": "object",
+    "required": ["instances"],
+    "properties": {"instances": {"type": "array", "items": {}, "minItems": 1}},
 }
 
+_ROOT = [
+    Operation(path="/", method="options", id="apiDescription", summary="Get openapi description."),
+    Operation(path="/api-description", method="get", id="api-description", summary="Get openapi description."),
+]
+_METRICS = Operation(
+    path="/metrics",
+    method="get",
+    id="metrics",
+    summary="Get metrics in Prometheus' text format, on the metrics listener.",
+    query=[Parameter("name[]", {"type": "array", "items": TEXT}, "Names of the metrics to get; all without it.")],
+    answers={200: ("Metrics", TEXT)},
+    problems=(404,),
+    content_type="text/plain",
+)
 
-def document(title: str, operations: list[Operation]) -> dict[str, Any]:
-    """An OpenAPI document for these operations."""
-    paths: dict[str, dict[str, Any]] = {}
-    for path, method, operation_id, summary in operations:
-        names = [segment[1:-1] for segment in path.split("/") if segment.startswith("{")]
-        query = QUERY.get(operation_id) or QUERY.get(operation_id.removeprefix("version_"), [])
-        parameters: list[dict[str, Any]] = [
-            {"in": "path", "name": name, "required": True, "schema": {"type": "string"}} for name in names
-        ] + [{"in": "query", "name": n, "description": text, "schema": {"type": kind}} for n, kind, text in query]
-        paths.setdefault(path, {})[method] = {
-            "description": summary,
-            "operationId": operation_id,
-            "parameters": parameters,
-            "responses": {"200": {"description": "Success"}, "default": {"description": "An error, as JSON"}},
-        }
-    return {"openapi": "3.0.1", "info": {"title": title, "version": __version__}, "paths": paths}
+
+def _probe(name: str, summary: str, *, failing: int | None = None) -> Operation:
+    answers: dict[int, tuple[str, Schema | None]] = {200: ("It is so", OBJECT)}
+    if failing:
+        answers[failing] = ("It is not so", OBJECT)
+    operation_id = name.strip("/").replace("/", "_")
+    return Operation(path=name, method="get", id=operation_id, summary=summary, answers=answers, problems=(400,))
+
+
+def _prediction(path: str, operation_id: str, summary: str, body: dict[str, Schema] = ANY_BODY) -> Operation:
+    return Operation(
+        path=path,
+        method="post",
+        id=operation_id,
+        summary=summary,
+        body=body,
+        answers=HANDLERS_ANSWER,
+        problems=PREDICTING,
+    )
+
+
+INFERENCE = [
+    *_ROOT,
+    _probe("/ping", "Get the health of the server.", failing=500),
+    _probe("/livez", "Tell whether the process is alive."),
+    _probe("/startupz", "Tell whether the models named at start have loaded.", failing=503),
+    _probe("/readyz", "Tell whether every model can answer.", failing=503),
+    _prediction("/predictions/{model_name}", "predictions", "Predict with the default version of a model."),
+    _prediction(
+        "/predictions/{model_name}/{model_version}", "version_predictions", "Predict with one version of a model."
+    ),
+    _prediction("/explanations/{model_name}", "explanations", "Explain with the default version of a model."),
+    _prediction(
+        "/explanations/{model_name}/{model_version}", "version_explanations", "Explain with one version of a model."
+    ),
+    replace(
+        _prediction("/invocations", "invocations", "Predict with the model that the query or the body names."),
+        query=[Parameter("model_name", TEXT, "The model; not needed where only one was loaded at start.")],
+    ),
+    _prediction("/models/{model_name}/invoke", "invoke", "Predict; the parameters of the URL are inputs too."),
+    _prediction(
+        "/v1/models/{model_name}:predict", "kserve_v1_predict", "Predict (KServe v1).", {"application/json": INSTANCES}
+    ),
+    _prediction(
+        "/v1/models/{model_name}:explain", "kserve_v1_explain", "Explain (KServe v1).", {"application/json": INSTANCES}
+    ),
+    replace(_probe("/v1/models", "List models (KServe v1)."), id="kserve_v1_models"),
+    replace(
+        _probe("/v1/models/{model_name}", "Tell whether a model is ready (KServe v1)."),
+        id="kserve_v1_ready",
+        problems=(400, 404),
+    ),
+    _probe("/v2", "Describe the server (KServe v2)."),
+    _probe("/v2/health/live", "Tell whether the server is alive (KServe v2)."),
+    _probe("/v2/health/ready", "Tell whether every model can answer (KServe v2).", failing=503),
+    replace(
+        _probe("/v2/models/{model_name}", "Describe a model (KServe v2)."),
+        id="kserve_v2_metadata",
+        problems=(400, 404),
+    ),
+    replace(
+        _probe("/v2/models/{model_name}/ready", "Tell whether a model can answer (KServe v2).", failing=503),
+        id="kserve_v2_ready",
+        problems=(400, 404),
+    ),
+    _prediction(
+        "/v2/models/{model_name}/infer", "kserve_v2_infer", "Predict (KServe v2).", {"application/json": TENSORS}
+    ),
+    _prediction(
+        "/v2/models/{model_name}/versions/{model_version}/infer",
+        "kserve_v2_version_infer",
+        "Predict with one version of a model (KServe v2).",
+        {"application/json": TENSORS},
+    ),
+    Operation(
+        path="/v2/repository/index",
+        method="post",
+        id="kserve_v2_index",
+        summary="List every version of every model (KServe v2).",
+        answers={200: ("The models", LIST)},
+        problems=(400,),
+    ),
+    _METRICS,
+]
+
+_SETTINGS = [
+    Parameter("model_name", TEXT, "Replaces the name in the manifest."),
+    Parameter("handler", TEXT, "Replaces the handler in the manifest."),
+    Parameter("runtime", {"type": "string", "enum": ["python", "python3", "LSP"]}, "Replaces the manifest's."),
+    Parameter("batch_size", WHOLE, "The most requests run together."),
+    Parameter("max_batch_delay", WHOLE, "How long, in ms, a worker may wait for a batch to fill."),
+    Parameter("response_timeout", WHOLE, "Seconds a worker may take to answer."),
+    Parameter("startup_timeout", WHOLE, "Seconds a worker may take to load the model."),
+    Parameter("initial_workers", WHOLE, "Workers to start."),
+    Parameter("synchronous", FLAG, "Wait until the workers have started; true unless told otherwise."),
+    Parameter("s3_sse_kms", FLAG, "Sign the download with the server's AWS keys."),
+]
+_URL = Parameter("url", TEXT, "An archive or folder in the model store, or an allowed URL.", is_required=True)
+_REGISTER_BODY: Schema = {
+    "type": "object",
+    "required": ["url"],
+    "properties": {parameter.name: parameter.schema for parameter in (_URL, *_SETTINGS)},
+}
+_SCALE = [
+    Parameter("min_worker", WHOLE, "The fewest workers; 1 unless told otherwise."),
+    Parameter("max_worker", WHOLE, "The most workers; as many as the fewest unless told otherwise."),
+    Parameter("number_gpu", WHOLE, "Accepted, without effect."),
+    Parameter("synchronous", FLAG, "Wait until the workers have started."),
+    Parameter("timeout", WHOLE, "Accepted, without effect."),
+]
+_SCALED: dict[int, tuple[str, Schema | None]] = {
+    200: ("Done", STATUS),
+    202: ("Accepted; it goes on", STATUS),
+    206: ("Some workers have started", STATUS),
+}
+_DONE: dict[int, tuple[str, Schema | None]] = {200: ("Done", STATUS)}
+
+
+def _per_model(path: str, prefix: str) -> list[Operation]:
+    return [
+        Operation(
+            path=path,
+            method="get",
+            id=f"{prefix}describeModel",
+            summary="Describe a model: its settings, its workers and their last failures.",
+            query=[Parameter("customized", FLAG, "Ask the handler too.")],
+            answers={200: ("The model, or each version of it", LIST)},
+            problems=(400, 404, 500, 503),
+        ),
+        Operation(
+            path=path,
+            method="put",
+            id=f"{prefix}setAutoScale",
+            summary="Change the number of workers of a model.",
+            query=_SCALE,
+            answers=_SCALED,
+            problems=(400, 404, 500, 507),
+        ),
+        Operation(
+            path=path,
+            method="delete",
+            id=f"{prefix}unregisterModel",
+            summary="Unregister a model, after what it accepted has been answered.",
+            answers=_DONE,
+            problems=(400, 403, 404, 405, 408),
+        ),
+    ]
+
+
+MANAGEMENT = [
+    *_ROOT,
+    Operation(
+        path="/models",
+        method="get",
+        id="listModels",
+        summary="List registered models.",
+        query=[
+            Parameter("limit", WHOLE, "How many models a page may hold; 100 at most."),
+            Parameter("next_page_token", TEXT, "The token the previous page ended with."),
+        ],
+        problems=(400,),
+    ),
+    Operation(
+        path="/models",
+        method="post",
+        id="registerModel",
+        summary="Register a model; the parameters may come as a JSON body instead.",
+        query=[_URL, *_SETTINGS],
+        body={"application/json": _REGISTER_BODY},
+        answers=_SCALED,
+        problems=(400, 404, 405, 409, 500, 507),
+    ),
+    *_per_model("/models/{model_name}", ""),
+    *_per_model("/models/{model_name}/{model_version}", "version_"),
+    Operation(
+        path="/models/{model_name}/{model_version}/set-default",
+        method="put",
+        id="setDefault",
+        summary="Make a version the default one.",
+        answers=_DONE,
+        problems=(400, 404),
+    ),
+    _METRICS,
+]
+METRICS = [_METRICS]
+
+
+def listener_document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """The description of a listener."""
+    return document("TorchServe APIs", operations, __version__)
 
 
 def model_document(name: str) -> dict[str, Any]:
     """The description of one model's inference API."""
-    text = document(f"RESTful API for: {name}", [(f"/predictions/{name}", "post", "predictions", "Predict.")])
-    text["info"]["version"] = "1.0.0"
-    return text
+    operations = [
+        replace(operation, path=operation.path.replace("{model_name}", name))
+        for operation in INFERENCE
+        if operation.id in ("predictions", "explanations", "kserve_v1_predict", "kserve_v2_infer")
+    ]
+    return document(f"RESTful API for: {name}", operations, "1.0.0")
 
 
 def management_document(name: str) -> dict[str, Any]:
     """The description of one model's management API."""
-    operations = [
-        (path.replace("{model_name}", name), method, operation_id, summary)
-        for path, method, operation_id, summary in MANAGEMENT
-        if path == "/models/{model_name}"
-    ]
-    return document(f"RESTful Management API for: {name}", operations)
+    operations = [operation for operation in MANAGEMENT if "{model_name}" in operation.path]
+    named = [replace(operation, path=operation.path.replace("{model_name}", name)) for operation in operations]
+    return document(f"RESTful Management API for: {name}", named, __version__)
 
 
-def root(operations: list[Operation]) -> Endpoint:
+def root(operations: Sequence[Operation]) -> Endpoint:
     """`OPTIONS /`: the description of a listener."""
 
     def describe(exchange: Exchange, segments: list[str]) -> None:
         if exchange.method == "OPTIONS":
-            respond_json(exchange, 200, document("TorchServe APIs", operations))
+            respond_json(exchange, 200, listener_document(operations))
         else:
             not_allowed(exchange)
 
     return describe
 
 
-def always(operations: list[Operation]) -> Endpoint:
+def always(operations: Sequence[Operation]) -> Endpoint:
     """`/api-description`: the same document for any method."""
 
     def describe(exchange: Exchange, segments: list[str]) -> None:
-        respond_json(exchange, 200, document("TorchServe APIs", operations))
+        respond_json(exchange, 200, listener_document(operations))
 
     return describe

@@ -15,7 +15,7 @@ Header = tuple[str, str]
 JOINED_BYTES = 256 * 1024  # a body up to this size is cheaper to copy behind its head than to send by itself
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-_COMMON = (
+COMMON = (
     b"Pragma: no-cache\r\n"
     b"Cache-Control: no-cache; no-store, must-revalidate, private\r\n"
     b"Expires: Thu, 01 Jan 1970 00:00:00 UTC\r\n"
@@ -26,8 +26,19 @@ _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding", "connection
 _UNSAFE = str.maketrans({"\r": " ", "\n": " ", "\0": " "})
 
 
+def common_headers(cors: Sequence[Header]) -> bytes:
+    """The lines that every response of a listener has; fixed when it opens."""
+    return COMMON + b"".join(
+        f"{name}: {value.translate(_UNSAFE)}\r\n".encode("latin-1", "replace") for name, value in cors
+    )
+
+
 class Connection(Protocol):
     """Where an exchange's response goes."""
+
+    @property
+    def common(self) -> bytes:
+        """Header lines of every response."""
 
     @property
     def is_draining(self) -> bool:
@@ -158,7 +169,7 @@ class Exchange:
         line = _STATUS_LINES.get(status)
         if phrase or line is None:
             line = f"HTTP/1.1 {status} {phrase.translate(_UNSAFE)}\r\n".encode("latin-1", "replace")
-        head = [line, b"x-request-id: %b\r\n" % self.request_id.encode("latin-1", "replace"), _COMMON]
+        head = [line, b"x-request-id: %b\r\n" % self.request_id.encode("latin-1", "replace"), self._connection.common]
         for name, value in headers:
             if name.lower() not in _FRAMING_HEADERS:
                 text = f"{name.translate(_UNSAFE)}: {value.translate(_UNSAFE)}\r\n"

@@ -1,14 +1,15 @@
-"""The inference API: /predictions, /explanations and the health of the server."""
+"""The inference API: /predictions and /explanations, and the older and foreign paths that mean the same."""
 
 from __future__ import annotations
 
 import logging
 from functools import partial
 
-from flambeau.errors import FlambeauError, JobFailed
+from flambeau.errors import BadRequest, FlambeauError, JobFailed
 from flambeau.frontend.http import describe
-from flambeau.frontend.http.app import Endpoint, not_found
+from flambeau.frontend.http.app import ANYTHING, Endpoint, not_found, query_of
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.forms import field_of
 from flambeau.frontend.http.health import health_routes
 from flambeau.frontend.http.problems import respond_json, respond_problem
 from flambeau.serving.job import Job
@@ -20,13 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 def inference_routes(server: Server) -> dict[str, Endpoint]:
-    """The paths of the inference listener."""
+    """The paths of the inference listener, but for KServe's."""
     details = server.config.tells_details
     return {
         "": describe.root(describe.INFERENCE),
         "api-description": describe.always(describe.INFERENCE),
         "predictions": partial(predict, server, "predict", details),
         "explanations": partial(predict, server, "explain", details),
+        "invocations": partial(invocations, server, details),
+        "models": partial(invoke, server, details),
+        ANYTHING: partial(legacy_predict, server, details),
         **health_routes(server),
     }
 
@@ -36,9 +40,8 @@ def predict(server: Server, kind: Kind, details: bool, exchange: Exchange, segme
     if len(segments) < 2:
         not_found(exchange)
         return
-    name = segments[1]
     version = segments[2] if len(segments) > 2 else None
-    model = server.registry.find(name, version)
+    model = server.registry.find(segments[1], version)
     if exchange.method == "OPTIONS":
         respond_json(exchange, 200, describe.model_document(model.name))
         return
@@ -52,29 +55,76 @@ def predict(server: Server, kind: Kind, details: bool, exchange: Exchange, segme
         kind=kind,
         url_path="/".join(segments[3:]) if len(segments) > 3 else "",
     )
-    exchange.on_gone = job.cancel
-    try:
-        model.add(job, requested_version=version)
-    except FlambeauError as error:
-        job.body.release()
-        reply.on_error(error)
+    submit(reply, job, version)
+
+
+def invocations(server: Server, details: bool, exchange: Exchange, segments: list[str]) -> None:
+    """/invocations: SageMaker's path; the model is named by the query or the body, or is the only one."""
+    if len(segments) > 1:
+        not_found(exchange)
+        return
+    at_start = {model.name for model in server.registry if model.loaded_at_startup}
+    name = query_of(exchange).get("model_name") or (at_start.pop() if len(at_start) == 1 else field_of(exchange))
+    if not name:
+        raise BadRequest("Parameter model_name is required.")
+    predict_with_query(server, details, exchange, name, None)
+
+
+def invoke(server: Server, details: bool, exchange: Exchange, segments: list[str]) -> None:
+    """/models/{model}/invoke: SageMaker's path where there are several models."""
+    if is_invoke(segments):
+        predict_with_query(server, details, exchange, segments[1], None)
+    else:
+        not_found(exchange)
+
+
+def is_invoke(segments: list[str]) -> bool:
+    """Whether a path below /models belongs to the inference API."""
+    return len(segments) == 3 and segments[2] == "invoke"
+
+
+def legacy_predict(server: Server, details: bool, exchange: Exchange, segments: list[str]) -> None:
+    """/{model}/predict and /{model}/{version}/predict."""
+    if len(segments) in (2, 3) and segments[-1] == "predict":
+        version = segments[1] if len(segments) == 3 else None
+        predict_with_query(server, details, exchange, segments[0], version)
+    else:
+        not_found(exchange)
+
+
+def predict_with_query(server: Server, details: bool, exchange: Exchange, name: str, version: str | None) -> None:
+    """Predict where the parameters of the URL are inputs too."""
+    model = server.registry.find(name, version)
+    if exchange.method == "OPTIONS":
+        respond_json(exchange, 200, describe.model_document(model.name))
+        return
+    reply = Prediction(exchange, model, details)
+    job = Job(
+        reply,
+        request_id=exchange.request_id,
+        headers=exchange.headers,
+        body=exchange.take_body(),
+        arrived=exchange.arrived,
+        query=exchange.query,
+    )
+    submit(reply, job, version)
 
 
 class Prediction:
     """Writes a job's reply to its HTTP exchange: whole when one part is all, else chunk by chunk."""
 
-    __slots__ = ("_details", "_exchange", "_model")
+    __slots__ = ("_details", "exchange", "model")
 
     def __init__(self, exchange: Exchange, model: Model, details: bool) -> None:
-        self._exchange = exchange
-        self._model = model
+        self.exchange = exchange
+        self.model = model
         self._details = details
 
     def on_parts(self, parts: list[Part]) -> None:
         """Send parts, now."""
-        exchange, first = self._exchange, parts[0]
+        exchange, first = self.exchange, parts[0]
         if not exchange.is_started:
-            self._model.answers[first.status] += 1
+            self.model.answers[first.status] += 1
             if first.last:
                 exchange.respond(first.status, first.body, first.headers or (), first.phrase)
                 return
@@ -83,10 +133,20 @@ class Prediction:
 
     def on_error(self, error: FlambeauError) -> None:
         """Answer with the error; a reply that has begun is broken off, so that nobody takes it for whole."""
-        exchange = self._exchange
+        exchange = self.exchange
         if isinstance(error, JobFailed) and error.cause:
-            logger.warning("request %s to %s: %s\n%s", exchange.request_id, self._model, error, error.cause.rstrip())
+            logger.warning("request %s to %s: %s\n%s", exchange.request_id, self.model, error, error.cause.rstrip())
         if exchange.is_started:
             exchange.abort()
         else:
-            self._model.answers[respond_problem(exchange, error, details=self._details)] += 1
+            self.model.answers[respond_problem(exchange, error, details=self._details)] += 1
+
+
+def submit(reply: Prediction, job: Job, version: str | None) -> None:
+    """Hand a job to its model; if the model cannot take it, say so at once."""
+    reply.exchange.on_gone = job.cancel
+    try:
+        reply.model.add(job, requested_version=version)
+    except FlambeauError as error:
+        job.body.release()
+        reply.on_error(error)

@@ -6,20 +6,27 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from flambeau.config.server import Address
-from flambeau.errors import ConfigError
+from flambeau.errors import CannotListen
+from flambeau.frontend.authorization import Keys
+from flambeau.frontend.http import describe
 from flambeau.frontend.http.app import Endpoint, RoutedApp
-from flambeau.frontend.http.inference import inference_routes
+from flambeau.frontend.http.auth import guard, token_route
+from flambeau.frontend.http.exchange import Exchange, common_headers
+from flambeau.frontend.http.inference import inference_routes, is_invoke
+from flambeau.frontend.http.kserve import kserve_routes, readiness_routes
 from flambeau.frontend.http.management import management_routes
 from flambeau.frontend.http.metrics import metrics_routes
 from flambeau.frontend.http.protocol import HttpLimits, Listener
 from flambeau.frontend.http.workflows import workflow_inference_routes, workflow_management_routes
+from flambeau.frontend.tls import server_context
 from flambeau.serving.server import Server
 
 BACKLOG = 4096
@@ -30,22 +37,18 @@ LAST_CALL_S = 0.1  # how long clients that are on their way are still let in, af
 class HttpFrontend:
     """Serves a Server over HTTP. Two APIs at one address share a port."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, keys: Keys | None = None) -> None:
         self._server = server
+        self._keys = keys
         self.inference = server.config.inference  # with the port that was found, if any was asked for
         self._listeners: list[Listener] = []
         self._sockets: list[asyncio.Server] = []
+        self._contexts: list[ssl.SSLContext | None] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        config = self._server.config
-        apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
-        if config.metrics is not None:
-            apis[config.metrics].update(metrics_routes(self._server))
-        apis[config.management].update(management_routes(self._server) | workflow_management_routes(self._server))
-        apis[config.inference].update(inference_routes(self._server) | workflow_inference_routes(self._server))
         try:
-            for address, routes in apis.items():
+            for address, routes in routes_by_address(self._server, self._keys).items():
                 await self._listen(address, routes)
         except BaseException:
             for opened in self._sockets:
@@ -83,30 +86,37 @@ class HttpFrontend:
             keep_alive_s=config.keep_alive_s,
             read_timeout_s=config.request_read_timeout_s,
         )
-        listener = Listener(RoutedApp(routes, details=config.tells_details), limits, self._server.segments)
+        listener = Listener(
+            RoutedApp(routes, details=config.tells_details), limits, self._server.segments, common_headers(config.cors)
+        )
+        context = server_context(config.tls, address.host) if address.is_tls else None
         loop = asyncio.get_running_loop()
         try:
             if address.path is not None:
+                remove_orphan(address.path)
                 opened = await loop.create_unix_server(listener.connect, address.path, backlog=BACKLOG)
             else:
-                opened = await loop.create_server(listener.connect, address.host, address.port, backlog=BACKLOG)
+                opened = await loop.create_server(
+                    listener.connect, address.host, address.port, backlog=BACKLOG, ssl=context
+                )
         except OSError as error:
-            raise ConfigError(why_not(address, error)) from None
+            raise CannotListen(str(address), why_not(address, error)) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
+        self._contexts.append(context)
         if address == self._server.config.inference and address.path is None:
             self.inference = replace(address, port=opened.sockets[0].getsockname()[1])
 
     async def _close_ports(self) -> None:
         """Close the ports, but let in the clients that the kernel has let in already."""
         loop = asyncio.get_running_loop()
-        for listener, opened in zip(self._listeners, self._sockets, strict=True):
+        for listener, opened, context in zip(self._listeners, self._sockets, self._contexts, strict=True):
             spares = [socket.socket(fileno=os.dup(door.fileno())) for door in opened.sockets]
             opened.close()
             for spare in spares:
                 with spare:
                     for client in waiting_at(spare):
-                        await loop.connect_accepted_socket(listener.connect, client)
+                        await loop.connect_accepted_socket(listener.connect, client, ssl=context)
 
     async def _until_idle(self, deadline: float) -> None:
         """Let requests that are still arriving be answered, and the last bytes of answers be sent."""
@@ -121,6 +131,52 @@ class HttpFrontend:
             await asyncio.sleep(SWEEP_S)
             for listener in self._listeners:
                 listener.sweep(loop.time())
+
+
+def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
+    """What is served where. APIs at one address share its paths; each keeps its own key."""
+    config = server.config
+    management = {
+        **management_routes(server),
+        **readiness_routes(server),
+        **workflow_management_routes(server),
+        "token": token_route(keys),
+    }
+    management = guard(management, keys, "management", config)
+    inference = {**inference_routes(server), **kserve_routes(server), **workflow_inference_routes(server)}
+    inference = guard(inference, keys, "inference", config)
+    if config.management == config.inference:
+        inference["models"] = either(inference["models"], management["models"])
+        inference[""] = describe.root([*describe.INFERENCE, *describe.MANAGEMENT])
+        inference["api-description"] = describe.always([*describe.INFERENCE, *describe.MANAGEMENT])
+    apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
+    if config.metrics is not None:
+        apis[config.metrics].update(metrics_routes(server))
+    apis[config.management].update(management)
+    apis[config.inference].update(inference)
+    return apis
+
+
+def either(inference: Endpoint, management: Endpoint) -> Endpoint:
+    """/models where both APIs share an address: one path below it predicts, the others manage."""
+
+    def models(exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
+        return (inference if is_invoke(segments) else management)(exchange, segments)
+
+    return models
+
+
+def remove_orphan(path: str) -> None:
+    """Remove the socket of a server that is gone; one that answers is in use, and asyncio would not mind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError:
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def waiting_at(door: socket.socket) -> Iterator[socket.socket]:

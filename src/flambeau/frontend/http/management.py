@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,11 +9,20 @@ from typing import Any
 from flambeau.errors import BadRequest
 from flambeau.frontend import operations
 from flambeau.frontend.http import describe
-from flambeau.frontend.http.app import Endpoint, not_allowed, not_found, query_of
+from flambeau.frontend.http.app import ANYTHING, Endpoint, not_allowed, not_found, nothing_here, query_of
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.forms import bytes_of, media_type_of, read_lenient
 from flambeau.frontend.http.health import health_routes
 from flambeau.frontend.http.problems import respond_json
 from flambeau.serving.server import Server
+
+WHOLE_NUMBERS = (
+    "batch_size",
+    "max_batch_delay",
+    "response_timeout",
+    "startup_timeout",
+    "initial_workers",
+)
 
 
 def management_routes(server: Server) -> dict[str, Endpoint]:
@@ -23,6 +31,7 @@ def management_routes(server: Server) -> dict[str, Endpoint]:
         "": describe.root(describe.MANAGEMENT),
         "api-description": describe.always(describe.MANAGEMENT),
         "models": partial(models, server),
+        ANYTHING: nothing_here,
         **health_routes(server),
     }
 
@@ -62,7 +71,7 @@ async def register(server: Server, exchange: Exchange) -> None:
         runtime=text(given, "runtime"),
         batch_size=positive(given, "batch_size"),
         max_batch_delay_ms=natural(given, "max_batch_delay"),
-        response_timeout_s=positive(given, "response_timeout"),
+        response_timeout_s=natural(given, "response_timeout"),
         startup_timeout_s=positive(given, "startup_timeout"),
         initial_workers=whole(given, "initial_workers"),
         synchronous=boolean(given, "synchronous", True),
@@ -80,9 +89,6 @@ async def describe_model(server: Server, exchange: Exchange, name: str, version:
 async def scale(server: Server, exchange: Exchange, name: str, version: str | None) -> None:
     """PUT /models/{model}[/{version}]: change the number of workers."""
     query = query_of(exchange)
-    for key in ("min_worker", "max_worker"):
-        if key in query and not query[key].removeprefix("-").isdigit():
-            raise BadRequest(f"{key} must be a whole number, not {query[key]!r}")
     minimum = integer(query, "min_worker", 1)
     maximum = integer(query, "max_worker", minimum)
     version = version or query.get("model_version")
@@ -111,19 +117,12 @@ async def options(server: Server, exchange: Exchange, name: str, version: str | 
 
 def parameters(exchange: Exchange) -> Mapping[str, Any]:
     """The parameters of a call: its JSON body if it has one, else its query."""
-    if (exchange.header("content-type") or "").partition(";")[0].strip().lower() != "application/json":
+    if media_type_of(exchange) != "application/json":
         return query_of(exchange)
-    body = exchange.body
-    if body is None:
-        raw = b""
-    else:
-        raw = body.content if body.segment is None else body.segment.memory[: body.size_bytes]
-    try:
-        document = json.loads(raw)
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise BadRequest("the body must be a JSON object")
+    document = read_lenient(bytes_of(exchange))
+    for key in WHOLE_NUMBERS:
+        if document.get(key) not in (None, "") and whole(document, key) is None:
+            raise BadRequest(f"{key} must be a whole number, not {document[key]!r}")
     return document
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import parse_qsl
 
 from flambeau.frontend.http import describe
-from flambeau.frontend.http.app import Endpoint
+from flambeau.frontend.http.app import ANYTHING, Endpoint, nothing_here
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.serving.server import Server
 
@@ -19,4 +19,9 @@ def metrics_routes(server: Server) -> dict[str, Endpoint]:
         wanted = {value for key, value in parse_qsl(exchange.query) if key == "name[]"}
         exchange.respond(200, server.metrics.text(server.state_metrics(), wanted).encode(), (TEXT,))
 
-    return {"": describe.root(describe.METRICS), "metrics": metrics}
+    return {
+        "": describe.root(describe.METRICS),
+        "api-description": describe.always(describe.METRICS),
+        "metrics": metrics,
+        ANYTHING: nothing_here,
+    }

@@ -23,6 +23,7 @@ from flambeau.errors import (
     ModelNotFound,
     NodeFailed,
     NotAllowed,
+    NotJson,
     PlacementFailed,
     Unavailable,
     VersionNotFound,
@@ -44,6 +45,7 @@ PROBLEMS: dict[type[FlambeauError], tuple[int, str]] = {
     DownloadFailed: (400, "DownloadArchiveException"),
     DependenciesFailed: (400, "ModelException"),
     BadRequest: (400, "BadRequestException"),
+    NotJson: (500, "JsonSyntaxException"),  # as TorchServe answers a register call
     InvalidKey: (400, "InvalidKeyException"),
     NotAllowed: (405, "MethodNotAllowedException"),
     VersionNotFound: (404, "ModelVersionNotFoundException"),
@@ -83,7 +85,8 @@ def respond_problem(exchange: Exchange, error: FlambeauError, *, details: bool) 
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         headers.append(("retry-after", str(error.retry_after_s)))
     cause = getattr(error, "cause", "") if details else ""
-    exchange.respond(status, problem(status, kind, str(error), cause), headers)
+    is_v2 = exchange.path.startswith("/v2/")
+    exchange.respond(status, problem(status, kind, str(error), cause, is_v2=is_v2), headers)
     return status
 
 
@@ -92,9 +95,11 @@ def respond_json(exchange: Exchange, status: int, document: Any) -> None:
     exchange.respond(status, to_json(document), (JSON_TYPE,))
 
 
-def problem(status: int, kind: str, message: str, cause: str = "") -> bytes:
-    """The body of an error answer."""
+def problem(status: int, kind: str, message: str, cause: str = "", *, is_v2: bool = False) -> bytes:
+    """The body of an error answer; clients of KServe's second protocol look for `error`."""
     document: dict[str, Any] = {"code": status, "type": kind, "message": message}
+    if is_v2:
+        document["error"] = message
     if cause:
         document["cause"] = cause.splitlines()
     return to_json(document)

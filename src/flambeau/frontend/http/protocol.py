@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from flambeau.frontend.http.exchange import Exchange, Header, is_request_id, new_request_id, target_of
+from flambeau.frontend.http.exchange import COMMON, Exchange, Header, is_request_id, new_request_id, target_of
 from flambeau.serving.job import Body
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -63,6 +63,7 @@ class Listener:
     app: App
     limits: HttpLimits
     segments: SegmentPool | None
+    common: bytes = COMMON  # header lines of every response
     connections: set[HttpConnection] = field(default_factory=set)
     is_draining: bool = False
 
@@ -105,11 +106,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_version",
         "_waiting",
         "_wants_continue",
+        "common",
         "listener",
     )
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
+        self.common = listener.common
         self._loop = asyncio.get_running_loop()
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None

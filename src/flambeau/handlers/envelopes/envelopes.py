@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.envelopes.documents import decode_bytes, document_of, list_in
+from flambeau.handlers.envelopes.requests_v2 import read_request
 from flambeau.handlers.envelopes.tensors_v2 import read_input, to_output
 
 if TYPE_CHECKING:
@@ -72,11 +73,15 @@ class SharedEnvelope(BaseEnvelope):
 
     def parse_input(self, data: Sequence[Any]) -> list[Any]:
         """Rows → the instances of all of them, one after another."""
-        shares = [self.read_document(document_of(row)) for row in data]
+        shares = [self.read_document(document) for document in self.documents(data)]
         self._lengths = [len(share) for share in shares]
         if not all(self._lengths):
             raise BadRequest("the request holds nothing to predict: its list is empty")
         return [*chain.from_iterable(shares)]
+
+    def documents(self, data: Sequence[Any]) -> list[Mapping[str, Any]]:
+        """The JSON object of each request."""
+        return [document_of(row) for row in data]
 
     def part(self, results: Any) -> list[Any]:
         """The results of each request; the only request of a batch gets them all, however many."""
@@ -136,6 +141,11 @@ class KServev2Envelope(SharedEnvelope):
         if self._ids[0]:
             self.context.input_request_id = self._ids[0]  # type: ignore[attr-defined]
         return inputs
+
+    def documents(self, data: Sequence[Any]) -> list[Mapping[str, Any]]:
+        """The JSON object of each request, with the binary data that follows it put in."""
+        assert self.context is not None
+        return [read_request(row, self.context, i) for i, row in enumerate(data)]
 
     def read_document(self, document: Mapping[str, Any]) -> list[Any]:
         """The inputs of one request, with their data in shape."""

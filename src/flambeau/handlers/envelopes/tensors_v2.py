@@ -16,17 +16,22 @@ DATATYPES = {
 MAX_DIMENSIONS = 8  # each one more costs a list for every number
 
 
-def read_input(entry: Any) -> dict[str, Any]:
-    """One input as the handler gets it: its data nested to its shape, or the first element if it is BYTES."""
+def read_input(entry: Any, *, whole: bool = False) -> dict[str, Any]:
+    """One input as the handler gets it: its data nested to its shape, or the first element if it is BYTES.
+
+    With `whole`, BYTES of several elements are nested too.
+    """
     if not isinstance(entry, Mapping):
         raise BadRequest(f"an input must be an object, not {type(entry).__name__}")
     for key in ("name", "datatype", "data"):
         if key not in entry:
             raise BadRequest(f"an input has no {key!r}; it has {', '.join(map(repr, entry))}")
     data = entry["data"]
+    if not isinstance(entry["name"], str):
+        raise BadRequest(f"the name of an input must be text, not {type(entry['name']).__name__}")
     if not isinstance(data, list):
         raise BadRequest(f"the data of input {entry['name']!r} must be a list")
-    if entry["datatype"] == "BYTES":
+    if entry["datatype"] == "BYTES" and not (whole and len(data) > 1):
         if not data:
             raise BadRequest(f"the data of input {entry['name']!r} is empty")
         return {**entry, "data": data[0]}

@@ -1,0 +1,177 @@
+"""Keys: who may call which API, whichever protocol asks; three keys, of which two expire, kept in a file."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from flambeau.config.server import KeysConfig
+from flambeau.errors import ConfigError, InvalidKey
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["management", "inference"]  # what a caller's key opens; the third one renews these two
+API = "API"
+REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
+MIN_CHARACTERS = 32
+VARIABLES = {
+    "management": "FLAMBEAU_MANAGEMENT_KEY",
+    "inference": "FLAMBEAU_INFERENCE_KEY",
+    API: "FLAMBEAU_API_KEY",
+}
+_EXPIRY = "expiration time"  # TorchServe's word for it, in the file
+_BEARER = re.compile(r"Bearer\s+(\S+)\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A secret, and until when it is one; None: for ever."""
+
+    secret: str
+    expires_at: float | None = None
+
+    def opens(self, given: str, now: float) -> bool:
+        """Whether somebody who shows this may come in; takes as long for a near miss as for a far one."""
+        is_same = hmac.compare_digest(self.secret.encode(), given.encode())
+        return is_same and (self.expires_at is None or now < self.expires_at)
+
+
+class Keys:
+    """The keys of one server. They survive a restart when they were supplied, or when their file did."""
+
+    def __init__(
+        self, config: KeysConfig, environment: Mapping[str, str] = os.environ, now: Callable[[], float] = time.time
+    ) -> None:
+        self._expiry_s = config.expiry_s
+        self._now = now
+        supplied = supplied_keys(environment)
+        known = {**self._still_good(read_keys(config.file)), **supplied}
+        self._keys: dict[str, Key] = {kind: known.get(kind) or self._new_key(kind) for kind in (*get_args(Kind), API)}
+        self.file = self._save_somewhere(config.file, is_needed=len(supplied) < len(self._keys))
+
+    def check(self, kind: Kind, authorization: str | None) -> None:
+        """Raise InvalidKey unless the value of an `authorization` header opens this API."""
+        if not self._keys[kind].opens(bearer(authorization), self._now()):
+            raise InvalidKey(REFUSED)
+
+    def renew(self, kind: str | None, authorization: str | None) -> None:
+        """Replace a key for whoever shows the API key; the old one opens nothing from now on."""
+        if kind is None or kind not in get_args(Kind) or not self._keys[API].opens(bearer(authorization), self._now()):
+            raise InvalidKey(NOT_RENEWED)
+        self._keys[kind] = self._new_key(kind)
+        if self.file is not None:
+            write_private(self.file, self._document())
+        logger.info("the %s key was renewed", kind)
+
+    def _new_key(self, kind: str) -> Key:
+        return Key(secrets.token_urlsafe(32), None if kind == API else self._now() + self._expiry_s)
+
+    def _still_good(self, found: Mapping[str, Key]) -> dict[str, Key]:
+        """The keys of an earlier run that have not expired, by the expiry that is set now."""
+        latest = self._now() + self._expiry_s
+        return {
+            kind: key if key.expires_at is None else Key(key.secret, min(key.expires_at, latest))
+            for kind, key in found.items()
+            if key.expires_at is None or key.expires_at > self._now()
+        }
+
+    def _document(self) -> dict[str, dict[str, str]]:
+        return {
+            kind: {"key": key.secret, **({_EXPIRY: to_instant(key.expires_at)} if key.expires_at else {})}
+            for kind, key in self._keys.items()
+        }
+
+    def _save_somewhere(self, wanted: Path, *, is_needed: bool) -> Path | None:
+        """Write the file where it should be, else where it can be; None where it neither can nor has to be."""
+        try:
+            write_private(wanted, self._document())
+            return wanted
+        except OSError as error:
+            reason = error.strerror
+        try:
+            spare = Path(tempfile.mkdtemp(prefix="flambeau-keys-")) / wanted.name
+            write_private(spare, self._document())
+        except OSError:
+            if is_needed:
+                names = ", ".join(VARIABLES.values())
+                raise ConfigError(
+                    f"the keys cannot be written to {wanted} ({reason}), nor to a temporary folder; name another file, "
+                    f"supply the keys as {names}, or turn token authorization off"
+                ) from None
+            return None
+        logger.warning("%s cannot be written (%s); the keys are in %s", wanted, reason, spare)
+        return spare
+
+
+def bearer(authorization: str | None) -> str:
+    """The key in `Bearer <key>`; empty for anything else."""
+    match = _BEARER.fullmatch(authorization or "")
+    return match.group(1) if match else ""
+
+
+def supplied_keys(environment: Mapping[str, str]) -> dict[str, Key]:
+    """The keys that the operator chose; they do not expire."""
+    found = {kind: environment[name] for kind, name in VARIABLES.items() if environment.get(name)}
+    for kind, secret in found.items():
+        if len(secret) < MIN_CHARACTERS or not re.fullmatch(r"[!-~]+", secret):
+            raise ConfigError(
+                f"{VARIABLES[kind]} must be at least {MIN_CHARACTERS} printable characters without blanks"
+            )
+    if len({*found.values()}) < len(found):
+        raise ConfigError(f"{' and '.join(VARIABLES[kind] for kind in found)} must differ from each other")
+    return {kind: Key(secret) for kind, secret in found.items()}
+
+
+def read_keys(file: Path) -> dict[str, Key]:
+    """The keys in a file of an earlier run, or of the operator's; those that are too short are left out."""
+    try:
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    found = {kind: read_key(document.get(kind)) for kind in VARIABLES}
+    return {kind: key for kind, key in found.items() if key is not None}
+
+
+def read_key(entry: Any) -> Key | None:
+    """One entry of a key file; None if it is not one, or not safe to use."""
+    if not isinstance(entry, dict):
+        return None
+    secret, instant = entry.get("key"), entry.get(_EXPIRY)
+    if not isinstance(secret, str) or len(secret) < MIN_CHARACTERS:
+        return None
+    try:
+        return Key(secret, None if instant is None else datetime.fromisoformat(instant).timestamp())
+    except (TypeError, ValueError):
+        return None
+
+
+def to_instant(when: float) -> str:
+    """A time as the file has it."""
+    return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
+
+
+def write_private(file: Path, document: Mapping[str, Any]) -> None:
+    """Write JSON that only this user may read; whoever looks finds the old file or the new one, never a half."""
+    fresh = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps(document, indent=2) + "\n")
+        os.replace(fresh, file)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,108 @@
+"""OpenAPI 3.0.1 documents, with the operation ids that generated clients know (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+TEXT: Schema = {"type": "string"}
+WHOLE: Schema = {"type": "integer"}
+FLAG: Schema = {"type": "boolean"}
+STATUS: Schema = {"type": "object", "required": ["status"], "properties": {"status": TEXT}}
+OBJECT: Schema = {"type": "object"}
+PROBLEM: Schema = {
+    "type": "object",
+    "required": ["code", "type", "message"],
+    "properties": {
+        "code": {"type": "integer", "description": "The HTTP status."},
+        "type": {"type": "string", "description": "What kind of error it is."},
+        "message": {"type": "string", "description": "What went wrong."},
+        "cause": {"type": "array", "items": TEXT, "description": "What lies behind it; for trusted callers."},
+    },
+}
+PROBLEMS = {
+    400: "A parameter or the body makes no sense, or the key is not valid",
+    403: "The default version cannot be removed while others remain",
+    404: "No such model or version",
+    405: "Not allowed by the configuration of this server",
+    408: "It took too long",
+    409: "That name and version are registered already",
+    413: "The body is too large",
+    500: "The server, or the worker that had the request, failed",
+    503: "No worker can take the request now, or the handler failed",
+    507: "Out of memory",
+}
+PREDICTING = (400, 404, 408, 413, 500, 503, 507)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a query."""
+
+    name: str
+    schema: Schema
+    description: str
+    is_required: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """As the document has it."""
+        found: dict[str, Any] = {"in": "query", "name": self.name, "description": self.description}
+        return {**found, "required": self.is_required, "schema": self.schema}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path."""
+
+    path: str
+    method: str
+    id: str
+    summary: str
+    query: Sequence[Parameter] = ()
+    body: Mapping[str, Schema] | None = None  # media type → schema
+    answers: Mapping[int, tuple[str, Schema | None]] = field(default_factory=lambda: {200: ("Success", OBJECT)})
+    problems: Sequence[int] = ()
+    content_type: str = "application/json"
+
+    def document(self) -> dict[str, Any]:
+        """As the document has it."""
+        segments = self.path.replace(":", "/").split("/")
+        names = [segment[1:-1] for segment in segments if segment.startswith("{")]
+        parameters: list[dict[str, Any]] = [
+            {"in": "path", "name": name, "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+        document: dict[str, Any] = {
+            "description": self.summary,
+            "operationId": self.id,
+            "parameters": [*parameters, *(parameter.document() for parameter in self.query)],
+        }
+        if self.body is not None:
+            content = {media_type: {"schema": schema} for media_type, schema in self.body.items()}
+            document["requestBody"] = {"required": False, "content": content}
+        document["responses"] = {
+            **{
+                str(status): response(text, schema, self.content_type)
+                for status, (text, schema) in self.answers.items()
+            },
+            **{str(status): response(PROBLEMS[status], PROBLEM) for status in self.problems},
+        }
+        return document
+
+
+def response(description: str, schema: Schema | None, content_type: str = "application/json") -> dict[str, Any]:
+    """One response; without a schema, its content is the handler's business."""
+    if schema is None:
+        return {"description": description}
+    return {"description": description, "content": {content_type: {"schema": schema}}}
+
+
+def document(title: str, operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """An OpenAPI document for these operations."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = operation.document()
+    return {"openapi": "3.0.1", "info": {"title": title, "version": version}, "paths": paths}
