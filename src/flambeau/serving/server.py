@@ -113,7 +113,7 @@ class Server:
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url)
         elif source is None:
-            source = await self.store.open(url, signed=signed)
+            source = await self.store.open(url, signed=signed, reuse=at_startup)
         try:
             name = name or (source.manifest.model_name if source.manifest else "")
             if at_startup and not name:
