@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -295,7 +296,7 @@ def test_deadlines_take_jobs_out_of_the_queue(serve, tmp_path):
     server, client = serve()
     gate, note = tmp_path / "gate", tmp_path / "note"
     busy = client.inference.Predictions.future(request(order={"do": "wait", "path": str(gate)}), timeout=30)
-    server.until(lambda: gate.with_name("gate.begun").exists())
+    server.until(gate.with_name("gate.begun").exists)
     with ThreadPoolExecutor(40) as pool:
         order = {"do": "note", "path": str(note)}
         storm = [pool.submit(refusal, client.predict, order=order, timeout=0.3) for _ in range(40)]
@@ -419,7 +420,7 @@ def test_accepted_calls_are_answered_while_the_server_stops(serve, tmp_path):
     server, client = serve()
     gate = tmp_path / "gate"
     call = client.inference.Predictions.future(request(order={"do": "wait", "path": str(gate)}), timeout=30)
-    server.until(lambda: gate.with_name("gate.begun").exists())
+    server.until(gate.with_name("gate.begun").exists)
     stream = client.inference.StreamPredictions(request(order={"do": "stream", "n": 3}), timeout=30)
     server.until(lambda: server.describe("orders")["jobQueueStatus"]["pendingRequests"] == 1)
     server.process.terminate()
@@ -429,3 +430,45 @@ def test_accepted_calls_are_answered_while_the_server_stops(serve, tmp_path):
     assert call.result().prediction == b"waited"
     assert [reply.prediction for reply in stream] == [b"0 ", b"1 ", b"2 "]
     assert server.process.wait(20) == 0
+
+
+def test_no_accepted_call_is_lost_in_the_middle_of_a_stop(serve):
+    server, client = serve()
+    codes = []
+    stop = threading.Event()
+
+    def call_until_stopped():
+        while not stop.is_set():
+            try:
+                assert client.predict(order={"do": "answer", "value": "x"}) == b"x"
+                codes.append(StatusCode.OK)
+            except grpc.RpcError as error:
+                codes.append(error.code())
+
+    callers = [threading.Thread(target=call_until_stopped) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    server.until(lambda: len(codes) > 50)
+    server.process.terminate()
+    assert server.process.wait(20) == 0
+    stop.set()
+    for caller in callers:
+        caller.join()
+    # What reaches gRPC in the instant of its shutdown, before the client has heard of it, it cancels by itself.
+    assert {*codes} - {StatusCode.CANCELLED} == {StatusCode.OK, StatusCode.UNAVAILABLE}
+    assert codes.count(StatusCode.CANCELLED) <= len(callers)
+    accepted = re.findall(r'Predictions HTTP/2.0" (\d+) ', server.log)
+    assert accepted == ["0"] * codes.count(StatusCode.OK)
+
+
+def test_a_second_signal_does_not_wait_for_calls(serve, tmp_path):
+    server, client = serve()
+    gate = tmp_path / "gate"
+    call = client.inference.Predictions.future(request(order={"do": "wait", "path": str(gate)}), timeout=30)
+    server.until(gate.with_name("gate.begun").exists)
+    server.process.terminate()
+    server.until(lambda: "stopping" in server.log)
+    server.process.terminate()
+    assert server.process.wait(20) == 1
+    assert refusal(call.result)[0] in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
+    assert "Traceback" not in server.log

@@ -155,6 +155,8 @@ class ServerConfig:
     sequence_headers: SequenceHeaders = SequenceHeaders()
     measure: MetricsConfig = MetricsConfig()
     log_folder: Path | None = None  # None: everything goes to stderr
+    log_config: Path | None = None  # a log4j2 file; what can be kept of it is
+    access_log: bool | None = None  # None: where there is a log folder
     metrics_log_folder: Path | None = None  # None: as log_folder
     snapshot_folder: Path | None = None  # None: no snapshots
     watch: bool = False  # reload handlers whose code changes

@@ -13,7 +13,8 @@ from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
-from flambeau.metrics.registry import Metrics
+from flambeau.logs.writer import Logs
+from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.autoscaling import DEFAULT_IDLE_S, Limits
 from flambeau.serving.batching import AHEAD_OF_QUICK
 from flambeau.serving.crowding import Crowd
@@ -22,7 +23,9 @@ from flambeau.serving.devices import count_cores
 from flambeau.serving.elasticity import Elasticity
 from flambeau.serving.grouping import Grouping
 from flambeau.serving.job import Job
+from flambeau.serving.measures import Measures
 from flambeau.serving.memory import resident_bytes_of
+from flambeau.serving.output import WorkerOutput
 from flambeau.serving.placement import threads_per_worker
 from flambeau.serving.priorities import NORMAL, priority_of
 from flambeau.serving.ranks import MeetingPoints
@@ -30,7 +33,7 @@ from flambeau.serving.recovery import Death, should_retry
 from flambeau.serving.remote_worker import RemoteWorker
 from flambeau.serving.scheduling import contradictions, new_dispatcher
 from flambeau.serving.supervisor import Slot, Supervisor
-from flambeau.serving.worker_process import WorkerSpec, environment_for
+from flambeau.serving.worker_process import WorkerSpec, environment_for, worker_name
 from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)
@@ -56,14 +59,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What models of one server share: its settings, devices, worker numbers and metrics."""
+    """What models of one server share: its settings, devices, worker numbers, metrics and logs."""
 
     config: ServerConfig
     gpus: range
     worker_ids: Iterator[int]
     meeting_points: MeetingPoints
     make_room: Callable[[], bool]
-    metrics: Metrics
+    measures: Measures
+    logs: Logs
     probe: Callable[[], Shared | None]
     devices_in_use: Callable[[], Iterator[int | None]]
 
@@ -84,6 +88,7 @@ class Model:
         self.min_workers = config.min_workers
         self.max_workers = max(config.max_workers, int(config.scales_to_zero))
         self.answers: Counter[int] = Counter()
+        self.traffic = ModelTraffic(name, host.measures.traffic)
         self._host = host
         self._is_closed = False
         self._num_cores = count_cores()
@@ -123,6 +128,7 @@ class Model:
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or say at once why not."""
+        job.usage = self.traffic.requested(requested_version)
         if not self.supervisor.has_ready:
             self._check_hope(requested_version)
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
@@ -315,10 +321,10 @@ class Model:
 
     def _new_slot(self) -> Slot:
         number = self._grouping.take_id() or next(self._host.worker_ids)
-        return Slot(number, self._grouping.place(), f"W-{number}-{self.name}_{self.version}")
+        return Slot(number, self._grouping.place(), worker_name(number, self.name, self.version))
 
     def _new_worker(self, slot: Slot) -> RemoteWorker:
-        server = self._host.config
+        server, measures = self._host.config, self._host.measures
         load = Load(
             model=self.name,
             version=self.version,
@@ -333,6 +339,8 @@ class Model:
             envelope=self.envelope,
             watch=server.watch and not self.source.is_temporary,
             schedule=self.config.schedule,
+            metrics_file=str(measures.file),
+            metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in measures.model_definitions],
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
         threads = threads_per_worker(self._num_cores, self.max_workers, is_pipelined=is_pipelined)
@@ -349,7 +357,14 @@ class Model:
             transport=server.worker_transport,
         )
         spec = self._grouping.apply(spec, slot.devices)
-        return RemoteWorker(spec, on_free=self._dispatcher.feed, on_lost=self._on_lost, on_samples=self._on_samples)
+        return RemoteWorker(
+            spec,
+            on_free=self._dispatcher.feed,
+            on_lost=self._on_lost,
+            on_samples=self._on_samples,
+            traffic=self.traffic,
+            output=WorkerOutput(self._host.logs, spec.name, measures.add_samples),
+        )
 
     def _on_lost(self, death: Death, suspects: list[tuple[Job, int]], innocent: list[Job]) -> None:
         """A worker died: its jobs are tried again or answered, at once."""
@@ -380,4 +395,4 @@ class Model:
             self._refuse_all(self._not_loaded())
 
     def _on_samples(self, message: Samples) -> None:
-        self._host.metrics.add_samples(message.samples)
+        self._host.measures.add_samples(message.samples)

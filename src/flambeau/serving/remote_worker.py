@@ -7,11 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flambeau.errors import JobFailed
+from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.batching import smoothed
 from flambeau.serving.job import Job
+from flambeau.serving.output import WorkerOutput
 from flambeau.serving.rank_group import RankGroup
 from flambeau.serving.recovery import Death
 from flambeau.serving.worker_process import WorkerProcess, WorkerSpec
@@ -32,6 +34,8 @@ class Batch:
     remaining: int
     progress: float
     started: float
+    handler_s: float = 0.0  # how long the handler took
+    ids: list[str] = field(default_factory=list)  # of its requests, where the log names them
 
 
 class RemoteWorker:
@@ -44,6 +48,8 @@ class RemoteWorker:
         on_free: Callable[[], None],
         on_lost: Callable[[Death, list[tuple[Job, int]], list[Job]], None],
         on_samples: Callable[[Samples], None],
+        traffic: ModelTraffic,
+        output: WorkerOutput,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
@@ -51,6 +57,8 @@ class RemoteWorker:
         self.ended: asyncio.Future[Death] = loop.create_future()
         self._closed: asyncio.Future[None] = loop.create_future()  # the channel is
         self.started_at = time.time()
+        self.load_s: float | None = None
+        self._began = time.monotonic()
         self.is_ready = False
         self.is_retiring = False
         self.is_concurrent = False
@@ -68,12 +76,14 @@ class RemoteWorker:
         self._on_samples = on_samples
         self._heard_at = 0.0
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
+        self._traffic = traffic
+        self._output = output
         self._channel: ServerChannel | RankGroup | None = None
         self._process: WorkerProcess | RankGroup
         if spec.others:
-            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed)
+            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed, output)
         else:
-            self._process = WorkerProcess(spec, self._new_channel)
+            self._process = WorkerProcess(spec, self._new_channel, output)
 
     # ---- life ----
 
@@ -165,6 +175,8 @@ class RemoteWorker:
         batch = Batch(len(jobs), len(jobs), now, now)
         self.batches.append(batch)
         self.has_suspect = jobs[0].crashes > 0
+        if self._traffic.note is not None:
+            batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
         requests = []
         for job in jobs:
@@ -175,6 +187,8 @@ class RemoteWorker:
             requests.append(job.to_request(share=share))
         assert self._channel is not None
         self._channel.send(Run(requests))
+        if self._output.is_told:
+            self._output.say(f"Backend received inference at: {int(time.time())}")
 
     def take_back(self) -> list[Job]:
         """Jobs it has not begun, taken away from it so that an idle worker can have them."""
@@ -247,6 +261,8 @@ class RemoteWorker:
         self.depth = message.depth
         self.is_ready = True
         self.ready_at = self._now()
+        self.load_s = self.ready_at - self._began
+        self._traffic.loaded(self.spec.name, self.load_s)
         if not self.ready.done():
             self.ready.set_result(None)
         self._on_free()
@@ -257,13 +273,18 @@ class RemoteWorker:
         if entry is None:
             return
         job, batch = entry
+        first, last = parts[0], parts[-1]
+        is_waited_for = job is not None and not job.is_over
         if job is not None:
             try:
                 job.deliver(parts)
             except Exception:  # a receiver's mistake must not cost the other jobs of this worker
                 logger.exception("request %s: its answer could not be delivered", job.request_id)
-        if parts[-1].last:
-            self._finish(job_id, job, batch)
+        if last.last:
+            if last.handler_s:
+                batch.handler_s = last.handler_s
+                self._traffic.predicted(last.handler_s, batch.ids)
+            self._finish(job_id, job, batch, first.status if is_waited_for else 0)
         else:
             is_first_sign = batch.progress == batch.started
             batch.progress = self._now()
@@ -274,27 +295,35 @@ class RemoteWorker:
         if not failed.job_ids:
             assert isinstance(self._process, WorkerProcess)  # a group takes note of it by itself
             self._process.load_failure = failed
+            self._output.say("Backend worker process died.", *failed.detail.splitlines())
             return
         for job_id in failed.job_ids:
             entry = self._jobs.get(job_id)
             if entry is None:
                 continue
             job, batch = entry
+            is_waited_for = job is not None and not job.is_over
             if job is not None:
                 job.fail(JobFailed(failed.message, status=failed.status, cause=failed.detail))
-            self._finish(job_id, job, batch)
+            self._finish(job_id, job, batch, failed.status if is_waited_for else 0)
 
-    def _finish(self, job_id: int, job: Job | None, batch: Batch) -> None:
-        """A job has left the worker; when it was the last of its batch, there is room for another."""
+    def _finish(self, job_id: int, job: Job | None, batch: Batch, status: int) -> None:
+        """A job has left the worker; when it was the last of its batch, there is room for another.
+
+        A status of 0 is that of a job nobody waited for.
+        """
+        now = self._now()
+        if status and job is not None and job.usage is not None:
+            self._traffic.answered(job.usage, now - job.arrived, batch.started - job.arrived, status)
         del self._jobs[job_id]
         self.has_answered = True
         if job is not None and job.body.segment is not None:
             job.body.release()
         batch.remaining -= 1
         if batch.remaining:
-            batch.progress = self._now()
+            batch.progress = now
             return
-        now = self._now()
+        self._traffic.batch_done(batch.size, now - batch.started - batch.handler_s)
         self.service_s = smoothed(self.service_s, now - batch.started)
         self.batches.remove(batch)
         if self.batches and not self.is_concurrent:

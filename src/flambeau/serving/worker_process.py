@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import os
+import platform
 import re
 import secrets
 import signal
@@ -41,16 +42,23 @@ class WorkerSpec:
     others: tuple[WorkerSpec, ...] = ()  # this one is rank 0 of a group; these are the ranks that follow
     keeps_step: bool = False  # every rank of the group gets every batch
 
+    @property
+    def name(self) -> str:
+        """What the worker is called in logs and metrics."""
+        return worker_name(self.id, self.load.model, self.load.version)
+
 
 class WorkerProcess:
     """Starts the process, joins it to a channel, passes its output on, and tells how it ended."""
 
-    def __init__(self, spec: WorkerSpec, new_channel: Callable[[], ServerChannel]) -> None:
+    def __init__(
+        self, spec: WorkerSpec, new_channel: Callable[[], ServerChannel], worker_output: output.WorkerOutput
+    ) -> None:
         self.load_failure: Failed | None = None  # what the worker itself said about its end
         self._spec = spec
         self._new_channel = new_channel
         self._process: asyncio.subprocess.Process | None = None
-        self._tail = output.Tail()
+        self._output = worker_output
         self._fate: Death | None = None  # decided by us, before the process is gone
         self._kernel_kills = 0
 
@@ -115,6 +123,7 @@ class WorkerProcess:
             pass_fds=inherited,
             start_new_session=True,  # a Ctrl-C in the terminal is for the server, which then drains
         )
+        self._output.say(f"[PID]{self.pid}", "Torch worker started.", f"Python runtime: {platform.python_version()}")
         if self._fate is not None:
             self._kill_group()
 
@@ -123,11 +132,10 @@ class WorkerProcess:
         assert process is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        name = f"W-{self._spec.id}-{self._spec.load.model}_{self._spec.load.version}"
         async with asyncio.TaskGroup() as tasks:
             readers = [
-                tasks.create_task(output.forward(process.stdout, f"{name}-stdout", self._tail)),
-                tasks.create_task(output.forward(process.stderr, f"{name}-stderr", self._tail)),
+                tasks.create_task(self._output.forward(process.stdout, is_error=False)),
+                tasks.create_task(self._output.forward(process.stderr, is_error=True)),
             ]
             try:
                 code = await process.wait()
@@ -157,7 +165,7 @@ class WorkerProcess:
     def _death_from(self, code: int) -> Death:
         """Put together what is known about the end of the process."""
         words, by_signal = describe_exit(code)
-        lines = self._tail.lines()
+        lines = self._output.tail.lines()
         if self.load_failure is not None:
             return Death(
                 reason=f"the model could not be loaded: {self.load_failure.message}",
@@ -209,6 +217,11 @@ class TokenGate(asyncio.Protocol):
         self._transport.set_protocol(channel)
         channel.connection_made(self._transport)
         self._transport.resume_reading()
+
+
+def worker_name(number: int, model: str, version: str) -> str:
+    """What a worker is called in logs and metrics."""
+    return f"W-{number}-{model}_{version}"
 
 
 def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: SequenceHeaders) -> dict[str, str]:

@@ -56,6 +56,8 @@ class Load(Struct, array_like=True, tag=1, frozen=True):
     schedule: Schedule = "batches"
     rank: int = 0  # in a group of processes that are one worker; rank 0 answers
     keeps_step: bool = False  # the ranks must all make the same calls
+    metrics_file: str = ""  # the metrics configuration, and …
+    metrics: list[tuple[str, str, str, list[str]]] = []  # … what it names for handlers: name, kind, unit, dimensions
 
 
 class Run(Struct, array_like=True, tag=2, frozen=True):
@@ -92,6 +94,7 @@ class Part(Struct, array_like=True, tag=6, frozen=True):
     status: int = 200
     phrase: str = ""
     headers: list[tuple[str, str]] | None = None
+    handler_s: float = 0.0  # how long the handler took; in the last part of one job of a batch
 
 
 class Failed(Struct, array_like=True, tag=7, frozen=True):
@@ -104,9 +107,9 @@ class Failed(Struct, array_like=True, tag=7, frozen=True):
 
 
 class Samples(Struct, array_like=True, tag=8, frozen=True):
-    """Metric samples a handler took: (name, kind, unit, value, dimensions)."""
+    """Metric samples a handler took: (name, kind, unit, value, dimensions, request ids)."""
 
-    samples: list[tuple[str, str, str, float, list[tuple[str, str]]]]
+    samples: list[tuple[str, str, str, float, list[tuple[str, str]], str]]
 
 
 ToWorker = Load | Run | Cancel | Stop

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from flambeau.metrics.samples import MetricSamples
+from flambeau.metrics.cache import WorkerMetrics
 from flambeau.wire.messages import Request
 
 _NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", "_processors", "_read_headers"}
@@ -98,7 +98,7 @@ class Context:
             "server_version": mms_version,
             "limit_max_image_pixels": limit_max_image_pixels,
         }
-        self.metrics = metrics if metrics is not None else MetricSamples(model_name)
+        self.metrics = metrics if metrics is not None else WorkerMetrics(model_name)
         self.model_yaml_config: Mapping[str, Any] = model_yaml_config or {}
         self.stopping_criteria: Any = None
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
@@ -126,6 +126,8 @@ class Context:
         self._request_ids = None
         self._processors = None
         self.has_sent = False
+        if isinstance(self.metrics, WorkerMetrics):
+            self.metrics.follow(requests)
 
     def connect(self, outlet: Outlet, read_headers: Callable[[Request, Types], Headers]) -> None:
         """Tell it how to reach the server and how to read a request's headers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from flambeau.wire.channel import WorkerChannel
@@ -73,16 +74,17 @@ class RunningBatch:
             return
         context.begin(requests, types)
         try:
-            self._reply(context, self._runner.handle(rows, context))
+            began = time.perf_counter()
+            self._reply(context, self._runner.handle(rows, context), began)
         except Exception as error:  # what the handler keeps of the others cannot be trusted either
             self._going_on = []
             self._replier.fail(requests, error)
         self._replier.send_samples(context)
 
-    def _reply(self, context: Context, result: Any) -> None:
+    def _reply(self, context: Context, result: Any, began: float) -> None:
         """Send what the handler returned; those who are not finished stay for the next call."""
         if is_stream(result) or (isinstance(result, list) and any(map(is_stream, result))):
-            self._runner.reply(context, result)  # generators, which are run to their end
+            self._runner.reply(context, result, began)  # generators, which are run to their end
             return
         values = check_result(result, len(context.requests))
         lasts = [is_final(context, i, value) for i, value in enumerate(values)]

@@ -19,8 +19,10 @@ from flambeau import __version__
 from flambeau.archive.folders import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
+from flambeau.metrics.cache import WorkerMetrics
+from flambeau.metrics.definitions import Definition
 from flambeau.wire.channel import WorkerChannel
-from flambeau.wire.messages import Cancel, Load, Ready, Run, Schedule, Stop
+from flambeau.wire.messages import Cancel, Load, Ready, Run, Samples, Schedule, Stop
 from flambeau.worker.context import Context
 from flambeau.worker.continuous import RunningBatch
 from flambeau.worker.envelopes import Handle
@@ -28,7 +30,7 @@ from flambeau.worker.failures import load_failed
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import Entry, in_envelope, load_handler
 from flambeau.worker.quiet import QuietChannel
-from flambeau.worker.replier import Replier
+from flambeau.worker.replier import Replier, samples_of
 from flambeau.worker.runner import Runner
 from flambeau.worker.warmup import read_warmup, warm_up
 
@@ -65,7 +67,9 @@ def serve(channel: WorkerChannel) -> int:
         is_continuous = load.schedule == "continuous"
         depth = PIPELINE_DEPTH if pipeline else 1
         is_concurrent = entry.is_concurrent or is_continuous
-        channel.send([Ready(is_concurrent, reader.segments.can_read(load.probe), depth, is_continuous)])
+        ready = Ready(is_concurrent, reader.segments.can_read(load.probe), depth, is_continuous)
+        samples = samples_of(context)  # of `initialize`
+        channel.send([Samples(samples), ready] if samples else [ready])
         replier = Replier(channel, load.max_response_bytes, may_split=may_split(load))
         runner = Runner(
             entry.handle,
@@ -159,7 +163,8 @@ def new_context(load: Load) -> Context:
         load.gpu_id,
         __version__,
         load.limit_max_image_pixels,
-        model_yaml_config=options,
+        WorkerMetrics(load.model, load.metrics_file, (Definition(n, k, u, tuple(d)) for n, k, u, d in load.metrics)),
+        options,
     )
 
 

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from flambeau.metrics.samples import Sample
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Part, Request, Samples
 from flambeau.worker.context import Context
@@ -78,10 +81,13 @@ class Replier:
             if part.last:
                 self._forget(part.job_id)
 
-    def finish(self, context: Context, values: Sequence[Any]) -> None:
-        """Send the last part of each reply of the batch."""
+    def finish(self, context: Context, values: Sequence[Any], handler_s: float = 0.0) -> None:
+        """Send the last part of each reply of the batch, with what was measured: who has an answer finds it counted."""
         parts = to_parts(context, values, self._max_bytes, last=True)
-        self._channel.send(parts)
+        if handler_s:
+            parts[-1] = replace(parts[-1], handler_s=handler_s)
+        samples = samples_of(context)
+        self._channel.send([Samples(samples), *parts] if samples else parts)
         for part in parts:
             self._forget(part.job_id)
 
@@ -108,8 +114,7 @@ class Replier:
 
     def send_samples(self, context: Context) -> None:
         """Send what the handler has measured."""
-        take = getattr(context.metrics, "take", None)
-        if take is not None and (samples := take()):
+        if samples := samples_of(context):
             self._channel.send([Samples(samples)])
 
     # ---- cancellation ----
@@ -149,3 +154,9 @@ class Replier:
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
             self.look_for_cancels()
+
+
+def samples_of(context: Context) -> list[Sample]:
+    """What the handler has measured since the last look."""
+    take = getattr(context.metrics, "take", None)
+    return take() if take is not None else []

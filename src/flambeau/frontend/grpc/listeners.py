@@ -14,7 +14,7 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ignore[import-untyped]
 
 from flambeau.config.server import Address, ServerConfig, Tls
-from flambeau.errors import ConfigError
+from flambeau.errors import CannotListen, ConfigError
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import health
 from flambeau.frontend.grpc.calls import Service, access_log, log_call
@@ -63,10 +63,10 @@ class GrpcFrontend:
     ) -> None:
         if error is not None:
             await self._stop(0)
-            return
-        self.drain()
+        else:
+            self.drain()
         if self._draining is not None:
-            await self._draining
+            await asyncio.wait([self._draining])
 
     def drain(self) -> None:
         """Take no new calls from now on; those that were accepted are answered, within the drain time-out."""
@@ -130,7 +130,7 @@ def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCreden
     except RuntimeError:
         found = 0
     if not found:
-        raise ConfigError(f"gRPC: {why_closed(address, is_tls=credentials is not None)}")
+        raise CannotListen(str(address), f"gRPC: {why_closed(address, is_tls=credentials is not None)}")
     return found
 
 

@@ -25,7 +25,7 @@ class Reply:
     def __init__(self, model: Model) -> None:
         self.job: Job | None = None
         self.headers: list[tuple[str, str]] = []  # that the handler set
-        self._model = model
+        self.model = model
         self._is_counted = False
         self._size_bytes = 0
 
@@ -43,7 +43,7 @@ class Reply:
         """Take an error."""
         if isinstance(error, JobFailed) and error.cause:
             request_id = self.job.request_id if self.job else ""
-            logger.warning("request %s to %s: %s\n%s", request_id, self._model, error, error.cause.rstrip())
+            logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
         if not self._is_counted:
             self._count(status_and_type(error)[0])
         self.end(error)
@@ -55,7 +55,7 @@ class Reply:
 
     def _count(self, status: int) -> None:
         self._is_counted = True
-        self._model.answers[status] += 1
+        self.model.answers[status] += 1
 
     def _fail(self, error: JobFailed) -> None:
         """End with an error of our own; what else the worker makes of the job is not wanted."""

@@ -25,14 +25,15 @@ Line = deque[StreamedReply | FlambeauError]
 class SequenceStream:
     """One call of StreamPredictions2.
 
-    The replies of a sequence come in the order of its requests; sequences do not wait for each other. Nothing is
-    read ahead of a client that does not read: one message waits to be sent, and so many requests to be answered.
+    The replies of a sequence come in the order of its requests; sequences do not wait for each other, nor do the
+    requests of a model with continuous batching, which may answer several of one sequence at a time. Nothing is read
+    ahead of a client that does not read: one message waits to be sent, and so many requests to be answered.
     """
 
     def __init__(self, server: Server, requests: AsyncIterator[Message]) -> None:
         self._server = server
         self._requests = requests
-        self._lines: dict[str, Line] = {}  # what each sequence waits for
+        self._lines: dict[object, Line] = {}  # what is answered one after another
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
         self._places = asyncio.Semaphore(MAX_OPEN)
 
@@ -58,11 +59,13 @@ class SequenceStream:
                 async for request in self._requests:
                     await self._places.acquire()
                     sequence_id, reply = self._begin(request)
-                    if sequence_id in self._lines:
-                        self._lines[sequence_id].append(reply)
+                    is_continuous = isinstance(reply, StreamedReply) and reply.model.config.continuous_batching
+                    key: object = reply if is_continuous else sequence_id
+                    if key in self._lines:
+                        self._lines[key].append(reply)
                     else:
-                        self._lines[sequence_id] = deque([reply])
-                        lines.create_task(self._answer(sequence_id, self._lines[sequence_id]))
+                        self._lines[key] = deque([reply])
+                        lines.create_task(self._answer(key, sequence_id))
             except FlambeauError as error:  # a message that is none: what came before it is answered first
                 broken = error
         await self._messages.put(None)
@@ -81,8 +84,9 @@ class SequenceStream:
         add_inputs(self._server, model, request.model_version, request.input, reply, headers)
         return sequence_id, reply
 
-    async def _answer(self, sequence_id: str, line: Line) -> None:
-        """Send the replies of one sequence, one after another."""
+    async def _answer(self, key: object, sequence_id: str) -> None:
+        """Send the replies of one line, one after another."""
+        line = self._lines[key]
         while line:
             reply = line.popleft()
             try:
@@ -96,7 +100,7 @@ class SequenceStream:
                 if isinstance(reply, StreamedReply):
                     reply.cancel()
             self._places.release()
-        del self._lines[sequence_id]
+        del self._lines[key]
 
 
 def sequence_of(sequence_id: str, inputs: Mapping[str, bytes], names: SequenceHeaders) -> tuple[str, Headers]:
