@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import re
+import sys
 import tarfile
 import threading
 from urllib.parse import quote
@@ -15,6 +16,7 @@ import pytest
 from support.archives import pack_handler
 from support.configured import problem
 from support.file_server import redirect, serving_files
+from support.torchserve import CommandServer, our_environment
 
 
 @pytest.fixture
@@ -251,6 +253,20 @@ def test_s3_downloads_are_signed_where_asked(configured, store, web):
     without = configured(model_store=store, allowed_urls=[".*"], allow_private_urls=True, env=dict.fromkeys(keys, ""))
     reply = without.register(f"{web.url}/bucket/other.mar", s3_sse_kms=True)
     assert "AWS_DEFAULT_REGION is not set" in reply.cause
+
+
+def test_model_from_a_url_is_there_again_after_a_restart(store, web, tmp_path):
+    lines = [f"load_models=mine={web.url}/echo.mar", f"allowed_urls={web.url}/.*", "allow_private_urls=true"]
+    for number in range(2):
+        command = [sys.executable, "-m", "flambeau.cli.torchserve"]
+        server = CommandServer(command, tmp_path / f"start-{number}", store, lines, our_environment(), models=None)
+        try:
+            server.wait_for_models(["mine"])
+            assert server.predict("mine", {}).status == 200
+        finally:
+            server.stop()
+    assert web.asked == ["/echo.mar"]  # it was fetched once
+    assert os.listdir(store) == ["echo.mar"]
 
 
 def test_pattern_that_is_no_expression_stops_the_start(configured, store):

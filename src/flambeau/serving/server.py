@@ -125,9 +125,11 @@ class Server:
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url)
         elif source is None:
-            source = await self.store.open(url, signed=signed)
+            source = await self.store.open(url, signed=signed, reuse=at_startup)
         try:
-            name = name or (source.manifest.model_name if source.manifest else "") or name_from(url)
+            name = name or (source.manifest.model_name if source.manifest else "")
+            if at_startup and not name:
+                name = name_from(url)
             settings = self._settings(source, name, config, wishes or {}, workers=at_startup)
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup

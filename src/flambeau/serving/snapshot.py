@@ -58,9 +58,11 @@ def newest(folder: Path) -> Path | None:
 
 
 def to_documents(registry: Registry) -> dict[str, dict[str, dict[str, Any]]]:
-    """All models as they are now, by name and version, in TorchServe's words."""
+    """All models as they are now, by name and version, in TorchServe's words; nodes of workflows are not among them."""
     documents: dict[str, dict[str, dict[str, Any]]] = {}
     for model in registry:
+        if model.workflow:
+            continue
         document = to_document(model, is_default=registry.is_default(model))
         documents.setdefault(model.name, {})[model.version] = document
     return documents
@@ -71,7 +73,7 @@ def to_document(model: Model, *, is_default: bool) -> dict[str, Any]:
     config = model.config
     document: dict[str, Any] = {
         "defaultVersion": is_default,
-        "marName": model.source.url,
+        "marName": model.source.downloaded.name if model.source.downloaded else model.source.url,
         "minWorkers": model.min_workers,
         "maxWorkers": model.max_workers,
         "batchSize": config.batch_size,

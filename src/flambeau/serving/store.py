@@ -17,10 +17,10 @@ from pathlib import Path
 from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES, handler_of, manifest_of, read_config
 from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
 from flambeau.archive.unpack import unpack
-from flambeau.errors import BrokenArchive, ConfigError, ModelNotFound
-from flambeau.serving.fetching import Fetcher, sweep_parts
+from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
+from flambeau.serving.fetching import Fetcher, shown, sweep_parts
 from flambeau.serving.model import Source
-from flambeau.serving.urls import is_allowed, is_url, local_path_of
+from flambeau.serving.urls import file_name_of, is_allowed, is_url, local_path_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,11 @@ class Store:
         self._claim: int | None = None  # the file that says that the scratch folder is in use
         self._lock = threading.Lock()  # archives are unpacked in threads
 
-    async def open(self, url: str, *, signed: bool = False) -> Source:
-        """The model that a registration names by `url`: in the store, in an allowed folder, or at an allowed URL."""
+    async def open(self, url: str, *, signed: bool = False, reuse: bool = False) -> Source:
+        """The model that a registration names by `url`: in the store, in an allowed folder, or at an allowed URL.
+
+        With `reuse`, a URL whose file is in the store already is not fetched again.
+        """
         folder = self._check(url)
         if not is_url(url):
             return await asyncio.to_thread(self._open_local, folder, url)
@@ -51,7 +54,13 @@ class Store:
             raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
         if (place := _folder_at(url)) is not None:
             return await asyncio.to_thread(self._in_place, place, url)
-        file = await self.fetcher.fetch(url, folder, signed=signed)
+        try:
+            file = await self.fetcher.fetch(url, folder, signed=signed)
+        except FileTaken:
+            if not reuse:
+                raise
+            logger.info("%s is in the model store already, and served from there", shown(url))
+            return await asyncio.to_thread(self.open_path, folder / file_name_of(url), url)
         try:
             return replace(await asyncio.to_thread(self.open_path, file, url, keep_broken=True), downloaded=file)
         except BaseException:

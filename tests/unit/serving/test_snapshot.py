@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flambeau.config.java import parse
+from flambeau.config.model import ModelConfig
 from flambeau.errors import ConfigError
-from flambeau.serving.snapshot import archive_name, moment_of, name_for, newest, read_snapshot, to_text
+from flambeau.serving.model import Source
+from flambeau.serving.registry import Registry
+from flambeau.serving.snapshot import archive_name, moment_of, name_for, newest, read_snapshot, to_documents, to_text
 
 NOW = datetime(2026, 11, 15, 10, 21, 49, 533_999)
 SAVED = {
@@ -46,6 +51,26 @@ def test_only_time_stamped_files_are_snapshots(tmp_path):
         (tmp_path / name).touch()
     assert newest(tmp_path) == tmp_path / names[0]
     assert moment_of("99999999999999999-startup.cfg") is None
+
+
+def registered(name, *, url, workflow="", downloaded=None):
+    source = Source(url=url, folder=Path(), manifest=None, downloaded=downloaded)
+    return SimpleNamespace(
+        name=name, version="1.0", workflow=workflow, source=source, config=ModelConfig(), min_workers=1, max_workers=1
+    )
+
+
+def test_downloaded_models_are_saved_by_their_file_and_nodes_of_workflows_not_at_all():
+    registry = Registry()
+    registry.add(registered("plain", url="a.mar"))
+    registry.add(registered("fetched", url="https://h/b.mar?signature=x", downloaded=Path("/store/b.mar")))
+    registry.add(registered("flow__node", url="a.mar", workflow="flow"))
+    registry.add(registered("flow__function", url="", workflow="flow"))
+    documents = to_documents(registry)
+    assert {name: versions["1.0"]["marName"] for name, versions in documents.items()} == {
+        "plain": "a.mar",
+        "fetched": "b.mar",
+    }
 
 
 def test_models_are_read_with_their_settings():
