@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -94,6 +97,11 @@ def test_supplied_keys_are_used_and_ping_may_be_let_through(tmp_path):
         assert server.request("GET", "/ping").status == 200
         assert server.predict("echo", {}).json == REFUSED
         assert server.predict("echo", {}, headers={"Authorization": "Bearer " + "i" * 40}).status == 200
+        list_models = ["models", "ls", "--json", "--url", server.management_url]
+        command = [sys.executable, "-m", "flambeau.cli.main", *list_models]
+        assert b"Token Authorization failed" in subprocess.run(command, capture_output=True).stderr
+        done = subprocess.run(command, capture_output=True, env={**os.environ, **own})
+        assert b'"echo"' in done.stdout, done.stderr
 
 
 def test_without_authorization_there_is_no_token_api(start):

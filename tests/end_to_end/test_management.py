@@ -211,3 +211,29 @@ def test_metrics_tell_requests_workers_and_queue(start):
     only = server.request("GET", "/metrics?name[]=flambeau_queue_jobs", port=server.metrics_port).body.decode()
     assert "flambeau_queue_jobs" in only
     assert "flambeau_requests_total" not in only
+
+
+def test_describe_tells_every_setting_of_the_yaml(start, tmp_path):
+    config = (
+        "useJobTicket: true\nsequenceBatching: true\nsequenceMaxIdleMSec: 2000\nsequenceTimeoutMSec: 500\n"
+        "maxNumSequence: 4\nmaxSequenceJobQueueSize: 5\nclientTimeoutInMills: 7000\n"
+    )
+    server = start(pack_handler(tmp_path, "echo", config=config)).wait_listening()
+    server.until(lambda: server.manage("GET", "/models/echo").status == 200)
+    described = server.describe("echo")
+    assert described["useJobTicket"] is True
+    assert described["stateful"] is True
+    names = ("sequenceMaxIdleMSec", "sequenceTimeoutMSec", "maxNumSequence", "maxSequenceJobQueueSize")
+    assert [described[name] for name in names] == [2000, 500, 4, 5]
+    assert described["clientTimeoutInMills"] == 7000
+
+
+def test_handler_that_does_not_describe_itself_in_time_is_an_error(start, tmp_path):
+    handler = tmp_path / "silent.py"
+    handler.write_text(
+        "import time\n\n\ndef handle(data, context):\n    if data is None:\n        return None\n    time.sleep(60)\n"
+    )
+    server = start(handler, "--response-timeout", "1").wait_ready()
+    reply = server.manage("GET", "/models/silent?customized=true")
+    assert reply.status == 500
+    assert reply.message in ("Failed to get customized model matadata.", "Worker died.")

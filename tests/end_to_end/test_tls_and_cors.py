@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509 import load_pem_x509_certificate
 
-from flambeau.config.server import Address, Tls
+from flambeau.config.server import Address, KeysConfig, Tls
 from flambeau.errors import ConfigError
 from flambeau.frontend.tls import self_signed, server_context
 from support.configured import ConfiguredServer, trusting
@@ -127,6 +127,13 @@ def test_cors_headers_are_on_every_response(tmp_path):
         ):
             assert reply.headers["access-control-allow-origin"] == "*"
             assert reply.headers["access-control-allow-methods"] == "GET, POST"
+
+
+def test_browsers_preflight_needs_no_key_where_browsers_are_expected(tmp_path):
+    cors = (("Access-Control-Allow-Origin", "*"),)
+    with ConfiguredServer(tmp_path, ECHO, cors=cors, keys=KeysConfig(is_on=True)) as server:
+        assert server.request("OPTIONS", "/predictions/echo").status == 200
+        assert server.request("POST", "/predictions/echo").status == 400
 
 
 def ask_socket(path, request):

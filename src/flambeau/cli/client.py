@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import mimetypes
+import os
 import sys
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -63,7 +64,14 @@ def call(server: str, method: str, path: str, /, **query: Any) -> Any:
         for key, value in query.items()
         if value is not None
     }
-    return json.loads(send(server, method, f"{path}?{urlencode(given)}" if given else path).read())
+    headers = key_in("FLAMBEAU_MANAGEMENT_KEY")
+    return json.loads(send(server, method, f"{path}?{urlencode(given)}" if given else path, None, headers).read())
+
+
+def key_in(variable: str) -> dict[str, str]:
+    """The header that shows the key in an environment variable, if there is one."""
+    key = os.environ.get(variable)
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def predict(url: str, model: str, version: str | None, source: str, content_type: str | None) -> None:
@@ -77,7 +85,7 @@ def predict(url: str, model: str, version: str | None, source: str, content_type
         except OSError as error:
             raise BadRequest(f"{source} cannot be read: {error.strerror}") from None
     kind = content_type or guess_type(source, body)
-    response = send(url, "POST", path, body, {"content-type": kind})
+    response = send(url, "POST", path, body, {"content-type": kind, **key_in("FLAMBEAU_INFERENCE_KEY")})
     while chunk := response.read1(65536):
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()

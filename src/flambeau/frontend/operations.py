@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import BadRequest, FlambeauError, NotAllowed, Unavailable
+from flambeau.errors import BadRequest, FlambeauError, JobFailed, NotAllowed, Unavailable
 from flambeau.frontend.model_document import model_document
 from flambeau.serving.devices import gpu_usage
 from flambeau.serving.job import Body, Job
@@ -173,7 +173,10 @@ async def ask_handler(model: Model) -> dict[str, Any]:
     job = Job(answer, request_id=str(uuid.uuid4()), headers=[], body=Body(b""), arrived=now, kind="describe")
     model.add(job)
     try:
-        document = json.loads(await answer.done)
+        async with asyncio.timeout(model.config.response_timeout_s):
+            document = json.loads(await answer.done)
+    except TimeoutError:
+        raise JobFailed("Failed to get customized model matadata.", status=500) from None  # codespell:ignore matadata
     except ValueError:
         return {}
     finally:

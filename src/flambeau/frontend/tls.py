@@ -45,7 +45,9 @@ def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def pem(tls: Tls, host: str) -> tuple[bytes, bytes]:
-    """A certificate chain and its key as PEM, from the key store or made here."""
+    """A certificate chain and its key as PEM: from their files, from the key store, or made here."""
+    if tls.certificate_file is not None and tls.private_key_file is not None:
+        return tls.certificate_file.read_bytes(), tls.private_key_file.read_bytes()
     try:
         import cryptography  # noqa: F401
     except ImportError:

@@ -20,6 +20,7 @@ ENVELOPES = {
     "json": "flambeau.handlers.envelopes.envelopes:JSONEnvelope",
     "kserve": "flambeau.handlers.envelopes.envelopes:KServeEnvelope",
     "kservev2": "flambeau.handlers.envelopes.envelopes:KServev2Envelope",
+    "instances": "flambeau.handlers.envelopes.envelopes:InstancesEnvelope",
     "open_inference": "flambeau.handlers.envelopes.open_inference:OpenInferenceEnvelope",
 }
 TORCHSERVE = "ts.torch_handler.request_envelope"

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed
-from flambeau.frontend.http import describe
+from flambeau.frontend.http import catalogue, describe
 from flambeau.frontend.http.app import ANYTHING, Endpoint, not_found, query_of
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.forms import field_of
@@ -24,8 +24,8 @@ def inference_routes(server: Server) -> dict[str, Endpoint]:
     """The paths of the inference listener, but for KServe's."""
     details = server.config.tells_details
     return {
-        "": describe.root(describe.INFERENCE),
-        "api-description": describe.always(describe.INFERENCE),
+        "": describe.root(catalogue.INFERENCE),
+        "api-description": describe.always(catalogue.INFERENCE),
         "predictions": partial(predict, server, "predict", details),
         "explanations": partial(predict, server, "explain", details),
         "invocations": partial(invocations, server, details),

@@ -21,7 +21,7 @@ READING = frozenset({"GET", "HEAD"})
 VERBS: dict[str, Kind] = {"predict": "predict", "infer": "predict", "explain": "explain"}
 EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data", "model_repository"]
 # A model that has an envelope gets its requests as they are. One that has none gets the protocol's.
-V1_ENVELOPES = {"": "kserve"}
+V1_ENVELOPES = {"": "instances"}
 V2_ENVELOPES = {"": "open_inference"}
 
 
@@ -107,7 +107,12 @@ def metadata(server: Server, model: Model) -> dict[str, Any]:
 
 def v2_metadata(server: Server, exchange: Exchange) -> None:
     """GET /v2: this server. One key is misspelt as in TorchServe, for those who read it."""
-    document = {"name": "Torchserve", "version": __version__, "extenstion": EXTENSIONS[:2], "extensions": EXTENSIONS}
+    document = {
+        "name": "Torchserve",
+        "version": __version__,
+        "extenstion": EXTENSIONS[:2],  # codespell:ignore extenstion
+        "extensions": EXTENSIONS,
+    }
     respond_json(exchange, 200, document)
 
 

@@ -41,6 +41,7 @@ class HttpLimits:
     share_from_bytes: int
     keep_alive_s: float
     read_timeout_s: float
+    max_connections: int = 1 << 30
 
 
 class App(Protocol):
@@ -70,6 +71,13 @@ class Listener:
     def connect(self) -> HttpConnection:
         """A protocol for a new connection."""
         return HttpConnection(self)
+
+    def make_room(self) -> None:
+        """Close a tenth of the connections that wait for nothing, beginning with those that do so longest."""
+        waiting = sorted((c for c in self.connections if c.is_waiting), key=lambda connection: connection.since)
+        logger.warning("%d connections are too many; those that have idled longest are closed", len(self.connections))
+        for connection in waiting[: 1 + len(waiting) // 10]:
+            connection.abort()
 
     def sweep(self, now: float) -> None:
         """Close connections that have been idle, or in the middle of a request, for too long."""
@@ -133,7 +141,10 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self._since = self._loop.time()
-        self.listener.connections.add(self)
+        connections = self.listener.connections
+        connections.add(self)
+        if len(connections) > self.listener.limits.max_connections:
+            self.listener.make_room()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._segment is not None:  # the head is behind us: receive into shared memory
@@ -336,6 +347,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close a connection on which nothing is going on."""
         if self._transport is not None and not (self._active or self._waiting or self._reading):
             self._transport.close()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no answer is owed: nothing came yet, or not all of a request."""
+        return self._active is None and not self._waiting
+
+    @property
+    def since(self) -> float:
+        """When it last made progress."""
+        return self._since
 
     @property
     def is_busy(self) -> bool:

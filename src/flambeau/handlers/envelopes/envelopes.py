@@ -123,6 +123,15 @@ class KServeEnvelope(SharedEnvelope):
         return [{"explanations" if is_explain else "predictions": share} for share in self.part(data)]
 
 
+class InstancesEnvelope(KServeEnvelope):
+    """KServe's first protocol around a handler that expects rows: each instance is one, under `data`."""
+
+    def read_document(self, document: Mapping[str, Any]) -> list[Any]:
+        """The instances of one request, as rows; `{"b64": "…"}` stands for bytes."""
+        instances = [decode_bytes(instance) for instance in super().read_document(document)]
+        return [row if isinstance(row, dict) and row.keys() & {"data", "body"} else {"data": row} for row in instances]
+
+
 class KServev2Envelope(SharedEnvelope):
     """KServe's second protocol: named tensors in, and out under the names they came in by."""
 

@@ -5,7 +5,13 @@ import asyncio
 import pytest
 
 from flambeau.errors import BadRequest, HandlerError
-from flambeau.handlers.envelopes.envelopes import BodyEnvelope, JSONEnvelope, KServeEnvelope, KServev2Envelope
+from flambeau.handlers.envelopes.envelopes import (
+    BodyEnvelope,
+    InstancesEnvelope,
+    JSONEnvelope,
+    KServeEnvelope,
+    KServev2Envelope,
+)
 from flambeau.wire.messages import Request
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import read_headers
@@ -114,3 +120,11 @@ def test_async_handlers_are_awaited():
         return [*data]
 
     assert asyncio.run(JSONEnvelope(handle).handle([{"instances": [1]}], context())) == ['{"predictions": [1]}']
+
+
+def test_instances_become_the_rows_that_plain_handlers_expect():
+    seen = []
+    envelope = InstancesEnvelope(lambda data, context: seen.extend(data) or ["ok"] * len(data))
+    document = {"instances": [5, [1], {"a": 2}, {"data": 3}, {"b64": "YWI="}, {"data": {"b64": "YWI="}}]}
+    assert envelope.handle([{"body": document}], context()) == [{"predictions": ["ok"] * 6}]
+    assert seen == [{"data": value} for value in (5, [1], {"a": 2}, 3, b"ab", b"ab")]
