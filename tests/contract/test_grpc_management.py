@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -281,6 +282,19 @@ def test_connections_that_are_old_are_renewed_without_losing_calls(configured):
         while grpc.ChannelConnectivity.IDLE not in states[1:]:
             calls = [pool.submit(client.predict, order={"do": "answer", "value": "x"}) for _ in range(20)]
             assert {call.result() for call in calls} == {b"x"}
+
+
+def test_connections_on_which_nothing_is_said_are_closed(configured):
+    server, client = configured(request_read_timeout_s=0.5)
+    server.until(lambda: "Model server started." in server.log)
+    port = int(client.channel._channel.target().decode().rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(300)]
+    assert client.predict(order={"do": "answer", "value": "x"}) == b"x"
+    for connection in silent:
+        with connection:
+            while connection.recv(4096):  # its settings, then the end
+                pass
+    assert client.predict(order={"do": "answer", "value": "x"}) == b"x"
 
 
 # ---- TLS ----

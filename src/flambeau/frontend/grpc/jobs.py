@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Mapping
 
 from flambeau.errors import BadRequest, FlambeauError
@@ -32,7 +32,7 @@ def add_inputs(
         request_id=new_request_id(),
         headers=headers,
         body=to_body(server, [*inputs.values()]),
-        arrived=asyncio.get_running_loop().time(),
+        arrived=time.monotonic(),
         fields=fields,
     )
     add(model, version, reply, job)

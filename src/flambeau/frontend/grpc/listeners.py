@@ -110,6 +110,7 @@ def options_for(config: ServerConfig, max_age_s: float | None, grace_s: float | 
         ("grpc.so_reuseport", 0),  # two servers on one port would share its clients, and nobody would know
         # Somewhat larger ones are received, so that their refusal can name the setting.
         ("grpc.max_receive_message_length", min(2 * config.max_request_bytes, 2**31 - 1)),
+        ("grpc.server_handshake_timeout_ms", round(config.request_read_timeout_s * 1000)),  # of who says nothing
         ("grpc.max_send_message_length", -1),  # workers keep to max_response_size, part by part
     ]
     if max_age_s is not None:

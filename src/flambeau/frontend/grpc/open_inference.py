@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -97,7 +97,7 @@ async def model_infer(server: Server, request: Message) -> Message:
         request_id=new_request_id(),
         headers=headers,
         body=to_body(server, values),
-        arrived=asyncio.get_running_loop().time(),
+        arrived=time.monotonic(),
         envelope=ENVELOPES.get(model.envelope, ""),
     )
     add(model, request.model_version, reply, job)

@@ -53,24 +53,31 @@ class SequenceStream:
                         reply.cancel()
 
     async def _run(self) -> None:
-        broken: FlambeauError | None = None
-        async with asyncio.TaskGroup() as lines:
-            try:
-                async for request in self._requests:
-                    await self._places.acquire()
-                    sequence_id, reply = self._begin(request)
-                    is_continuous = isinstance(reply, StreamedReply) and reply.model.config.continuous_batching
-                    key: object = reply if is_continuous else sequence_id
-                    if key in self._lines:
-                        self._lines[key].append(reply)
-                    else:
-                        self._lines[key] = deque([reply])
-                        lines.create_task(self._answer(key, sequence_id))
-            except FlambeauError as error:  # a message that is none: what came before it is answered first
-                broken = error
+        broken: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as lines:
+                try:
+                    await self._read(lines)
+                except FlambeauError as error:  # a message that is none: what came before it is answered first
+                    broken = error
+        except* Exception as errors:
+            broken = errors.exceptions[0]
         await self._messages.put(None)
         if broken is not None:
             raise broken
+
+    async def _read(self, lines: asyncio.TaskGroup) -> None:
+        """Take requests, and see to it that each line is answered."""
+        async for request in self._requests:
+            await self._places.acquire()
+            sequence_id, reply = self._begin(request)
+            is_continuous = isinstance(reply, StreamedReply) and reply.model.config.continuous_batching
+            key: object = reply if is_continuous else sequence_id
+            if key in self._lines:
+                self._lines[key].append(reply)
+            else:
+                self._lines[key] = deque([reply])
+                lines.create_task(self._answer(key, sequence_id))
 
     def _begin(self, request: Message) -> tuple[str, StreamedReply | FlambeauError]:
         """Give a request to its model, at once."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
-from flambeau.config.server import SequenceHeaders
+from flambeau.config.server import SequenceHeaders, ServerConfig
 from flambeau.errors import BadRequest
 from flambeau.frontend.grpc.calls import remote_of
-from flambeau.frontend.grpc.sequences import sequence_of
+from flambeau.frontend.grpc.messages import PredictionsRequest
+from flambeau.frontend.grpc.sequences import SequenceStream, sequence_of
 
 NAMES = SequenceHeaders(id="id", start="start", end="end")
 
@@ -32,6 +36,21 @@ def test_a_new_sequence_gets_a_name_when_it_says_that_it_starts():
     assert headers == [("id", name), ("start", "true")]
     with pytest.raises(BadRequest, match=r"Parameter sequenceId is required\."):
         sequence_of("", {"start": b"false"}, NAMES)
+
+
+def test_a_mistake_of_ours_ends_the_stream_at_once():
+    async def requests():
+        yield PredictionsRequest(model_name="m", sequence_id="s")
+        await asyncio.sleep(60)
+
+    async def call():
+        broken = SimpleNamespace(find=lambda name, version: 1 / 0)
+        server = SimpleNamespace(registry=broken, config=ServerConfig())
+        async with asyncio.timeout(10):
+            return [reply async for reply in SequenceStream(server, requests()).replies()]
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(call())
 
 
 def test_addresses_in_the_access_log():
