@@ -104,7 +104,7 @@ def test_sequences_in_running_batches(servers):
     assert ask(servers, "both", {"n": 1, "whole": True}, **{ID: "a"})[0] == 200
     assert ask(servers, "both", {"n": 1, "whole": True}, **{ID: "b"})[0] == 503
     assert ask(servers, "both", {"n": 2, "end_step": 2}, **{ID: "a"})[0] == 200
-    # The place is free again: here at once, there only when the sequence would have expired.
+    # The place is free again: here at once, while TorchServe lets the next sequence wait.
     assert servers[1].predict("both", {"n": 1, "whole": True}, headers={ID: "b"}).status == 200
 
 
