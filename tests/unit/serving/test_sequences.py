@@ -9,7 +9,8 @@ from flambeau.config.server import SequenceHeaders
 from flambeau.serving.job import Body, Job
 from flambeau.serving.scheduling import contradictions
 from flambeau.serving.sequences import SequenceLimits, Sequences, ends_at, ids_in, per_worker, value_of, with_sequence
-from flambeau.wire.messages import Part
+from flambeau.serving.worker_process import environment_for
+from flambeau.wire.messages import Load, Part
 
 NAMES = SequenceHeaders()
 LIMITS = SequenceLimits(count=2, queue_size=2, idle_s=5.0, total_s=60.0)
@@ -194,3 +195,11 @@ def test_one_way_of_scheduling_wins_and_the_others_are_named(options, schedule, 
     warnings = [*contradictions(config)]
     assert len(warnings) == len(words)
     assert all(word in warning for word, warning in zip(words, warnings, strict=True))
+
+
+def test_workers_are_told_the_header_names_of_the_server():
+    load = Load("m", "1.0", "/model", "h.py", 1, None, True, True, 1000)
+    names = SequenceHeaders(id="X-Session", start="X-Start", end="X-End")
+    environment = environment_for(load, threads=1, hidden="", sequence_headers=names)
+    found = [environment[f"TS_REQUEST_SEQUENCE_{name}"] for name in ("ID", "START", "END")]
+    assert found == ["X-Session", "X-Start", "X-End"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 from flambeau.wire.messages import Request
 from flambeau.worker.context import Context, RequestProcessor
 
@@ -86,3 +88,24 @@ def test_request_processor_speaks_torchserves_words():
     assert processor.get_request_properties() == {"k": "v"}
     assert (processor.get_response_status_code(), processor.get_response_status_phrase()) == (201, "Made")
     assert processor.get_response_header("h") == "x"
+
+
+def test_isolated_context_shares_nothing_but_what_cannot_be_copied():
+    context = new_context()
+    context.cache, context.lock = {"seen": []}, threading.Lock()
+    twin = context.isolated()
+    twin.cache["seen"].append(1)
+    twin.system_properties["gpu_id"] = 7
+    assert context.cache == {"seen": []}
+    assert context.system_properties["gpu_id"] == 1
+    assert twin.lock is context.lock
+    assert twin.metrics is context.metrics
+
+
+def test_sequence_headers_are_those_of_the_environment(monkeypatch):
+    for name in ("ID", "START", "END"):
+        monkeypatch.setenv(f"TS_REQUEST_SEQUENCE_{name}", f"X-{name}")
+    context = new_context()
+    begin(context, {"x-id": "s1"})
+    assert context.get_sequence_id(0) == "s1"
+    assert (context.header_key_sequence_start, context.header_key_sequence_end) == ("X-START", "X-END")
