@@ -261,7 +261,7 @@ class Server:
                 answers.update(count, (*labels, ("status", str(status))))
             waiting.update(model.num_waiting, labels)
             ready.update(model.supervisor.num_ready, labels)
-            wanted.update(model.min_workers, labels)
+            wanted.update(model.num_wanted, labels)
             restarts.update(sum(slot.restarts for slot in model.supervisor.slots), labels)
         yield from (answers, waiting, ready, wanted, restarts)
 
