@@ -91,6 +91,8 @@ def test_model_that_nobody_asks_falls_asleep_and_wakes_for_the_next_request(star
     assert server.describe("napper")["workers"] == []
     assert server.request("GET", "/ping").json == {"status": "Healthy"}
     assert server.request("GET", "/readyz").status == 200
+    assert server.manage("GET", "/v1/models/napper").json["ready"] is True
+    assert server.request("GET", "/v2/models/napper/ready").status == 200
     reply = server.predict("napper", {})
     assert reply.status == 200
     assert reply.json["pid"] != pid

@@ -227,6 +227,16 @@ class Model:
         return not self.supervisor.slots and self.limits.allow_sleep
 
     @property
+    def can_answer(self) -> bool:
+        """Whether it has a worker that is ready, or gets one on demand."""
+        return self.supervisor.has_ready or self.is_sleeping
+
+    @property
+    def num_wanted(self) -> int:
+        """How many workers it should have now."""
+        return 0 if self.is_sleeping else max(self.min_workers, self.supervisor.num_present)
+
+    @property
     def state(self) -> str:
         """How it is, in one word."""
         if self.is_sleeping:
@@ -293,7 +303,10 @@ class Model:
                 self._check(worker)
             self._look_at_crowd()
             self._dispatcher.look_after()
-            self.elasticity.look(self.limits)
+            try:
+                self.elasticity.look(self.limits)
+            except Exception:  # a mistake in scaling must not end the watch over stalled workers
+                logger.exception("%s could not be scaled", self)
 
     def _look_at_crowd(self) -> None:
         if len(self._workers) <= self._num_cores:

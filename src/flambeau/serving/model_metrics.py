@@ -29,7 +29,7 @@ def model_metrics(models: Iterable[Model]) -> Iterator[Metric]:
             answers.update(count, (*labels, ("status", str(status))))
         waiting.update(model.num_waiting, labels)
         ready.update(model.supervisor.num_ready, labels)
-        wanted.update(model.min_workers, labels)
+        wanted.update(model.num_wanted, labels)
         restarts.update(sum(slot.restarts for slot in model.supervisor.slots), labels)
         traffic = model.traffic
         for status_class, histogram in traffic.by_class.items():
