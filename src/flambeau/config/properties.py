@@ -24,6 +24,7 @@ T = TypeVar("T")
 TORCHSERVE = ServerConfig(
     grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
     model_api=False,
+    error_details=False,  # error documents are TorchServe's to the letter; the log has the causes
     measure=MetricsConfig(mode="both"),
     log_folder=Path("logs"),
     metrics_log_folder=Path("logs"),

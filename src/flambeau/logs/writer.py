@@ -16,6 +16,8 @@ from flambeau.logs.rolling import RollingFile
 
 MAX_WAITING = 200_000  # entries; what comes while so many wait is dropped and counted
 GATHER_S = 0.005  # between two writes: what comes meanwhile is written together
+GATHER_MANY_S = 0.05  # … where much comes: each waking of this thread takes the interpreter from the server
+MANY = 50
 PATIENCE_S = 0.5  # how long a console may take nothing before lines are dropped
 PIPE_BYTES = 4096  # a pipe that is ready takes this much without blocking
 
@@ -105,21 +107,24 @@ class Logs:
             self._wake.wait()
             self._wake.clear()
             is_last = self._is_closing
-            self._write_all()
+            count = self._write_all()
             if is_last:
                 break
-            time.sleep(GATHER_S)
+            time.sleep(GATHER_MANY_S if count > MANY else GATHER_S)
 
-    def _write_all(self) -> None:
+    def _write_all(self) -> int:
+        count = 0
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), 10_000))]
             with self._writing:
                 self._write(batch)
+            count += len(batch)
         if self.num_dropped > self._told_dropped:
-            count, self._told_dropped = self.num_dropped - self._told_dropped, self.num_dropped
-            text = f"{count} log lines were dropped: they came faster than they could be written"
+            dropped, self._told_dropped = self.num_dropped - self._told_dropped, self.num_dropped
+            text = f"{dropped} log lines were dropped: they came faster than they could be written"
             with self._writing:
                 self._write([(SERVER, time.time(), logging.WARNING, "logs", __name__, text)])
+        return count
 
     def _write(self, batch: list[Entry]) -> None:
         console, files = self._lay_out_all(batch)
