@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 import support.site.sitecustomize  # noqa: F401  (for tests that import torchvision themselves)
+from support.configured import ConfiguredServer
 from support.running import HANDLERS, RunningServer
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no counter-example
@@ -30,6 +32,23 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
         server = RunningServer(tmp_path / f"server-{next(numbers)}.log", *words, env=env)
         running.append(server)
         return server
+
+    yield start_server
+    for server in running:
+        server.stop(timeout=40)
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Iterator[Callable[..., ConfiguredServer]]:
+    """Start servers with settings of a ServerConfig, in the words of its fields."""
+    running: list[ConfiguredServer] = []
+    numbers = itertools.count()
+
+    def start_server(*models: Path, env: dict[str, str] | None = None, **settings: Any) -> ConfiguredServer:
+        folder = tmp_path / f"configured-{next(numbers)}"
+        folder.mkdir()
+        running.append(ConfiguredServer(folder, *models, env=env, **settings))
+        return running[-1].wait_started()
 
     yield start_server
     for server in running:

@@ -2,8 +2,10 @@
 
     FlambeauError
     ├── ConfigError              a setting is missing, misspelt or out of range
+    │   └── CannotListen         a port is taken, or not ours to open
     ├── ArchiveError
     │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
+    │   ├── MissingFile          a file that should go into it is not there
     │   ├── UnsafeArchive        it would write outside its folder, or grow without bound
     │   ├── DownloadFailed       it could not be fetched from its URL
     │   └── DependenciesFailed   what its requirements name could not be installed
@@ -22,7 +24,10 @@
     ├── PlacementFailed          a worker needs more devices than there are
     ├── WorkflowNotFound
     ├── WorkflowExists
-    ├── WorkflowFailed           a node of a workflow could not be started, or did not answer
+    ├── BrokenWorkflow           its archive, manifest or specification cannot be read
+    ├── InvalidGraph             its nodes make no graph that could be run
+    ├── WorkflowFailed           a node of a workflow could not be started
+    ├── NodeFailed               a node of a workflow did not answer
     ├── JobFailed                the handler answered with an error
     ├── WorkerDied               the worker that held the job ended before it answered
     ├── HandlerError             the handler could not be found, loaded or called
@@ -42,12 +47,28 @@ class ConfigError(FlambeauError):
     """A setting is missing, misspelt or out of range."""
 
 
+class CannotListen(ConfigError):
+    """A listener could not be opened at `address`."""
+
+    def __init__(self, address: str, message: str) -> None:
+        super().__init__(message)
+        self.address = address
+
+
 class ArchiveError(FlambeauError):
     """Something is wrong with an archive."""
 
 
 class BrokenArchive(ArchiveError):
-    """The archive cannot be read."""
+    """The archive cannot be read; `cause` says more where the text is fixed."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class MissingFile(ArchiveError, FileNotFoundError):
+    """A file that should go into the archive is not there."""
 
 
 class UnsafeArchive(ArchiveError):
@@ -55,7 +76,11 @@ class UnsafeArchive(ArchiveError):
 
 
 class DownloadFailed(ArchiveError):
-    """The archive could not be fetched from its URL."""
+    """The archive could not be fetched from its URL; `cause` says why."""
+
+    def __init__(self, url: str, *, cause: str = "") -> None:
+        super().__init__(f"Failed to download archive from: {url}")
+        self.cause = cause
 
 
 class DependenciesFailed(ArchiveError):
@@ -99,6 +124,9 @@ class ModelExists(FlambeauError):
 
 class FileTaken(FlambeauError):
     """A download would overwrite a file in the store."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Model file already exists {name}")
 
 
 class DefaultVersionInUse(FlambeauError):
@@ -144,8 +172,36 @@ class WorkflowExists(FlambeauError):
         super().__init__(f"Workflow {name} is already registered.")
 
 
+class BrokenWorkflow(FlambeauError):
+    """A workflow's archive, manifest or specification cannot be read; `cause` says where."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class InvalidGraph(FlambeauError):
+    """A workflow's nodes make no graph that could be run; `cause` says which."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
 class WorkflowFailed(FlambeauError):
-    """A node of a workflow could not be started, or did not answer."""
+    """A node of a workflow could not be started; `cause` says why."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class NodeFailed(FlambeauError):
+    """A node of a workflow did not answer; `cause` says why."""
+
+    def __init__(self, node: str, *, cause: str = "") -> None:
+        super().__init__(f"Error executing {node}")
+        self.cause = cause
 
 
 class JobFailed(FlambeauError):

@@ -2,85 +2,145 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-import time
-import urllib.request
+from pathlib import Path
 
 import pytest
 
+from flambeau.cli.pid_file import command_of
 from support.archives import pack_handler
-from support.running import free_ports
-
-MODULE = [sys.executable, "-m", "flambeau.cli.torchserve"]
+from support.command import MODULE, Command
 
 
 @pytest.fixture
-def place(tmp_path):
-    """A store with one model, a config.properties, and a temporary folder of its own."""
-    store = tmp_path / "store"
-    store.mkdir()
-    pack_handler(store, "echo")
-    ports = free_ports(3)
-    names = ("inference", "management", "metrics")
-    lines = [f"{name}_address=http://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)]
-    (tmp_path / "config.properties").write_text("\n".join([*lines, "job_queue_size=1000", "vmargs=-Xmx1g", ""]))
-    (tmp_path / "tmp").mkdir()
-    return tmp_path, ports[0]
+def command(tmp_path):
+    """The command, and a store with one model."""
+    command = Command(tmp_path)
+    pack_handler(command.store, "echo")
+    yield command
+    command.stop_all()
 
 
-def torchserve(folder, *words):
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
-    return subprocess.run([*MODULE, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=30)
+# ---- starting and stopping ----
 
 
-def wait_for(url, timeout=20):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=2) as response:
-                return response.status
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"{url} did not answer")
+def test_start_in_the_background_and_stop(command):
+    words = ("--ncs", "--models", "parrot=echo.mar", "--ts-config", "config.properties")
+    command.started(*words)
+    assert command.call("POST", "/predictions/parrot", b"hello").status == 200
+    again = command.run("--start", "--model-store", "store")
+    text = "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
+    assert (again.returncode, again.stdout) == (1, text)
+    stopped = command.run("--stop")
+    assert (stopped.returncode, stopped.stdout) == (0, "TorchServe has stopped.\n")
+    assert not command.pid_file.exists()
+    assert command.run("--stop").stdout == "TorchServe is not currently running.\n"
 
 
-def test_start_in_the_background_and_stop(place):
-    folder, port = place
-    words = (
-        "--start",
-        "--ncs",
-        "--model-store",
-        "store",
-        "--models",
-        "parrot=echo.mar",
-        "--ts-config",
-        "config.properties",
-    )
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
-    log = (folder / "log").open("wb")
-    started = subprocess.run([*MODULE, *words], cwd=folder, env=environment, stdout=log, stderr=log, timeout=10)
-    assert started.returncode == 0
-    assert wait_for(f"http://127.0.0.1:{port}/predictions/parrot") == 200
-    again = torchserve(folder, *words)
-    assert (again.returncode, "already running" in again.stdout) == (1, True)
-    assert torchserve(folder, "--stop", "--foreground").stdout == "TorchServe has stopped.\n"
-    assert torchserve(folder, "--stop").stdout == "TorchServe is not currently running.\n"
-    log.close()
+def test_stop_in_the_foreground_waits_and_says_nothing(command):
+    command.started("--ncs")
+    pid = int(command.pid_file.read_text())
+    assert command.run("--stop", "--foreground").stdout == ""
+    assert command_of(pid) is None
 
 
-def test_start_in_the_foreground(place):
-    folder, port = place
+def test_start_works_at_once_after_a_stop(command):
+    for _ in range(3):
+        command.started("--ncs", "--models", "echo.mar")
+        assert command.call("POST", "/predictions/echo", b"x").status == 200
+        command.run("--stop")
+
+
+def test_stop_removes_the_key_file_of_its_folder(command):
+    command.started("--ncs")
+    (command.folder / "key_file.json").write_text("{}")
+    command.run("--stop")
+    assert not (command.folder / "key_file.json").exists()
+
+
+def test_start_in_the_foreground_takes_signals_itself(command):
     words = ["--start", "--foreground", "--ncs", "--model-store", "store", "--models", "all"]
-    words += ["--disable-token-auth", "--enable-model-api"]
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
-    process = subprocess.Popen([*MODULE, *words], cwd=folder, env=environment, stderr=subprocess.DEVNULL)
-    assert wait_for(f"http://127.0.0.1:{port}/predictions/echo") == 200
+    with command.log_path.open("wb") as log:
+        process = subprocess.Popen([*MODULE, *words], stdout=log, stderr=log, **command._where(None))
+    command.until(lambda: "Model server started." in command.log)
+    assert int(command.pid_file.read_text()) == process.pid
+    assert command.call("POST", "/predictions/echo", b"x").status == 200
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
-    assert not (folder / "tmp" / ".model_server.pid").exists()
+    assert not command.pid_file.exists()
+
+
+def test_starting_is_what_happens_when_no_action_is_named(command):
+    with command.log_path.open("wb") as log:
+        result = subprocess.run([*MODULE, "--ncs", "--model-store", "store"], stdout=log, **command._where(None))
+    assert result.returncode == 0
+    command.until(lambda: "Model server started." in command.log)
+
+
+def test_words_that_scripts_wait_for_are_on_standard_output(command):
+    with command.log_path.open("wb") as log:
+        subprocess.run(
+            [*MODULE, "--start", "--ncs", "--model-store", "store"],
+            stdout=log,
+            stderr=subprocess.DEVNULL,
+            **command._where(None),
+        )
+    command.until(lambda: "Model server started.\n" in command.log)
+
+
+def test_server_outlives_its_terminal(command):
+    command.started("--ncs", "--models", "echo.mar")
+    os.kill(int(command.pid_file.read_text()), signal.SIGHUP)
+    assert command.call("POST", "/predictions/echo", b"x").status == 200
+
+
+def test_startup_models_are_registered_before_anybody_can_connect(command):
+    pack_handler(command.store, "slow_start")
+    command.started("--ncs", "--models", "all")
+    assert set(command.models()) == {"echo", "slow_start"}
+    assert command.describe("echo")["loadedAtStartup"] is True
+
+
+# ---- the pid file ----
+
+
+def test_orphan_pid_file_is_removed(command):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    command.pid_file.write_text(str(ended.pid))
+    assert command.run("--stop").stdout == "Removing orphan pid file.\nTorchServe is not currently running.\n"
+    assert not command.pid_file.exists()
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "-1"])
+def test_pid_file_that_holds_no_pid_is_an_orphan(command, text):
+    command.pid_file.write_text(text)
+    assert command.run("--stop").stdout == "Removing orphan pid file.\nTorchServe is not currently running.\n"
+
+
+def test_processes_that_are_none_of_ours_are_left_alone(command):
+    command.pid_file.write_text(str(os.getpid()))
+    assert command.run("--stop").stdout == "TorchServe is not currently running.\n"
+
+
+def test_pid_file_may_lie_elsewhere_so_that_two_servers_can_run(command, tmp_path_factory):
+    command.started("--ncs")
+    other = Command(tmp_path_factory.mktemp("other"))
+    other.environment["TMPDIR"] = command.environment["TMPDIR"]
+    other.environment["TS_PID_FILE"] = str(other.folder / "mine.pid")
+    other.started("--ncs")
+    assert (other.folder / "mine.pid").exists()
+    other.run("--stop", "--foreground")
+    assert command.call("GET", "/ping").status == 200
+
+
+# ---- messages ----
 
 
 @pytest.mark.parametrize(
@@ -89,14 +149,154 @@ def test_start_in_the_foreground(place):
         (["--model-store", "nowhere"], "--model-store directory not found: nowhere"),
         ([], "Missing mandatory parameter --model-store"),
         (["--ts-config", "none", "--model-store", "store"], "--ts-config file not found: none"),
-        (["--log-config", "none", "--model-store", "store"], "--log-config file not found: none"),
+        (["--log-config", "none", "--model-store", "store"], "--log-config file not found: {folder}/none"),
+        (["--cpp-log-config", "none", "--model-store", "store"], "--cpp-log-config file not found: {folder}/none"),
+        (["--workflow-store", "none", "--model-store", "store"], "--workflow-store directory not found: none"),
     ],
 )
-def test_what_is_missing_is_said_in_torchserves_words(place, words, text):
-    folder, _ = place
-    result = torchserve(folder, "--start", *words)
+def test_what_is_missing_is_said_in_torchserves_words(command, words, text):
+    result = command.run("--start", *words)
+    assert (result.returncode, result.stdout.strip()) == (1, text.format(folder=command.folder))
+
+
+def test_temp_that_is_no_folder_is_named(command):
+    result = command.run("--start", "--model-store", "store", env={"TEMP": "/nowhere"})
+    text = "Invalid temp directory: /nowhere, please check TEMP environment variable.\n"
+    assert (result.returncode, result.stdout) == (1, text)
+
+
+def test_variable_names_the_config_file_and_beats_the_flag(command):
+    result = command.run("--start", "--model-store", "store", env={"TS_CONFIG_FILE": "none"})
+    assert (result.returncode, result.stdout) == (1, "--ts-config file not found: none\n")
+
+
+def test_model_store_of_the_config_file_will_do(command):
+    command.configure(f"model_store={command.store}", "load_models=echo.mar", file="mine.properties")
+    command.log_path.touch()
+    with command.log_path.open("ab") as log:
+        subprocess.run([*MODULE, "--ncs", "--ts-config", "mine.properties"], stdout=log, **command._where(None))
+    command.until(lambda: "Model server started." in command.log)
+    assert command.models() == ["echo"]
+
+
+def test_ill_typed_value_ends_the_server_with_status_1(command):
+    command.configure("job_queue_size=many")
+    result = command.run("--start", "--foreground", "--ncs", "--model-store", "store")
+    text = "Invalid configuration: job_queue_size is 'many'; it must be a whole number of at least 1"
     assert (result.returncode, result.stdout.strip()) == (1, text)
+    assert not command.pid_file.exists()
 
 
-def test_version(place):
-    assert torchserve(place[0], "--version").stdout.startswith("TorchServe Version is ")
+def test_port_in_use_is_named(command):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", command.port))
+        taken.listen()
+        result = command.run("--start", "--foreground", "--ncs", "--model-store", "store")
+    assert result.returncode == 1
+    assert f"Failed to bind to address: http://127.0.0.1:{command.port}\n" in result.stdout
+
+
+def test_version(command):
+    result = command.run("--version")
+    assert (result.returncode, result.stdout.startswith("TorchServe Version is ")) == (0, True)
+    both = command.run("--version", "--start")
+    assert both.returncode == 2
+
+
+# ---- which models ----
+
+
+def test_comma_lists_names_and_folders(command):
+    folder = command.folder / "elsewhere" / "loose"
+    folder.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[1] / "support" / "handlers" / "echo.py", folder / "handler.py")
+    (folder / "model-config.yaml").write_text("modelName: loose\n")
+    command.started("--ncs", "--models", f"one=echo.mar,two=echo.mar, {folder}", "three=echo.mar")
+    assert command.models() == ["loose", "one", "three", "two"]
+
+
+def test_model_that_cannot_be_loaded_is_skipped(command):
+    (command.store / "broken.mar").write_bytes(b"not an archive")
+    command.started("--ncs", "--models", "none.mar", "broken.mar", "http://127.0.0.1:1/x.mar", "echo.mar")
+    assert command.models() == ["echo"]
+    for name in ("none.mar", "broken.mar", "http://127.0.0.1:1/x.mar"):
+        assert f"Failed to load model: {name}" in command.log
+
+
+def test_all_means_every_archive_and_folder_that_is_not_hidden(command):
+    pack_handler(command.store, "echo", name="packed", format="tgz")
+    pack_handler(command.store, "echo", name="open", format="no-archive")
+    (command.store / ".hidden.mar").write_bytes(b"")
+    (command.store / "notes.txt").write_text("")
+    command.started("--ncs", "--models", "ALL")
+    assert command.models() == ["echo", "open", "packed"]
+    assert "hidden" not in command.log
+    assert "notes" not in command.log
+
+
+def test_archive_without_a_name_is_called_after_its_file(command):
+    folder = command.store / "my-model.v2"
+    (folder / "MAR-INF").mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[1] / "support" / "handlers" / "echo.py", folder / "handler.py")
+    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": {"handler": "handler.py"}}))
+    command.started("--ncs", "--models", "my-model.v2")
+    assert command.models() == ["my_model"]
+
+
+def test_one_worker_without_gpus_and_the_default_number_where_one_is_given(command):
+    command.environment["CUDA_VISIBLE_DEVICES"] = ""
+    command.started("--ncs", "--models", "echo.mar")
+    assert command.describe("echo")["minWorkers"] == 1
+    command.run("--stop", "--foreground")
+    command.configure("default_workers_per_model=2")
+    command.started("--ncs", "--models", "echo.mar")
+    assert command.describe("echo")["minWorkers"] == 2
+
+
+# ---- import names ----
+
+
+def test_module_of_torchserve_is_the_command(command):
+    words = [sys.executable, "-m", "ts.model_server", "--stop"]
+    result = subprocess.run(words, capture_output=True, text=True, **command._where(None))
+    assert result.stdout == "TorchServe is not currently running.\n"
+
+
+def test_launcher_starts_registers_and_stops(command, tmp_path):
+    command.listeners[1] = "management_address=http://127.0.0.1:8081"
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 8081)) == 0:
+            pytest.skip("port 8081, which the launcher calls, is taken")
+    command.configure()
+    program = (
+        "from ts import launcher\n"
+        "lines = launcher.start(model_store='store', snapshot_file='config.properties', no_config_snapshots=True,"
+        " disable_token=True, enable_model_api=True)\n"
+        "reply = launcher.register_model('parrot', 'echo.mar')\n"
+        "print('REPLY', reply.status_code, reply.json()['status'], flush=True)\n"
+        "print('AGAIN', launcher.register_model('parrot', 'echo.mar').status_code, flush=True)\n"
+        "launcher.stop()\n"
+        "while lines.get(timeout=20) is not None: pass\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, **command._where(None))
+    assert 'REPLY 200 Model "parrot" Version: 1.0 registered with 1 initial workers' in result.stdout, result.stderr
+    assert "AGAIN 409" in result.stdout
+
+
+def test_launcher_says_why_nothing_started(command):
+    program = "from ts import launcher; launcher.start(model_store='nowhere')"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, **command._where(None))
+    assert "--model-store directory not found: nowhere" in result.stderr
+
+
+def test_parsers_have_torchserves_names():
+    from ts.arg_parser import ArgParser
+    from ts.version import __version__
+
+    words = ["--start", "--dt", "--enable-model-api", "--ncs", "--ppath", "p", "--models", "a", "b=c"]
+    arguments = ArgParser.extract_args(words)
+    assert (arguments.token_auth, arguments.model_mode, arguments.no_config_snapshots) == (True, True, True)
+    assert (arguments.plugins_path, arguments.models, arguments.stop) == ("p", ["a", "b=c"], False)
+    worker = ArgParser.model_service_worker_args().parse_args(["--sock-type", "unix", "--sock-name", "x", "--async"])
+    assert (worker.sock_type, worker.sock_name, worker.async_comm) == ("unix", "x", True)
+    assert __version__

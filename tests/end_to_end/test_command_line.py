@@ -71,6 +71,15 @@ def test_no_server_is_said_plainly():
     assert b"Traceback" not in result.stderr
 
 
+def test_a_handler_with_a_syntax_error_is_not_packed(tmp_path):
+    handler = tmp_path / "wrong.py"
+    handler.write_text("def handle(data, context):\n    return [\n")
+    result = flambeau("archive", "pack", "--model-name", "m", "--handler", handler, "--export-path", tmp_path)
+    assert result.returncode == 1
+    assert f"{handler}:2: the handler has a syntax error: '[' was never closed".encode() in result.stderr
+    assert not (tmp_path / "m.mar").exists()
+
+
 def test_archives_are_packed_inspected_and_unpacked(tmp_path):
     words = ["--model-name", "m", "--handler", HANDLERS / "echo.py", "--export-path", tmp_path]
     result = flambeau("archive", "pack", *words, "--version", "2.0")

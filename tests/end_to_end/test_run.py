@@ -56,3 +56,11 @@ def test_handler_without_stages_shows_only_the_whole(sample):
     _, table = run(HANDLERS / "function.py", "-i", sample)
     assert [*table][1:] == ["stage", "import", "initialize", "handle"]
     assert table["handle"][0] == "list of 1 str"
+
+
+def test_another_handler_may_be_named(sample, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "mine.py").write_text((HANDLERS / "three_stages.py").read_text())
+    answer, _ = run(folder, "--handler", "mine.py", "-i", sample)
+    assert json.loads(answer) == {"answer": 8}

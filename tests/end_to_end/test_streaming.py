@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from support.archives import pack_handler
+
 
 def open_stream(server, model, order):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
@@ -107,3 +109,16 @@ def test_http_1_0_client_gets_a_stream_that_ends_with_the_connection(start):
     head, _, body = received.partition(b"\r\n\r\n")
     assert b"chunked" not in head
     assert body == b"0 1 2 3 4 "
+
+
+def test_a_chunk_may_go_to_one_request_of_a_batch(start, tmp_path):
+    config = "batchSize: 2\nmaxBatchDelay: 5000\nminWorkers: 1\nmaxWorkers: 1\n"
+    server = start(pack_handler(tmp_path, "halves", config=config)).wait_ready()
+    replies = server.at_once(lambda body: server.predict("halves", body), [b"left", b"right"])
+    assert [reply.result().body for reply in replies] == [b"first left,last of 2", b"first right,last of 2"]
+
+
+def test_async_handlers_send_chunks_to_their_own_requests(start):
+    server = start("async_chunks.py").wait_ready()
+    replies = server.at_once(lambda body: server.predict("async_chunks", body), [b"a", b"b", b"c"])
+    assert [reply.result().body for reply in replies] == [f"{x}0 {x}1 {x}2 end".encode() for x in "abc"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 import subprocess
@@ -12,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.config.server import Address, ServerConfig
-from support.running import RunningServer, free_ports, path
+from support.running import Reply, RunningServer, free_ports, path
 
 PROGRAM = """
 import sys
 from pathlib import Path, PosixPath
-from flambeau.cli.serve import Wishes, plans_for, start
+from flambeau.cli.serve import Loading, Wishes, plans_for, start
 from flambeau.config.logs import set_up_server_logs
 from flambeau.config.server import *
 
 set_up_server_logs("info")
-wishes = Wishes()
-start(eval(sys.argv[1]), [plan for path in sys.argv[2:] for plan in plans_for(Path(path), wishes)], wishes)
+plans = [plan for path in sys.argv[2:] for plan in plans_for(Path(path), Wishes())]
+start(eval(sys.argv[1]), Loading(plans, Wishes()))
 """
 
 
@@ -60,6 +61,25 @@ class ConfiguredServer(RunningServer):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def register(self, url: str, **parameters: Any) -> Reply:
+        """Register a model."""
+        return self._post("/models", {"url": url, **parameters})
+
+    def register_workflow(self, url: str, **parameters: Any) -> Reply:
+        """Register a workflow."""
+        return self._post("/workflows", {"url": url, **parameters})
+
+    def _post(self, where: str, parameters: Mapping[str, Any]) -> Reply:
+        body = json.dumps(parameters).encode()
+        return self.manage("POST", where, body, headers={"Content-Type": "application/json"}, timeout=60)
+
+
+def problem(reply: Reply) -> tuple[int, str, str]:
+    """Status, type and text of an error answer."""
+    document = reply.json
+    assert document["code"] == reply.status
+    return reply.status, document["type"], document["message"]
 
 
 def trusting() -> ssl.SSLContext:

@@ -7,13 +7,14 @@ BUILT_IN = {
     "image_classifier": "flambeau.handlers.vision.handlers:ImageClassifier",
     "image_segmenter": "flambeau.handlers.vision.handlers:ImageSegmenter",
     "object_detector": "flambeau.handlers.vision.handlers:ObjectDetector",
+    "dali_image_classifier": "flambeau.handlers.vision.dali:DALIImageClassifier",
     "text_classifier": "flambeau.handlers.text.classifier:TextClassifier",
     "onnx": "flambeau.handlers.onnx.handler:OnnxHandler",
     "sentence_embedder": "flambeau.handlers.embedding.handler:SentenceEmbedder",
 }
-# Names TorchServe knows and this server has no handler for: they can be packed, and the worker says what to do instead.
+# Names that are known, but have no handler here: they can be packed, and the worker says what to do instead.
 FOREIGN = {
-    "dali_image_classifier": "it needs NVIDIA DALI; image_classifier does the same on any machine",
+    "gpt_handler": "this release has no engine for language models yet",
     "trt_llm_handler": "it needs TensorRT-LLM; pack a handler of your own that imports it",
     "vllm_handler": "it needs vLLM; pack a handler of your own that imports it",
 }

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import glob
-import io
 import json
 import logging
 import os
 import re
-import secrets
-import shutil
-import tarfile
-import time
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from flambeau.archive.built_in import BUILT_IN, FOREIGN
 from flambeau.archive.manifest import MANIFEST, RUNTIMES, Manifest
 from flambeau.archive.unpack import safe_parts
-from flambeau.errors import ArchiveError
+from flambeau.archive.writing import appearing_whole, merge_into_folder, write_tar, write_zip
+from flambeau.errors import ArchiveError, MissingFile
 
 logger = logging.getLogger(__name__)
 
@@ -49,27 +44,55 @@ class Recipe:
     runtime: str = "python"
 
 
-def pack(recipe: Recipe, export_path: Path, *, format: Format = "default", force: bool = False) -> Path:
-    """Pack a model and return where it lies; a file appears whole or not at all, a folder is merged into."""
+def pack(
+    recipe: Recipe,
+    export_path: Path,
+    *,
+    format: Format = "default",
+    force: bool = False,
+    last_wins: bool = False,
+    manifest: bytes | None = None,
+) -> Path:
+    """Pack a model and return where it lies; a file appears whole or not at all, a folder is merged into.
+
+    `last_wins`: of two files with one name the later is taken, as TorchServe's archiver does; else they are an error.
+    """
     _check(recipe, format)
-    target = export_path / f"{recipe.model_name}{SUFFIXES[format]}"
+    target = path_of(recipe.model_name, export_path, format)
     if os.path.lexists(target) and not force:
         raise ArchiveError(f"{target} already exists. Remove it, choose another export path, or use --force.")
-    manifest = json.dumps(to_manifest(recipe).to_dict(), indent=2).encode()
+    document = manifest or json.dumps(to_manifest(recipe).to_dict(), indent=2).encode()
     try:
-        sources = gather(recipe, target)
+        sources = gather(_named_files(recipe, target.resolve()), last_wins=last_wins)
         export_path.mkdir(parents=True, exist_ok=True)
         if format == "no-archive":
-            _merge_into_folder(target, sources, manifest)
+            merge_into_folder(target, sources, document)
         else:
-            with _appearing_whole(target) as file:
+            with appearing_whole(target) as file:
                 if format == "tgz":
-                    _write_tar(file, recipe.model_name, sources, manifest)
+                    write_tar(file, recipe.model_name, sources, document)
                 else:
-                    _write_zip(file, sources, manifest, is_deflated=format == "default")
+                    write_zip(file, sources, document, is_deflated=format == "default")
+    except ArchiveError:
+        raise
     except OSError as error:
         raise ArchiveError(f"Cannot pack {target}: {error.filename or target}: {error.strerror}") from error
     return target
+
+
+def path_of(model_name: str, export_path: Path, format: Format = "default") -> Path:
+    """Where an archive goes."""
+    return export_path / f"{model_name}{SUFFIXES[format]}"
+
+
+def check_syntax(file: Path) -> None:
+    """Refuse a Python file that this interpreter cannot read, with the place of the mistake."""
+    try:
+        ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        where = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(file)
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ArchiveError(f"{where}: the handler has a syntax error: {text}") from None
 
 
 def to_manifest(recipe: Recipe) -> Manifest:
@@ -87,17 +110,20 @@ def to_manifest(recipe: Recipe) -> Manifest:
     )
 
 
-def gather(recipe: Recipe, target: Path) -> dict[str, Path]:
-    """Map each name in the archive to its file, sorted by name; what lies at `target` is not packed into itself."""
+def gather(named: Iterable[tuple[str, Path]], *, last_wins: bool = False) -> dict[str, Path]:
+    """Map each name in the archive to its file, sorted by name."""
     sources: dict[str, Path] = {}
-    for name, source in _named_files(recipe, target.resolve()):
+    for name, source in named:
         # The manifest of an older archive, unpacked among the extra files; the new one takes its place.
         if name == MANIFEST:
             continue
         safe_parts(name)  # what is packed here must unpack anywhere
-        other = sources.setdefault(name, source)
+        other = sources.get(name, source)
         if other.resolve() != source.resolve():
-            raise ArchiveError(f"{other} and {source} would both be {name} in the archive; rename one of them.")
+            if not last_wins:
+                raise ArchiveError(f"{other} and {source} would both be {name} in the archive; rename one of them.")
+            logger.warning("%s takes the place of %s in the archive: both are called %s", source, other, name)
+        sources[name] = source
     for name in sources:
         for folder in Path(name).parents:
             if str(folder) in sources:
@@ -117,19 +143,24 @@ def find_handler(handler: str, runtime: str = "python") -> Path | None:
     if stem in built_in:
         return None
     known = ", ".join(sorted(built_in))
-    raise ArchiveError(f"File does not exist: {candidates[0]}. A handler is a file or one of: {known}.")
+    raise MissingFile(f"File does not exist: {candidates[0]}. A handler is a file or one of: {known}.")
 
 
 def _base_name(file: Path | None) -> str | None:
     return None if file is None else file.name
 
 
-def _check(recipe: Recipe, format: str) -> None:
-    if not MODEL_NAME.fullmatch(recipe.model_name):
+def check_name(name: str, kind: str = "Model") -> None:
+    """Refuse a name that could not be part of a file name and of a URL."""
+    if not MODEL_NAME.fullmatch(name):
         raise ArchiveError(
-            f"Model name {recipe.model_name!r} is not allowed; use letters, digits, '_', '-' and '.', "
+            f"{kind} name {name!r} is not allowed; use letters, digits, '_', '-' and '.', "
             "and start with a letter or a digit."
         )
+
+
+def _check(recipe: Recipe, format: str) -> None:
+    check_name(recipe.model_name)
     if format not in SUFFIXES:
         raise ArchiveError(f"Unknown archive format {format!r}; use one of: {', '.join(SUFFIXES)}.")
     if recipe.runtime not in RUNTIMES:
@@ -147,7 +178,7 @@ def _named_files(recipe: Recipe, target: Path) -> Iterator[tuple[str, Path]]:
     for file in single:
         if file is not None:
             if not file.is_file():
-                raise ArchiveError(f"File does not exist: {file}")
+                raise MissingFile(f"File does not exist: {file}")
             yield file.name, file
     for extra in recipe.extra_files:
         for path in _expand(str(extra).strip()):
@@ -162,12 +193,12 @@ def _expand(extra: str) -> list[Path]:
     if path.exists():
         return [path]
     if not glob.has_magic(extra):
-        raise ArchiveError(f"File does not exist: {extra}")
-    matches = [Path(match) for match in sorted(glob.glob(extra, recursive=True))]
+        raise MissingFile(f"File does not exist: {extra}")
+    matches = [Path(match) for match in sorted(glob.glob(extra))]
     if not matches:
         # A warning only, as it was in TorchServe: build scripts name patterns that may be empty.
         logger.warning("No file matches %s", extra)
-    return [match for match in matches if not (match.is_dir() and _is_skipped(match.name))]
+    return [match for match in matches if not (match.is_dir() and is_skipped(match.name))]
 
 
 def _walk(folder: Path, target: Path, above: tuple[Path, ...]) -> Iterator[Path]:
@@ -178,70 +209,14 @@ def _walk(folder: Path, target: Path, above: tuple[Path, ...]) -> Iterator[Path]
         if child.resolve() == target:
             continue
         if child.is_dir():
-            if not _is_skipped(child.name):
+            if not is_skipped(child.name):
                 yield from _walk(child, target, (*above, real))
         elif child.is_file():
             yield child
         elif child.is_symlink():
-            raise ArchiveError(f"File does not exist: {child} is a link that leads nowhere.")
+            raise MissingFile(f"File does not exist: {child} is a link that leads nowhere.")
 
 
-def _is_skipped(folder: str) -> bool:
+def is_skipped(folder: str) -> bool:
+    """Whether a folder of that name stays behind."""
     return folder in ("__pycache__", "__MACOSX") or folder.startswith(".")
-
-
-@contextmanager
-def _appearing_whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a hidden file beside `path` that takes its place when all went well."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with partial.open("xb") as file:
-            yield file
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def _write_zip(file: IO[bytes], sources: Mapping[str, Path], manifest: bytes, *, is_deflated: bool) -> None:
-    method = zipfile.ZIP_DEFLATED if is_deflated else zipfile.ZIP_STORED
-    # Files older than 1980 do not fit a zip's clock; they get its first day.
-    with zipfile.ZipFile(file, "w", method, strict_timestamps=False) as archive:
-        archive.writestr(MANIFEST, manifest)
-        for name, source in sources.items():
-            archive.write(source, name)
-
-
-def _write_tar(file: IO[bytes], top: str, sources: Mapping[str, Path], manifest: bytes) -> None:
-    # Links are followed: what they point at stays behind.
-    with tarfile.open(fileobj=file, mode="w:gz", dereference=True) as archive:
-        header = tarfile.TarInfo(f"{top}/{MANIFEST}")
-        header.size, header.mtime = len(manifest), int(time.time())
-        archive.addfile(header, io.BytesIO(manifest))
-        for name, source in sources.items():
-            archive.add(source, f"{top}/{name}", recursive=False, filter=_anonymous)
-
-
-def _anonymous(header: tarfile.TarInfo) -> tarfile.TarInfo:
-    # Who packed it is nobody's business.
-    return header.replace(uid=0, gid=0, uname="", gname="", mode=header.mode & 0o755, deep=False)
-
-
-def _merge_into_folder(target: Path, sources: Mapping[str, Path], manifest: bytes) -> None:
-    was_there = target.exists()
-    try:
-        for name, source in sources.items():
-            path = target / name
-            if path.resolve() != source.resolve():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with _appearing_whole(path) as copy, source.open("rb") as original:
-                    shutil.copyfileobj(original, copy)
-                path.chmod(source.stat().st_mode & 0o777)
-        # The manifest comes last: a folder that has it is complete.
-        (target / MANIFEST).parent.mkdir(parents=True, exist_ok=True)
-        with _appearing_whole(target / MANIFEST) as copy:
-            copy.write(manifest)
-    except BaseException:
-        if not was_there:
-            shutil.rmtree(target, ignore_errors=True)
-        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from flambeau.archive.pack import Format, Recipe
+from flambeau.archive.pack import Format, Recipe, check_syntax, find_handler
 from flambeau.archive.pack import pack as pack_archive
 from flambeau.archive.unpack import list_entries, read_manifest_of
 from flambeau.archive.unpack import unpack as unpack_archive
@@ -18,6 +18,8 @@ def pack(recipe: Recipe, export_path: Path, format_name: str, *, force: bool, as
     known = {name: name for name in get_args(Format)}
     if format_name not in known:
         raise ArchiveError(f"there is no format {format_name!r}; it may be {', '.join(known)}")
+    if recipe.runtime != "LSP" and (handler := find_handler(recipe.handler)) is not None:
+        check_syntax(handler)
     path = pack_archive(recipe, export_path, format=known[format_name], force=force)
     print_json({"path": str(path)}) if as_json else print(path)
 

@@ -9,13 +9,16 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
 
 from flambeau import __version__
 from flambeau.cli.models import print_json
+from flambeau.errors import ConfigError
+from flambeau.migrating.finding import Finding, Level
+from flambeau.migrating.models import look_at
+from flambeau.migrating.settings import look_at_config
 from flambeau.serving.devices import count_cores, count_gpus
 from flambeau.wire.shared import SegmentPool, SegmentReader
 
@@ -30,18 +33,9 @@ OPTIONAL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at: fine, or worth knowing, or wrong."""
-
-    level: str  # ok, note, problem
-    what: str
-    text: str
-
-
-def doctor(*, as_json: bool) -> None:
+def doctor(installation: tuple[Path, Path] | None, *, as_json: bool) -> None:
     """Print the findings; the exit status is 1 when one of them is a problem."""
-    findings = [*examine()]
+    findings = [*(examine_installation(*installation) if installation else examine())]
     if as_json:
         print_json([{"level": f.level, "what": f.what, "text": f.text} for f in findings])
     else:
@@ -62,6 +56,30 @@ def examine() -> Iterator[Finding]:
     yield temporary_folder()
     yield from (package(name, use) for name, use in OPTIONAL.items())
     yield from (port(number, api) for number, api in ((8080, "inference"), (8081, "management"), (8082, "metrics")))
+
+
+def examine_installation(config: Path, store: Path) -> Iterator[Finding]:
+    """Look at a TorchServe installation: its configuration, then every model and workflow in its store."""
+    if not store.is_dir():
+        raise ConfigError(f"{store} is not a folder; name the model store after the configuration file")
+    findings, server = look_at_config(config, store)
+    yield from findings
+    paths = [path for path in sorted(store.iterdir()) if is_model(path)]
+    if not paths:
+        yield Finding("note", str(store), "there are no models in it")
+    num_problems = 0
+    for path in paths:
+        for finding in look_at(path, installs=server.install_dependencies):
+            num_problems += finding.level == "problem"
+            yield finding
+    yield Finding("note" if num_problems else "ok", str(store), f"{len(paths)} models, {num_problems} problems")
+
+
+def is_model(path: Path) -> bool:
+    """Whether something in a store is a model, as far as its name tells."""
+    if path.name.startswith("."):
+        return False
+    return path.is_dir() or path.name.endswith((".mar", ".model", ".tar.gz"))
 
 
 def event_loop() -> Finding:
@@ -91,7 +109,7 @@ def temporary_folder() -> Finding:
         return Finding("problem", "temporary folder", f"{folder} is not writable; set TMPDIR to one that is")
     status = os.statvfs(folder)
     free_gb = status.f_bavail * status.f_frsize / 1e9
-    level = "ok" if free_gb > 1 else "note"
+    level: Level = "ok" if free_gb > 1 else "note"
     return Finding(level, "temporary folder", f"{folder}, {free_gb:.1f} GB free")
 
 

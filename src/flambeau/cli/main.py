@@ -46,6 +46,21 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The inference API's port; 0: any free one.")] = 8080,
     management_port: Annotated[int, typer.Option(min=0, max=65535, help="The management API's port.")] = 8081,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="The metrics API's port; 0: no such API.")] = 8082,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC inference's port; 0: none.")] = 0,
+    grpc_management_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC management's port; 0: none.")] = 0,
+    require_token: Annotated[
+        bool | None,
+        typer.Option("--require-token/--no-token", help="Ask for keys; by default on all but loopback addresses."),
+    ] = None,
+    allow_unprotected: Annotated[
+        bool, typer.Option("--allow-unprotected", help="Let other machines in although no keys are asked for.")
+    ] = False,
+    allow_url: Annotated[
+        list[str] | None, typer.Option(help="Regular expression of URLs models may be fetched from; repeatable.")
+    ] = None,
+    allow_private_urls: Annotated[
+        bool, typer.Option("--allow-private-urls", help="Let allowed URLs lead into private networks.")
+    ] = False,
     job_queue_size: Annotated[int, typer.Option(min=1, help="Requests that may wait, per model.")] = 100,
     max_request_size: Annotated[int, typer.Option(min=1, help="The largest request body, in bytes.")] = 6_553_500,
     max_response_size: Annotated[int, typer.Option(min=1, help="The largest reply part, in bytes.")] = 6_553_500,
@@ -56,19 +71,38 @@ def serve(
         bool | None, typer.Option(help="Put causes into error answers; by default only on a loopback address.")
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_folder: Annotated[
+        Path | None, typer.Option(help="Write TorchServe's five log files there, and its log lines to stdout.")
+    ] = None,
+    access_log: Annotated[
+        bool | None, typer.Option(help="Log every request; by default only where there is a log folder.")
+    ] = None,
+    metrics_mode: Annotated[str, typer.Option(help="prometheus, log, both or legacy.")] = "prometheus",
+    metrics_config: Annotated[Path | None, typer.Option(help="A metrics.yaml; else the bundled one.")] = None,
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C."""
     from flambeau.cli import serve as work
-    from flambeau.config.server import Address, ServerConfig
+    from flambeau.config.kinds import pattern
+    from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig
 
     if worker_transport not in ("unix", "tcp"):
         raise typer.BadParameter("it may be unix or tcp", param_hint="--worker-transport")
     if log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter("it may be debug, info, warning or error", param_hint="--log-level")
+    if metrics_mode not in ("prometheus", "log", "both", "legacy"):
+        raise typer.BadParameter("it may be prometheus, log, both or legacy", param_hint="--metrics-mode")
     config = ServerConfig(
         inference=Address(host, port),
         management=Address(host, management_port),
         metrics=Address(host, metrics_port) if metrics_port else None,
+        grpc=GrpcConfig(
+            inference=Address(host, grpc_port) if grpc_port else None,
+            management=Address(host, grpc_management_port) if grpc_management_port else None,
+        ),
+        keys=KeysConfig(is_on=require_token),
+        allow_unprotected=allow_unprotected,
+        allowed_urls=tuple(pattern("--allow-url", url) for url in allow_url or ()),
+        allow_private_urls=allow_private_urls,
         model_store=work.store_of(paths or [], model_store),
         job_queue_size=job_queue_size,
         max_request_bytes=max_request_size,
@@ -77,6 +111,10 @@ def serve(
         worker_transport="tcp" if worker_transport == "tcp" else "unix",
         error_details=error_details,
         watch=watch,
+        log_folder=log_folder,
+        access_log=access_log,
+        # A handler's metrics are shown without being named in a file first.
+        measure=MetricsConfig(mode=metrics_mode, file=metrics_config, auto_detect=True),  # type: ignore[arg-type]
     )
     settings = {
         "min_workers": workers,
@@ -107,18 +145,19 @@ def predict(
 
 @app.command()
 def run(
-    handler: Annotated[Path, typer.Argument(help="A handler file, model file, model folder or archive.")],
+    path: Annotated[Path, typer.Argument(help="A handler file, model file, model folder or archive.")],
     input_file: Annotated[
         list[Path] | None, typer.Option("--input", "-i", help="A request body; several make a batch.")
     ] = None,
     content_type: Annotated[str | None, typer.Option(help="Else guessed from each file's name.")] = None,
+    handler: Annotated[str | None, typer.Option(help="Replaces the handler the model names.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Calls; the first and the median one are shown.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Run a handler in this process, without a server: for a debugger, and to see where its time goes."""
     from flambeau.cli import run as work
 
-    work.run(handler, input_file or [], content_type, repeat=repeat, as_json=as_json)
+    work.run(path, input_file or [], content_type, handler=handler, repeat=repeat, as_json=as_json)
 
 
 @app.command()
@@ -137,11 +176,17 @@ def check(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Say what this machine has, and what is missing."""
+def doctor(
+    torchserve: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="CONFIG STORE", help="Say instead what of a TorchServe installation will work."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine has, and what is missing. The exit status is 1 if something will not work."""
     from flambeau.cli import doctor as work
 
-    work.doctor(as_json=as_json)
+    work.doctor(torchserve, as_json=as_json)
 
 
 @app.command()

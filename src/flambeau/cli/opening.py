@@ -15,7 +15,7 @@ from flambeau.wire.messages import Load, Request
 
 
 @contextmanager
-def opened(path: Path, *, batch_size: int) -> Iterator[Load]:
+def opened(path: Path, *, batch_size: int, handler: str | None = None) -> Iterator[Load]:
     """The model at a path: a handler file, a model file, a folder, or an archive, which is unpacked for so long."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist; name a handler file, a model file, a model folder or an archive")
@@ -28,7 +28,7 @@ def opened(path: Path, *, batch_size: int) -> Iterator[Load]:
             model=manifest.model_name if manifest and not is_handler else path.stem,
             version=manifest.version if manifest else "1.0",
             folder=str(source.folder),
-            handler=path.name if is_handler else (manifest.handler if manifest else "") or "handler.py",
+            handler=handler or (path.name if is_handler else (manifest.handler if manifest else "") or "handler.py"),
             batch_size=batch_size,
             gpu_id=None,
             decode_input=True,

@@ -15,10 +15,18 @@ from flambeau.worker.in_process import InProcess
 from flambeau.worker.stages import Call, StageObserver, device_of
 
 
-def run(path: Path, inputs: Sequence[Path], content_type: str | None, *, repeat: int, as_json: bool) -> None:
+def run(
+    path: Path,
+    inputs: Sequence[Path],
+    content_type: str | None,
+    *,
+    handler: str | None,
+    repeat: int,
+    as_json: bool,
+) -> None:
     """Load a handler, give it the inputs as one batch, print what it answers and where the time went."""
     sys.excepthook = show_error
-    with opened(path, batch_size=max(1, len(inputs))) as load:
+    with opened(path, batch_size=max(1, len(inputs)), handler=handler) as load:
         began = time.perf_counter()
         observer = StageObserver()
         worker = InProcess(load, observer)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,13 +53,13 @@ class ModelConfig:
     envelope: str | None = None  # None: the server's; "": none
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_options(self, options: Mapping[str, Any]) -> ModelConfig:
-        """These settings, overridden by what a model-config.yaml says."""
-        read = _Reader(options)
-        low, high = read.number("minWorkers", 0), read.number("maxWorkers", 0)
+    def with_options(self, options: Mapping[str, Any], where: str = "model-config.yaml") -> ModelConfig:
+        """These settings, overridden by what a model-config.yaml says; `where` is what warnings call it."""
+        read = _Reader(options, where)
+        _hint_at_misspelt(options, where)
         changes: dict[str, Any] = {"options": options}
-        if low > 0 and high >= low:  # TorchServe takes them only as a valid pair
-            changes |= {"min_workers": int(low), "max_workers": int(high)}
+        if pair := _workers(read):
+            changes |= {"min_workers": pair[0], "max_workers": pair[1]}
         if size := read.number("batchSize", 0, at_least=1):
             changes["batch_size"] = int(size)
         if (delay := read.number("maxBatchDelay", -1)) >= 0:
@@ -73,7 +75,7 @@ class ModelConfig:
         if device in ("cpu", "gpu"):
             changes["device_type"] = device
         elif device:
-            logger.warning("deviceType is %r; it may be cpu or gpu, so it is ignored", device)
+            read.warn("deviceType is %r; it may be cpu or gpu, so it is ignored", device)
         if envelope := read.get("envelope", str, ""):
             changes["envelope"] = "" if envelope == "none" else envelope
         for key, name in _PLAIN.items():
@@ -83,8 +85,37 @@ class ModelConfig:
         if ids and all(type(i) is int and i >= 0 for i in ids):
             changes["device_ids"] = tuple(ids)
         elif ids:
-            logger.warning("deviceIds must be a list of device numbers; %r is ignored", ids)
+            read.warn("deviceIds must be a list of device numbers; %r is ignored", ids)
         return replace(self, **changes)
+
+    def with_settings(self, said: Mapping[str, Any], *, workers: bool) -> ModelConfig:
+        """These settings, overridden by what `models` in config.properties says; there, 0 and less mean unset."""
+        read = _Reader(said, "models in config.properties")
+        given = {key: value for key in _SETTINGS if key in said and (value := read.number(key, 0, at_least=None)) > 0}
+        config = replace(
+            self.with_options({k: v for k, v in given.items() if "Workers" not in k}), options=self.options
+        )
+        if not workers or not {"minWorkers", "maxWorkers"} & given.keys():
+            return config
+        low, high = int(given.get("minWorkers", 0)), int(given.get("maxWorkers", self.max_workers))
+        low = low or min(self.min_workers, high)
+        return replace(config, min_workers=low, max_workers=max(low, high))
+
+    @property
+    def schedule(self) -> Literal["batches", "continuous", "sequences", "async"]:
+        """How its workers are given jobs; sequences and continuous batching leave no room for anything else."""
+        if self.continuous_batching:
+            return "continuous"
+        if self.sequence_batching:
+            return "sequences"
+        return "async" if self.async_communication else "batches"
+
+    @property
+    def num_together(self) -> int:
+        """How many jobs one call of the handler gets at most."""
+        if self.schedule == "async":
+            return 1
+        return self.batch_size * (2 if self.continuous_batching and self.sequence_batching else 1)
 
     @property
     def batch_delay_ms(self) -> int:
@@ -92,6 +123,7 @@ class ModelConfig:
         return DEFAULT_BATCH_DELAY_MS if self.batch_delay_s is None else round(self.batch_delay_s * 1000)
 
 
+_SETTINGS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
 _PLAIN = {
     "responseTimeout": "response_timeout_s",
     "startupTimeout": "startup_timeout_s",
@@ -118,40 +150,84 @@ _SWITCHES = {
     "scaleToZero": "scales_to_zero",
 }
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
+_OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope")
+MODEL_KEYS = (*dict.fromkeys((*_SETTINGS, *_PLAIN, *_MILLISECONDS, *_SWITCHES, *_OTHERS)),)
+LIKENESS = 0.9  # how like a known key another must be, to be taken for a misspelling of it
+
+
+def _hint_at_misspelt(options: Mapping[str, Any], where: str) -> None:
+    """Name near misses of known keys. All other keys are the handler's own, and nobody's business."""
+    plain = {_plain(key): key for key in MODEL_KEYS}
+    for key in options:
+        if isinstance(key, str) and key not in MODEL_KEYS:
+            near = difflib.get_close_matches(_plain(key), plain, 1, cutoff=LIKENESS)
+            if near and plain[near[0]] not in options:
+                logger.warning(
+                    "%s: %s is left to the handler; did you mean %s, which the server reads?",
+                    where,
+                    key,
+                    plain[near[0]],
+                )
+
+
+def _plain(key: str) -> str:
+    return key.lower().replace("_", "").replace("-", "")
+
+
+def _workers(read: _Reader) -> tuple[int, int] | None:
+    """How many workers; TorchServe takes the two numbers only as a valid pair, and we say when it is none."""
+    low, high = read.number("minWorkers", 0, at_least=None), read.number("maxWorkers", 0)
+    if "minWorkers" in read.options and low < 1:
+        read.warn("minWorkers is %r and counts as 1; scaleToZero: true lets the last worker go", low)
+        low = 1
+    if low > 0 and high >= low:
+        return int(low), int(high)
+    if "minWorkers" in read.options and "maxWorkers" in read.options:
+        read.warn("maxWorkers is less than minWorkers, so both are ignored")
+    elif "minWorkers" in read.options or "maxWorkers" in read.options:
+        there, missing = ("minWorkers", "maxWorkers") if "minWorkers" in read.options else ("maxWorkers", "minWorkers")
+        read.warn("%s is ignored without %s; give both", there, missing)
+    return None
 
 
 def _parallelism(read: _Reader) -> dict[str, Any]:
     """How many processes or devices make one worker; `parallelLevel` counts only with a `parallelType`."""
     kind = read.get("parallelType", str, "")
     if kind not in ("", *_PARALLEL_TYPES):
-        logger.warning("parallelType is %r; it may be %s, so it is ignored", kind, ", ".join(_PARALLEL_TYPES))
+        read.warn("parallelType is %r; it may be %s, so it is ignored", kind, ", ".join(_PARALLEL_TYPES))
         kind = ""
     torchrun = read.get("torchrun", dict, {})
-    level = _Reader(torchrun).number("nproc-per-node", 1) if torchrun else read.number("parallelLevel", 0)
+    level = _Reader(torchrun, read.where).number("nproc-per-node", 1) if torchrun else read.number("parallelLevel", 0)
     return {"parallel_type": kind, "parallel_level": int(level) if kind else 0, "torchrun": torchrun}
 
 
 class _Reader:
     """Takes typed values out of a YAML mapping; a wrong type is a warning, as it was in TorchServe."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], where: str) -> None:
         self.options = options
+        self.where = where
+
+    def warn(self, text: str, *values: object) -> None:
+        logger.warning("%s: " + text, self.where, *values)
 
     def get(self, key: str, kind: type[T], default: T) -> T:
         value = self.options.get(key, default)
         if isinstance(value, kind):
             return value
-        logger.warning("%s must be %s, not %r; the default is used", key, kind.__name__, value)
+        self.warn("%s must be %s, not %r; the default is used", key, kind.__name__, value)
         return default
 
-    def number(self, key: str, default: int, *, at_least: int = 0) -> int | float:
+    def number(self, key: str, default: int, *, at_least: int | None = 0) -> int | float:
         value = self.options.get(key, default)
-        if isinstance(value, str) and value.strip().isdigit():
+        if isinstance(value, str) and value.strip().isdecimal():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or (key in self.options and value < at_least):
-            logger.warning("%s must be a number of at least %d, not %r; the default is used", key, at_least, value)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or (at_least is not None and key in self.options and value < at_least):
+            bound = "" if at_least is None else f" of at least {at_least}"
+            self.warn("%s must be a number%s, not %r; the default is used", key, bound, value)
             return default
-        return value
+        return value  # type: ignore[no-any-return]
 
 
 def read_options(path: Path) -> dict[str, Any]:

@@ -1,23 +1,34 @@
-"""config.properties in TorchServe's spelling → ServerConfig."""
+"""config.properties, TS_* variables and flags, in TorchServe's spelling → ServerConfig."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from flambeau.config.server import Address, ServerConfig
+from flambeau.config.java import parse as parse
+from flambeau.config.keys import CORS, KEYS, STEERING, WITHOUT_EFFECT, WRITTEN_BY_THE_SERVER, known_keys, variable_of
+from flambeau.config.kinds import refuse, switch
+from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig
 from flambeau.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_PAIR = re.compile(r"((?:\\.|[^\\\s=:])*)\s*[=:\s]?\s*(.*)", re.DOTALL)
+T = TypeVar("T")
+# What TorchServe's users start from: gRPC is on, registering models over the APIs is not.
+TORCHSERVE = ServerConfig(
+    grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
+    model_api=False,
+    measure=MetricsConfig(mode="both"),
+    log_folder=Path("logs"),
+    metrics_log_folder=Path("logs"),
+)
+_VARIABLES: dict[str, str] = {name: key for key in known_keys() if (name := variable_of(key)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,156 +37,107 @@ class Properties:
 
     server: ServerConfig
     load_models: str | None = None
-    default_workers: int = 0  # of a model that names no number; 0: one
+    model_snapshot: str | None = None  # then load_models does not count
+    given: Mapping[str, str] = field(default_factory=dict)  # every key as text, for snapshots
 
 
-def parse(text: str) -> dict[str, str]:
-    """Read Java's properties format: comments, continued lines, escapes; `$$NAME$$` is an environment variable."""
-    properties = {}
-    for line in _logical_lines(text):
-        match = _PAIR.fullmatch(line)
-        assert match is not None
-        key, value = (_unescape(part) for part in match.groups())
-        properties[key] = re.sub(r"\$\$(.*?)\$\$", _from_environment, value)
-    return properties
+def gather(
+    file: Mapping[str, str], flags: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Lay flags over the file and, where the file allows that, the environment over both."""
+    given = {**file, **flags}
+    variables = {name: key for name, key in _VARIABLES.items() if name in environment}
+    if not _is_on(file, "enable_envvars_config"):
+        variables.pop("TS_OPEN_INFERENCE_PROTOCOL", None)  # it is read in any case
+        # Asking for more protection needs no permission.
+        if environment.get("TS_DISABLE_TOKEN_AUTHORIZATION", "").strip().lower() == "false":
+            given["disable_token_authorization"] = "false"
+            del variables["TS_DISABLE_TOKEN_AUTHORIZATION"]
+        if variables:
+            logger.info("%s not read: the config file has no enable_envvars_config=true", _are(sorted(variables)))
+        return given
+    if "TS_ALLOWED_URLS" in variables and not _is_on(file, "use_env_allowed_urls"):
+        del variables["TS_ALLOWED_URLS"]
+        logger.info("TS_ALLOWED_URLS is not read: the config file has no use_env_allowed_urls=true")
+    for name in environment:
+        if name.startswith("TS_") and name not in _VARIABLES and (near := _near(name, _VARIABLES)):
+            logger.warning("%s is not a known variable; did you mean %s?", name, near)
+    return given | {key: environment[name] for name, key in variables.items()}
 
 
-def _logical_lines(text: str) -> list[str]:
-    lines: list[str] = []
-    continued = ""
-    for raw in text.splitlines():
-        line = continued + raw.lstrip()
-        if not continued and (not line or line[0] in "#!"):
-            continue
-        backslashes = len(line) - len(line.rstrip("\\"))
-        if backslashes % 2:
-            continued = line[:-1]
-            continue
-        lines.append(line)
-        continued = ""
-    return [*lines, continued] if continued else lines
-
-
-def _unescape(text: str) -> str:
-    def replacement(match: re.Match[str]) -> str:
-        code, letter = match.groups()
-        return chr(int(code, 16)) if code else _ESCAPES.get(letter, letter)
-
-    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", replacement, text)
-
-
-def _from_environment(match: re.Match[str]) -> str:
-    name = match.group(1)
-    if name not in os.environ:
-        raise ConfigError(f"Invalid Environment Variable {name}")
-    return os.environ[name]
-
-
-def _integer(key: str, value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise ConfigError(f"{key} must be a whole number, not {value!r}") from None
-
-
-def _boolean(key: str, value: str) -> bool:
-    return value.strip().lower() == "true"
-
-
-def _address(default_port: int) -> Callable[[str, str], Address]:
-    return lambda key, value: Address.parse(value, default_port=default_port)
-
-
-def _path(key: str, value: str) -> Path:
-    return Path(value)
-
-
-def _text(key: str, value: str) -> str:
-    return value
-
-
-_FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "inference_address": ("inference", _address(80)),
-    "management_address": ("management", _address(8081)),
-    "metrics_address": ("metrics", _address(8082)),
-    "model_store": ("model_store", _path),
-    "job_queue_size": ("job_queue_size", _integer),
-    "max_request_size": ("max_request_bytes", _integer),
-    "max_response_size": ("max_response_bytes", _integer),
-    "default_response_timeout": ("default_response_timeout_s", _integer),
-    "default_startup_timeout": ("default_startup_timeout_s", _integer),
-    "unregister_model_timeout": ("unregister_timeout_s", _integer),
-    "number_of_gpu": ("number_of_gpus", _integer),
-    "default_service_handler": ("default_handler", _text),
-    "service_envelope": ("service_envelope", _text),
-    "decode_input_request": ("decode_input_request", _boolean),
-    "limit_max_image_pixels": ("limit_max_image_pixels", _boolean),
-    "initial_worker_port": ("first_worker_id", _integer),
-    "blacklist_env_vars": ("hidden_env", _text),
-}
-_OTHERS = ("load_models", "default_workers_per_model", "enable_metrics_api")
-# They steer a Java process, or a part of the server that is not there yet; each is named once in the log.
-_WITHOUT_EFFECT = frozenset(
-    (
-        "vmargs",
-        "plugins_path",
-        "number_of_netty_threads",
-        "netty_client_threads",
-        "prefer_direct_buffer",
-        "use_native_io",
-        "io_ratio",
-        "async_logging",
-        "cpp_log_config",
-        "grpc_inference_address",
-        "grpc_management_address",
-        "grpc_inference_port",
-        "grpc_management_port",
-        "disable_token_authorization",
-        "enable_model_api",
-        "install_py_dep_per_model",
-        "allowed_urls",
-        "metrics_config",
-        "metrics_mode",
-        "model_metrics_auto_detect",
-        "disable_system_metrics",
-        "workflow_store",
-        "cors_allowed_origin",
-        "cors_allowed_methods",
-        "cors_allowed_headers",
-        "enable_envvars_config",
-        "models",
-        "model_snapshot",
-        "version",
-        "python",
-        "tsConfigFile",
-    )
-)
-
-
-def to_properties(given: Mapping[str, str], base: ServerConfig) -> Properties:
+def to_properties(
+    given: Mapping[str, str], base: ServerConfig, environment: Mapping[str, str] = os.environ
+) -> Properties:
     """The settings these properties ask for; a key that is not known is named with the nearest one that is."""
-    changes: dict[str, Any] = {}
+    server = base
     for key, value in given.items():
-        if key in _FIELDS:
-            name, read = _FIELDS[key]
-            changes[name] = read(key, value)
-        elif key in _WITHOUT_EFFECT:
-            logger.info("config.properties: %s has no effect here", key)
-        elif key not in _OTHERS:
-            nearest = difflib.get_close_matches(key, [*_FIELDS, *_OTHERS, *_WITHOUT_EFFECT], 1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            logger.warning("config.properties: %s is not a known key%s", key, hint)
-    if not _boolean("enable_metrics_api", given.get("enable_metrics_api", "true")):
-        changes["metrics"] = None
-    workers = _integer("default_workers_per_model", given.get("default_workers_per_model", "0"))
-    server = replace(base, default_workers=workers, **changes)
-    return Properties(server=server, load_models=given.get("load_models"), default_workers=workers)
+        if key in KEYS:
+            server = put(server, KEYS[key].place, KEYS[key].kind(key, value))
+        elif key in WITHOUT_EFFECT:
+            logger.info("%s has no effect here: %s", key, WITHOUT_EFFECT[key])
+        elif key not in CORS and key not in STEERING and key not in WRITTEN_BY_THE_SERVER:
+            near = _near(key, known_keys())
+            logger.warning("%s is not a known key%s", key, f"; did you mean {near}?" if near else "")
+    if not switch("enable_metrics_api", given.get("enable_metrics_api", "true")):
+        server = replace(server, metrics=None)
+    if server.keys.is_on is False:  # switched off by name: existing containers do so, and mean it
+        server = replace(server, allow_unprotected=True)
+    if protocol := environment.get("TS_OPEN_INFERENCE_PROTOCOL"):
+        server = replace(server, open_inference=protocol == "oip")
+    cors = tuple((header, given[key]) for key, header in CORS.items() if given.get(key))
+    return Properties(
+        server=replace(server, cors=cors, models=read_models(given.get("models"))),
+        load_models=given.get("load_models"),
+        model_snapshot=given.get("model_snapshot"),
+        given=given,
+    )
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """The keys and values of a properties file."""
+    try:
+        return parse(path.read_text(encoding="iso-8859-1"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_properties(path: Path, base: ServerConfig) -> Properties:
     """Read a config.properties file."""
+    return to_properties(read_file(path), base)
+
+
+def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:
+    """The property `models`: settings by model name and version."""
+    if not text or not text.strip():
+        return {}
     try:
-        text = path.read_text(encoding="iso-8859-1")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    return to_properties(parse(text), base)
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refuse("models", text, f"JSON ({error})") from None
+    expected = 'a JSON object such as {"name": {"1.0": {"batchSize": 4}}}'
+    if not isinstance(document, dict):
+        raise refuse("models", text, expected)
+    for versions in document.values():
+        if not isinstance(versions, dict) or not all(isinstance(said, dict) for said in versions.values()):
+            raise refuse("models", text, expected)
+    return document
+
+
+def put(config: T, place: str, value: object) -> T:
+    """Set a field, or a field of a part: `grpc.inference.port`."""
+    outer, _, inner = place.partition(".")
+    if inner:
+        value = put(getattr(config, outer) or Address(), inner, value)
+    return replace(config, **{outer: value})  # type: ignore[type-var]
+
+
+def _is_on(given: Mapping[str, str], key: str) -> bool:
+    return given.get(key, "").strip().lower() == "true"
+
+
+def _near(name: str, known: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.8)), None)
+
+
+def _are(names: list[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

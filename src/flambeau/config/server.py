@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from flambeau.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
@@ -70,6 +74,7 @@ class GrpcConfig:
 
     inference: Address | None = None
     management: Address | None = None
+    is_optional: bool = False  # nobody asked for them by name: where grpcio is not installed they stay closed
     is_tls: bool = False
     inference_max_age_s: float | None = None
     inference_max_age_grace_s: float | None = None
@@ -150,19 +155,39 @@ class ServerConfig:
     sequence_headers: SequenceHeaders = SequenceHeaders()
     measure: MetricsConfig = MetricsConfig()
     log_folder: Path | None = None  # None: everything goes to stderr
+    log_config: Path | None = None  # a log4j2 file; what can be kept of it is
+    access_log: bool | None = None  # None: where there is a log folder
     metrics_log_folder: Path | None = None  # None: as log_folder
     snapshot_folder: Path | None = None  # None: no snapshots
     watch: bool = False  # reload handlers whose code changes
     hidden_env: str = ""  # variables whose whole name matches are kept from workers
+    models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # settings by name and version
+
+    @property
+    def public(self) -> tuple[Address, ...]:
+        """The listeners that other machines can reach and that keys protect; metrics never need one."""
+        listeners = (self.inference, self.management, self.grpc.inference, self.grpc.management)
+        return tuple(dict.fromkeys(address for address in listeners if address and not address.is_loopback))
 
     @property
     def needs_keys(self) -> bool:
         """Whether callers must show a key."""
-        if self.keys.is_on is not None:
-            return self.keys.is_on
-        return not (self.inference.is_loopback and self.management.is_loopback)
+        return bool(self.public) if self.keys.is_on is None else self.keys.is_on
 
     @property
     def tells_details(self) -> bool:
         """Whether error answers may carry tracebacks and a worker's last words."""
         return self.inference.is_loopback if self.error_details is None else self.error_details
+
+
+def check_protection(config: ServerConfig) -> None:
+    """Refuse to let other machines in without a key, unless that was asked for by name."""
+    if not config.public or config.needs_keys:
+        return
+    where = ", ".join(map(str, config.public))
+    if not config.allow_unprotected:
+        raise ConfigError(
+            f"{where} can be reached from other machines, and authorization is off: whoever connects could run code. "
+            "Leave authorization on, or say that this is meant with --allow-unprotected (allow_unprotected=true)"
+        )
+    logger.warning("%s can be reached from other machines without a key; keep the network around it closed", where)

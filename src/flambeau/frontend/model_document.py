@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from flambeau.serving.model import Model, resident_bytes
+from flambeau.metrics.system import resident_bytes
+from flambeau.serving.memory import resident_bytes_of
+from flambeau.serving.model import Model
 from flambeau.serving.recovery import Death
 from flambeau.serving.supervisor import Slot
 
@@ -35,6 +37,8 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
         "parallelLevel": config.parallel_level,
         "deviceType": "gpu" if any(slot.device is not None for slot in model.supervisor.slots) else "cpu",
     }
+    if not model.is_listed:
+        del document["modelUrl"]  # a function of a workflow comes from no archive of its own
     if config.device_ids:
         document["deviceIds"] = [*config.device_ids]
     document |= {
@@ -53,25 +57,31 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
             "pendingRequests": model.num_waiting,
         },
     }
+    if model.limits.leave_room:
+        document["state"] = model.state
     return document
 
 
 def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
     """One worker, with the cause of its last failure."""
     worker = slot.worker
-    pid = worker.pid if worker else -1
+    pids = worker.pids if worker else [-1]
     started = datetime.fromtimestamp(slot.started_at, UTC)
     document: dict[str, Any] = {
         "id": str(slot.id),
         "startTime": f"{started:%Y-%m-%dT%H:%M:%S}.{started.microsecond // 1000:03d}Z",
         "status": "READY" if slot.is_ready else "UNLOADING",
-        "memoryUsage": resident_bytes(pid) if pid > 0 else 0,
-        "pid": pid,
+        "memoryUsage": resident_bytes_of(pids),
+        "pid": pids[0],
         "gpu": slot.device is not None,
         "gpuUsage": "N/A" if slot.device is None else gpus.get(slot.device, f"gpuId::{slot.device}"),
         "state": state_of(slot),
         "restarts": slot.restarts,
     }
+    if len(pids) > 1:
+        document["ranks"] = [
+            {"rank": rank, "pid": pid, "memoryUsage": resident_bytes(pid)} for rank, pid in enumerate(pids)
+        ]
     if slot.last_death is not None:
         document["lastFailure"] = failure_document(slot.last_death, details=details)
     return document

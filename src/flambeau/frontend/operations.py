@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import BadRequest, FlambeauError, JobFailed, NotAllowed, Unavailable
+from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
 from flambeau.frontend.model_document import model_document
+from flambeau.serving.answer import Answer
 from flambeau.serving.devices import gpu_usage
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.wire.messages import Part
 
 PAGE = 100
 
@@ -75,6 +75,7 @@ async def register(server: Server, asked: Registration) -> Outcome:
             config=config,
             wishes=wishes,
             wait=asked.synchronous,
+            signed=asked.s3_sse_kms,
         )
     )
     named = f'Model "{model.name}" Version: {model.version} registered with'
@@ -112,7 +113,7 @@ def set_default(server: Server, name: str, version: str) -> Outcome:
 def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
     """The default versions, by name, a page at a time."""
     start, limit = max(0, start), limit if 0 <= limit <= PAGE else PAGE
-    everything = server.registry.defaults()
+    everything = [model for model in server.registry.defaults() if model.is_listed]
     document: dict[str, Any] = {}
     if start + limit < len(everything):
         document["nextPageToken"] = str(start + limit)
@@ -142,28 +143,9 @@ def check_model_api(server: Server) -> None:
         raise NotAllowed("Requested method is not allowed, please refer to API document.")
 
 
-class Answer:
-    """Collects a job's whole reply."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._parts: list[bytes] = []
-
-    def on_parts(self, parts: list[Part]) -> None:
-        """Take parts."""
-        self._parts += [part.body for part in parts]
-        if parts[-1].last and not self.done.done():
-            self.done.set_result(b"".join(self._parts))
-
-    def on_error(self, error: FlambeauError) -> None:
-        """Take an error."""
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
 async def ask_handler(model: Model) -> dict[str, Any]:
     """What the handler says about itself; nothing when it is not a JSON object."""
-    if not model.supervisor.has_hope:
+    if not (model.supervisor.has_hope or model.is_sleeping):
         raise Unavailable(
             f'Model "{model.name}" has no worker to serve describe request. '
             "Please use scale workers API to add workers."

@@ -57,7 +57,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         self.model_yaml_config = context.model_yaml_config or {}
         properties = context.system_properties
         folder = Path(properties["model_dir"])
-        self.device, self.map_location = choose_device(properties["gpu_id"])
+        self.device, self.map_location = choose_device(properties.get("gpu_id"))
         prepare(self.device)
         entry: Mapping[str, Any] = (self.manifest or {}).get("model", {})
         serialized, model_file = entry.get("serializedFile"), entry.get("modelFile")

@@ -11,15 +11,15 @@ from functools import cache
 from pathlib import Path
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
+AMD_DRIVER = Path("/dev/kfd")
 
 
 @cache
 def count_gpus() -> int:
     """How many GPUs workers may use; visibility variables count positions, so UUIDs and MIG ids are fine."""
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        visible = os.environ.get(variable)
-        if visible is not None:
-            return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    visible = os.environ.get(visibility_variable())
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     if NVIDIA_DRIVER.is_dir():
         return len([*NVIDIA_DRIVER.iterdir()])
     if count := output_of("nvidia-smi", "-L").count("GPU "):
@@ -27,6 +27,18 @@ def count_gpus() -> int:
     if os.environ.get("TS_IPEX_GPU_ENABLE") == "true":  # Intel's are used only when asked for, as in TorchServe
         return count_xpus(output_of("xpu-smi", "discovery", "--dump", "1"))
     return int(sys.platform == "darwin" and platform.machine() == "arm64")  # Metal shows one device
+
+
+def visibility_variable() -> str:
+    """The variable that limits which GPUs a process sees: the one that is set, or else this vendor's."""
+    known = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"]
+    if os.environ.get("TS_IPEX_GPU_ENABLE") == "true":
+        known.append("ZE_AFFINITY_MASK")
+    if named := [variable for variable in known if variable in os.environ]:
+        return named[0]
+    if NVIDIA_DRIVER.is_dir():
+        return known[0]
+    return known[1] if AMD_DRIVER.exists() else known[2] if len(known) > 2 else known[0]
 
 
 def gpu_usage() -> dict[int, str]:

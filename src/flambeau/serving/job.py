@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
+from flambeau.metrics.traffic import Usage
+from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
 
@@ -64,17 +66,20 @@ class Job:
         "crashes",
         "envelope",
         "expiry",
+        "fields",
         "headers",
         "id",
         "is_alone",
         "is_over",
         "kind",
         "on_cancel",
+        "priority",
         "query",
         "receiver",
         "request_id",
         "started",
         "url_path",
+        "usage",
     )
 
     def __init__(
@@ -89,6 +94,7 @@ class Job:
         url_path: str = "",
         query: str = "",
         envelope: str = "",
+        fields: list[tuple[str, int]] | None = None,
     ) -> None:
         self.id = next(_ids)
         self.receiver = receiver
@@ -100,12 +106,15 @@ class Job:
         self.url_path = url_path
         self.query = query
         self.envelope = envelope
+        self.fields = fields  # None: the body is one value
         self.crashes = 0  # workers that died while they held it
         self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
         self.is_over = False
         self.started = False  # a part of the reply has gone out
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
+        self.priority = NORMAL
+        self.usage: Usage | None = None  # what it is counted under, from the moment a model has it
 
     def renew_id(self) -> None:
         """Take a new id, so that nothing said about the old one concerns this job any more."""
@@ -116,12 +125,18 @@ class Job:
         body = self.body
         content: bytes | Shared = body.content
         if body.segment is not None:
-            if share:
-                content = body.segment.describe(body.size_bytes)
-            else:
-                content = body.segment.memory[: body.size_bytes]
+            size = body.size_bytes
+            content = body.segment.describe(size) if share else body.segment.memory[:size]
         return Request(
-            self.id, self.request_id, self.headers, content, self.kind, self.url_path, self.query, self.envelope
+            self.id,
+            self.request_id,
+            self.headers,
+            content,
+            self.kind,
+            self.url_path,
+            self.query,
+            self.envelope,
+            self.fields,
         )
 
     def deliver(self, parts: list[Part]) -> None:

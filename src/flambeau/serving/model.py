@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,18 +13,27 @@ from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
-from flambeau.metrics.registry import Metrics
-from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
+from flambeau.logs.writer import Logs
+from flambeau.metrics.traffic import ModelTraffic
+from flambeau.serving.autoscaling import DEFAULT_IDLE_S, Limits
+from flambeau.serving.batching import AHEAD_OF_QUICK
 from flambeau.serving.crowding import Crowd
+from flambeau.serving.dependencies import THE_SERVERS_OWN
 from flambeau.serving.devices import count_cores
-from flambeau.serving.dispatch import Dispatcher
+from flambeau.serving.elasticity import Elasticity
+from flambeau.serving.grouping import Grouping
 from flambeau.serving.job import Job
-from flambeau.serving.placement import next_device, threads_per_worker
-from flambeau.serving.queue import JobQueue
+from flambeau.serving.measures import Measures
+from flambeau.serving.memory import resident_bytes_of
+from flambeau.serving.output import WorkerOutput
+from flambeau.serving.placement import threads_per_worker
+from flambeau.serving.priorities import NORMAL, priority_of
+from flambeau.serving.ranks import MeetingPoints
 from flambeau.serving.recovery import Death, should_retry
 from flambeau.serving.remote_worker import RemoteWorker
+from flambeau.serving.scheduling import contradictions, new_dispatcher
 from flambeau.serving.supervisor import Slot, Supervisor
-from flambeau.serving.worker_process import WorkerSpec, environment_for
+from flambeau.serving.worker_process import WorkerSpec, environment_for, worker_name
 from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)
@@ -45,16 +53,21 @@ class Source:
     folder: Path
     manifest: Manifest | None
     is_temporary: bool = False  # unpacked by us, so ours to delete
+    downloaded: Path | None = None  # the file in the store that goes when the model goes
+    problem: str = ""  # why it has no files, where its archive could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What models of one server share: its settings, devices, worker numbers and metrics."""
+    """What models of one server share: its settings, devices, worker numbers, metrics and logs."""
 
     config: ServerConfig
     gpus: range
     worker_ids: Iterator[int]
-    metrics: Metrics
+    meeting_points: MeetingPoints
+    make_room: Callable[[], bool]
+    measures: Measures
+    logs: Logs
     probe: Callable[[], Shared | None]
     devices_in_use: Callable[[], Iterator[int | None]]
 
@@ -67,18 +80,30 @@ class Model:
         self.version = version
         self.handler = handler
         self.source = source
-        self.config = config
+        self._grouping = Grouping(name, config, host.gpus, host.devices_in_use, host.meeting_points)
+        self.config = config = self._grouping.config
         self.loaded_at_startup = False
-        self.queue = JobQueue(config.queue_size)
+        self.workflow = ""  # the workflow it is a node of
+        self.environment = THE_SERVERS_OWN  # what its workers run on
         self.min_workers = config.min_workers
-        self.max_workers = config.max_workers
+        self.max_workers = max(config.max_workers, int(config.scales_to_zero))
         self.answers: Counter[int] = Counter()
+        self.traffic = ModelTraffic(name, host.measures.traffic)
         self._host = host
+        self._is_closed = False
         self._num_cores = count_cores()
         self._workers: list[RemoteWorker] = []
         self._watch: asyncio.Task[None] | None = None
-        limits = BatchLimits(size=config.batch_size, delay_s=config.batch_delay_s)
-        self._dispatcher = Dispatcher(self.queue, self._workers, limits, config.concurrency)
+        self.queue, self._dispatcher = new_dispatcher(
+            config,
+            host.config.sequence_headers,
+            self._workers,
+            min_workers=lambda: self.min_workers,
+            refuse=lambda job, reason: job.fail(self._refused(None, reason)),
+        )
+        self._refusal = self._dispatcher.refusal if config.use_job_ticket or config.sequence_batching else None
+        for warning in contradictions(config):
+            logger.warning("%s: %s", self, warning)
         self.supervisor = Supervisor(
             name=f"model {name} version: {version}",
             new_worker=self._new_worker,
@@ -89,29 +114,47 @@ class Model:
             drain_timeout_s=host.config.drain_timeout_s,
             on_change=self._on_change,
         )
+        self.elasticity = Elasticity(str(self), self.supervisor, self._workers, self.queue, host.make_room)
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is a model to its users; the functions of workflows are not."""
+        return not self.workflow or bool(self.source.url)
 
     # ---- jobs ----
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or say at once why not."""
+        job.usage = self.traffic.requested(requested_version)
         if not self.supervisor.has_ready:
             self._check_hope(requested_version)
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
             raise self._queue_full(requested_version)
+        if (priority := priority_of(job.headers)) != NORMAL:
+            job.priority = priority
+        if self._refusal is not None and (reason := self._refusal(job)):
+            raise self._refused(requested_version, reason)
         if self.config.client_timeout_s is not None:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
+        self.elasticity.last_arrival = job.arrived
         self._dispatcher.add(job)
 
     def _check_hope(self, requested_version: str | None) -> None:
-        """Where no worker is ready: refuse a job that would wait for nothing."""
+        """Where no worker is ready: wake the model if it sleeps; refuse a job that would wait for nothing."""
+        self._wake()
         if not self.supervisor.has_hope:
             raise self._no_worker(requested_version)
         if self.supervisor.cannot_load:
             raise self._not_loaded()
+
+    def _wake(self) -> None:
+        if self.is_sleeping:
+            self._keep_watch()
+            self.elasticity.wake(self.limits)
 
     def _expire(self, job: Job) -> None:
         if not job.is_over:
@@ -122,12 +165,15 @@ class Model:
             job.cancel()
             receiver.on_error(error)
 
-    def _no_worker(self, version: str | None) -> Unavailable:
+    def _refused(self, version: str | None, reason: str = "", *, retry_after_s: int | None = None) -> Unavailable:
         # Clients match this text, quotes and all; what follows it is ours.
         named = f'Model "{self.name}" Version {version}"' if version else f'Model "{self.name}"'
         text = f"{named} has no worker to serve inference request. {REMEDY}"
+        return Unavailable(f"{text}. {reason}" if reason else text, retry_after_s=retry_after_s)
+
+    def _no_worker(self, version: str | None) -> Unavailable:
         death = self.supervisor.last_death
-        return Unavailable(f"{text}. The last worker: {death.reason}" if death else text)
+        return self._refused(version, f"The last worker: {death.reason}" if death else "")
 
     def _not_loaded(self) -> Unavailable:
         death = self.supervisor.last_death
@@ -135,9 +181,9 @@ class Model:
         return Unavailable(f'Model "{self.name}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
     def _queue_full(self, version: str | None) -> Unavailable:
-        text = str(self._no_worker(version)).partition(". The last worker")[0]
-        return Unavailable(
-            f"{text}. All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
+        return self._refused(
+            version,
+            f"All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
             retry_after_s=max(1, round(self._seconds_to_drain())),
         )
 
@@ -154,13 +200,40 @@ class Model:
         if minimum > 0 and self.config.response_timeout_s <= 0:
             cause = "the response timeout is 0 seconds, in which no worker can answer"
             raise WorkersFailed(f"Failed to start workers for {self.supervisor.name}", cause=cause)
-        self.min_workers, self.max_workers = minimum, maximum
-        fresh = self.supervisor.scale(minimum, maximum)
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._look_after())
+        self.min_workers, self.max_workers = self._grouping.at_most(minimum), self._grouping.at_most(maximum)
+        fresh = self.supervisor.scale(self.min_workers, self.max_workers)
+        self._keep_watch()
         self._on_change()
         if wait:
             await self.supervisor.wait_started(fresh)
+
+    @property
+    def limits(self) -> Limits:
+        """Between which numbers of workers the model moves by itself."""
+        config = self.config
+        if config.sequence_batching or self._is_closed:  # a sequence needs the worker that holds its state
+            return Limits(minimum=self.min_workers, maximum=self.min_workers)
+        return Limits(
+            minimum=self.min_workers,
+            maximum=self.max_workers,
+            target_queue_s=config.target_queue_s,
+            idle_s=DEFAULT_IDLE_S if config.idle_s is None else config.idle_s,
+            scales_to_zero=config.scales_to_zero,
+        )
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether it has no worker now, and gets one when it is asked for."""
+        return not self.supervisor.slots and self.limits.allow_sleep
+
+    @property
+    def state(self) -> str:
+        """How it is, in one word."""
+        if self.is_sleeping:
+            return "sleeping"
+        if self.supervisor.has_ready:
+            return "ready"
+        return "loading" if self.supervisor.has_hope else "failed" if self.supervisor.slots else "without workers"
 
     @property
     def num_waiting(self) -> int:
@@ -187,15 +260,21 @@ class Model:
     @property
     def is_healthy(self) -> bool:
         """TorchServe's notion: enough workers run, load, or are being tried again."""
-        return sum(not slot.has_given_up for slot in self.supervisor.slots) >= self.min_workers
+        if self.limits.allow_sleep:
+            return self.is_sleeping or self.supervisor.has_hope
+        return self.supervisor.num_present >= self.min_workers
 
     @property
     def is_ready(self) -> bool:
-        """Whether as many workers as wanted have the model loaded."""
-        return self.supervisor.num_ready >= self.min_workers > 0
+        """Whether as many workers as wanted have the model loaded; one that sleeps or wakes has shown that it can."""
+        supervisor = self.supervisor
+        if self.limits.allow_sleep and supervisor.load_s is not None:
+            return self.is_sleeping or (supervisor.has_hope and not supervisor.cannot_load)
+        return supervisor.num_ready >= self.min_workers > 0
 
     async def close(self, reason: str, *, now: bool = False) -> None:
         """Refuse what waits, finish what runs, stop the workers."""
+        self._is_closed = True
         self._refuse_all(Unavailable(reason))
         if self._watch is not None:
             self._watch.cancel()
@@ -203,14 +282,18 @@ class Model:
         self._refuse_all(Unavailable(reason))  # what a worker that had to be killed gave back
         self._dispatcher.close()
 
+    def _keep_watch(self) -> None:
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._look_after())
+
     async def _look_after(self) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
             for worker in self._workers:
                 self._check(worker)
             self._look_at_crowd()
-            if len(self._workers) > 1:
-                self._dispatcher.rebalance()
+            self._dispatcher.look_after()
+            self.elasticity.look(self.limits)
 
     def _look_at_crowd(self) -> None:
         if len(self._workers) <= self._num_cores:
@@ -224,47 +307,64 @@ class Model:
         timeout, limit_mb = self.config.response_timeout_s, self.config.memory_limit_mb
         if worker.seconds_without_progress() > timeout:
             logger.error("Backend worker did not respond in given time: worker %d of %s", worker.spec.id, self)
+            worker.blame_silent(timeout)
+            logger.error("Number or consecutive unsuccessful inference %d", self._failures_of(worker))
             worker.kill(Death(reason=f"no answer within responseTimeout, {timeout:g} s"))
-        elif limit_mb is not None and (used := resident_bytes(worker.pid)) > limit_mb << 20:
+        elif limit_mb is not None and (used := resident_bytes_of(worker.pids)) > limit_mb << 20:
             reason = f"it used {used >> 20} MB of memory; workerMemoryLimitMb is {limit_mb}"
             worker.kill(Death(reason=reason, out_of_memory=True))
 
-    def _new_slot(self) -> Slot:
-        return Slot(next(self._host.worker_ids), self._place())
+    def _failures_of(self, worker: RemoteWorker) -> int:
+        if worker.has_answered:
+            return 1
+        return 1 + sum(slot.failures for slot in self.supervisor.slots if slot.worker is worker)
 
-    def _place(self) -> int | None:
-        if self.config.device_type == "cpu" or not self._host.gpus:
-            return None
-        valid = all(device in self._host.gpus for device in self.config.device_ids)
-        candidates = self.config.device_ids if self.config.device_ids and valid else self._host.gpus
-        return next_device(candidates, self._host.devices_in_use())
+    def _new_slot(self) -> Slot:
+        number = self._grouping.take_id() or next(self._host.worker_ids)
+        return Slot(number, self._grouping.place(), worker_name(number, self.name, self.version))
 
     def _new_worker(self, slot: Slot) -> RemoteWorker:
-        server = self._host.config
+        server, measures = self._host.config, self._host.measures
         load = Load(
             model=self.name,
             version=self.version,
             folder=str(self.source.folder),
             handler=self.handler,
-            batch_size=self.config.batch_size,
-            gpu_id=slot.device,
+            batch_size=1 if self.config.schedule == "async" else self.config.batch_size,
+            gpu_id=self._grouping.gpu_id(slot.devices),
             decode_input=server.decode_input_request,
             limit_max_image_pixels=server.limit_max_image_pixels,
             max_response_bytes=server.max_response_bytes,
             probe=self._host.probe(),
             envelope=self.envelope,
             watch=server.watch and not self.source.is_temporary,
+            schedule=self.config.schedule,
+            metrics_file=str(measures.file),
+            metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in measures.model_definitions],
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
         threads = threads_per_worker(self._num_cores, self.max_workers, is_pipelined=is_pipelined)
         spec = WorkerSpec(
             id=slot.id,
             load=load,
-            environment=environment_for(load, threads=threads, hidden=server.hidden_env),
-            max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
+            environment=self.environment.extend(
+                environment_for(
+                    load, threads=threads, hidden=server.hidden_env, sequence_headers=server.sequence_headers
+                )
+            ),
+            python=self.environment.python,
+            max_frame_bytes=server.max_response_bytes * max(1, self.config.num_together),
             transport=server.worker_transport,
         )
-        return RemoteWorker(spec, on_free=self._dispatcher.feed, on_lost=self._on_lost, on_samples=self._on_samples)
+        spec = self._grouping.apply(spec, slot.devices)
+        return RemoteWorker(
+            spec,
+            on_free=self._dispatcher.feed,
+            on_lost=self._on_lost,
+            on_samples=self._on_samples,
+            traffic=self.traffic,
+            output=WorkerOutput(self._host.logs, spec.name, measures.add_samples),
+        )
 
     def _on_lost(self, death: Death, suspects: list[tuple[Job, int]], innocent: list[Job]) -> None:
         """A worker died: its jobs are tried again or answered, at once."""
@@ -272,7 +372,9 @@ class Model:
             self.queue.put_back(job)
         for job, batch_size in reversed(suspects):
             job.crashes += 1
-            if should_retry(death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started):
+            if not self.config.sequence_batching and should_retry(
+                death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started
+            ):
                 job.is_alone = True
                 self.queue.put_back(job)
             else:
@@ -285,22 +387,12 @@ class Model:
             job.fail(error)
 
     def _on_change(self) -> None:
+        if self.queue:  # what a worker gave back on its way to bed
+            self._wake()
         if not self.supervisor.has_hope:
             self._refuse_all(self._no_worker(None))
         elif self.supervisor.cannot_load:  # waiting for the next try would be waiting for the same
             self._refuse_all(self._not_loaded())
 
     def _on_samples(self, message: Samples) -> None:
-        self._host.metrics.add_samples(message.samples)
-
-
-def resident_bytes(pid: int) -> int:
-    """The resident memory of a process; 0 when it cannot be told."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+        self._host.measures.add_samples(message.samples)

@@ -35,6 +35,14 @@ def backoff_s(failures: int) -> float:
     return _DELAYS_S[min(failures, len(_DELAYS_S)) - 1]
 
 
+def is_hopeless(failures: int, waited_s: float, max_retry_s: float) -> bool:
+    """Whether the next try would lie beyond the time that a worker is tried again for.
+
+    Only the waiting between tries counts: a model that takes long to load is not given up sooner for it.
+    """
+    return waited_s + backoff_s(failures) > max_retry_s
+
+
 def should_retry(death: Death, *, batch_size: int, crashes: int, reply_started: bool) -> bool:
     """Whether a job held by a dead worker gets a second try, alone.
 

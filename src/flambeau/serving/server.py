@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +16,20 @@ from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig, read_options
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePassed, WorkersFailed
-from flambeau.metrics.registry import Metric, Metrics
+from flambeau.logs.access import AccessLog
+from flambeau.logs.writer import Logs
+from flambeau.serving.dependencies import Dependencies
 from flambeau.serving.devices import count_gpus
+from flambeau.serving.fetching import Fetcher, shown
+from flambeau.serving.host_watcher import HostWatcher
+from flambeau.serving.measures import Measures
 from flambeau.serving.model import Host, Model, Source
+from flambeau.serving.model_metrics import model_metrics
+from flambeau.serving.ranks import MeetingPoints
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
+from flambeau.serving.urls import compile_patterns
+from flambeau.serving.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -32,15 +41,23 @@ DRAIN_POLL_S = 0.02
 class Server:
     """One serving process: registers models, takes jobs, tells how it is."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, logs: Logs | None = None) -> None:
         try:
             re.compile(config.hidden_env)
         except re.error as error:
             raise ConfigError(f"blacklist_env_vars is not a regular expression: {error}") from None
         self.config = config
         self.registry = Registry()
-        self.metrics = Metrics()
-        self.store = Store(config.model_store)
+        self.logs = logs or Logs()
+        self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None
+        self.measures = Measures(config.measure, self.logs)
+        fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
+        self.store = Store(config.model_store, fetcher)
+        self.workflows = Workflows(self, Store(config.workflow_store or config.model_store, fetcher))
+        self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
+        self._dependencies = Dependencies(
+            install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
+        )
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
@@ -48,6 +65,7 @@ class Server:
         self._is_late = False  # draining took longer than it may
         self._probe: Segment | None = None
         self._host: Host | None = None
+        self._watching: HostWatcher | None = None
 
     async def __aenter__(self) -> Self:
         if SegmentPool.is_supported() and self.config.worker_transport == "unix":
@@ -60,16 +78,25 @@ class Server:
             config=self.config,
             gpus=gpus,
             worker_ids=itertools.count(self.config.first_worker_id),
-            metrics=self.metrics,
+            meeting_points=MeetingPoints(self.config.first_distribution_port),
+            make_room=self._make_room,
+            measures=self.measures,
+            logs=self.logs,
             probe=self._describe_probe,
-            devices_in_use=lambda: (slot.device for model in self.registry for slot in model.supervisor.slots),
+            devices_in_use=lambda: (
+                d for model in self.registry for slot in model.supervisor.slots for d in slot.devices
+            ),
         )
+        self._watching = HostWatcher(self.config.measure, self.measures, self._worker_pids)
+        self._watching.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._close(now=error is not None)
+        if self._watching is not None:
+            await self._watching.stop()
 
     # ---- models ----
 
@@ -85,22 +112,38 @@ class Server:
         wishes: Mapping[str, Any] | None = None,
         wait: bool = True,
         at_startup: bool = False,
+        signed: bool = False,
+        source: Source | None = None,
+        workflow: str = "",
     ) -> Model:
         """Register the model at `url` (or at a path the operator named) and start its workers.
 
         `config` holds defaults; the model's own YAML is laid over them, and `wishes` over that. When `wait` is
-        set and a worker cannot start, the model is unregistered again and WorkersFailed says why.
+        set and a worker cannot start, the model is unregistered again and WorkersFailed says why. The nodes of a
+        `workflow` are models too; those that are functions bring their `source` along.
         """
-        source = await asyncio.to_thread(self.store.open_path, path, url) if path else await self._open(url)
+        if path:
+            source = await asyncio.to_thread(self.store.open_path, path, url)
+        elif source is None:
+            source = await self.store.open(url, signed=signed)
         try:
-            settings = self._settings(source, config, wishes or {})
+            name = name or (source.manifest.model_name if source.manifest else "") or name_from(url)
+            settings = self._settings(source, name, config, wishes or {}, workers=at_startup)
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
+            model.workflow = workflow
+            model.environment = await self._dependencies.prepare(
+                model.name,
+                source.folder,
+                source.manifest.requirements_file if source.manifest else None,
+                use_venv=settings.use_venv,
+            )
             self.registry.add(model)
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
             raise
-        logger.info("registered %s from %s", model, url)
+        logger.info("registered %s from %s", model, shown(url))
+        logger.info("Model %s loaded.", model.name)
         if self.config.watch and source.is_temporary:
             logger.warning("%s is served from an archive, which is not watched; serve its folder instead", model)
         if model.config.min_workers > 0:
@@ -141,32 +184,49 @@ class Server:
         self.on_change()
         return model
 
-    async def _open(self, url: str) -> Source:
-        return await asyncio.to_thread(self.store.open, url)
+    def _make_room(self) -> bool:
+        """Memory is short: put the model to sleep that may sleep, does nothing, and was not asked for longest."""
+        idle = [
+            model
+            for model in self.registry
+            if model.limits.allow_sleep and model.supervisor.has_ready and not model.num_in_flight
+        ]
+        oldest = min(idle, key=lambda model: model.elasticity.last_arrival, default=None)
+        if oldest is not None:
+            logger.info("memory is short: %s falls asleep", oldest)
+            oldest.elasticity.sleep()
+        return oldest is not None
 
-    @staticmethod
-    def _settings(source: Source, config: ModelConfig, wishes: Mapping[str, Any]) -> ModelConfig:
-        named = source.manifest.config_file if source.manifest else None
-        options = read_options(source.folder / named) if named else {}
-        return replace(config.with_options(options), **wishes)
+    def _settings(
+        self, source: Source, name: str, config: ModelConfig, wishes: Mapping[str, Any], *, workers: bool
+    ) -> ModelConfig:
+        """Defaults, then `models` of the server's configuration, then the model's own YAML, then wishes."""
+        manifest = source.manifest or Manifest(model_name="")
+        if said := self.config.models.get(name, {}).get(manifest.version):
+            config = config.with_settings(said, workers=workers)
+        if named := manifest.config_file:
+            config = config.with_options(read_options(source.folder / named), f"{named} of {name}")
+        return replace(config, **wishes)
 
     def _build(
-        self, source: Source, *, name: str | None, handler: str | None, runtime: str | None, settings: ModelConfig
+        self, source: Source, *, name: str, handler: str | None, runtime: str | None, settings: ModelConfig
     ) -> Model:
         manifest = source.manifest or Manifest(model_name="")
-        name = name or manifest.model_name
         if not name:
-            raise BrokenArchive("Model name is not defined.")
+            raise BrokenArchive("Model name is not defined.", cause=source.problem)
         if runtime not in (None, "python", "python3", "LSP"):
             raise BadRequest(f"Invalid RuntimeType value: {runtime}")
         self.registry.check_free(name, manifest.version)
         handler = handler or manifest.handler or self.config.default_handler
-        if not handler:
+        if source.problem and settings.min_workers > 0:
+            text = f"Failed to start workers for model {name} version: {manifest.version}"
+            raise WorkersFailed(text, cause=source.problem)
+        if not handler and not source.problem:
             raise BrokenArchive(
                 f"model {name} names no handler; give one in its manifest, in the register call, or by default"
             )
         assert self._host is not None
-        return Model(name, manifest.version, handler, source, settings, self._host)
+        return Model(name, manifest.version, handler or "", source, settings, self._host)
 
     async def _forget(self, model: Model) -> None:
         self.registry.remove(model.name, model.version, even_default=True)
@@ -186,6 +246,11 @@ class Server:
     # ---- state ----
 
     @property
+    def num_gpus(self) -> int:
+        """How many GPUs workers may be placed on."""
+        return len(self._host.gpus) if self._host is not None else 0
+
+    @property
     def is_healthy(self) -> bool:
         """Whether the default version of every model has its workers, counting those that load or are retried."""
         return all(model.is_healthy for model in self.registry.defaults())
@@ -199,22 +264,16 @@ class Server:
         """The models that should be able to answer and are not."""
         return [model for model in self.registry if model.min_workers > 0 and not model.is_ready]
 
-    def state_metrics(self) -> Iterator[Metric]:
-        """The present state of models and workers, as gauges and counters."""
-        answers = Metric("flambeau_requests_total", "counter", "Requests answered, by model and status.")
-        waiting = Metric("flambeau_queue_jobs", "gauge", "Jobs that wait for a worker.")
-        ready = Metric("flambeau_workers_ready", "gauge", "Workers with the model loaded.")
-        wanted = Metric("flambeau_workers_wanted", "gauge", "Workers the model should have.")
-        restarts = Metric("flambeau_worker_restarts_total", "counter", "Workers that ended and were replaced.")
-        for model in self.registry:
-            labels = (("model", model.name), ("version", model.version))
-            for status, count in model.answers.items():
-                answers.update(count, (*labels, ("status", str(status))))
-            waiting.update(model.num_waiting, labels)
-            ready.update(model.supervisor.num_ready, labels)
-            wanted.update(model.min_workers, labels)
-            restarts.update(sum(slot.restarts for slot in model.supervisor.slots), labels)
-        yield from (answers, waiting, ready, wanted, restarts)
+    def metrics_text(self, wanted: Collection[str] = ()) -> str:
+        """What the metrics endpoint shows: the wanted metrics, or all."""
+        models = [*self.registry]
+        workers = [slot.worker for model in models for slot in model.supervisor.slots if slot.worker]
+        load_times = [(worker.spec.name, worker.load_s) for worker in workers if worker.load_s is not None]
+        return self.measures.text([model.traffic for model in models], load_times, model_metrics(models), wanted)
+
+    def _worker_pids(self) -> list[int]:
+        slots = (slot for model in self.registry for slot in model.supervisor.slots)
+        return [slot.worker.pid for slot in slots if slot.worker and slot.worker.pid > 0]
 
     # ---- stopping ----
 
@@ -222,7 +281,9 @@ class Server:
         """Wait until every accepted job is answered, or until the deadline, on the event loop's clock."""
         try:
             async with asyncio.timeout_at(deadline):
-                while any(model.num_in_flight and model.supervisor.has_hope for model in self.registry):
+                while self.workflows.num_running or any(
+                    model.num_in_flight and model.supervisor.has_hope for model in self.registry
+                ):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self._is_late = True
@@ -233,6 +294,7 @@ class Server:
         now = now or self._is_late
         await asyncio.gather(*(model.close("The server is stopping.", now=now) for model in self.registry))
         await asyncio.to_thread(self.store.close)
+        await self.workflows.close()
         if self.segments is not None:
             if self._probe is not None:
                 self._probe.close()
@@ -240,3 +302,10 @@ class Server:
 
     def _describe_probe(self) -> Shared | None:
         return self._probe.describe(1) if self._probe is not None else None
+
+
+def name_from(url: str) -> str:
+    """The name of a model that nobody named: its file's, with what is no word character replaced, as TorchServe did."""
+    file = Path(url).name
+    stem = next((file.removesuffix(suffix) for suffix in (".tar.gz", ".tgz") if file.endswith(suffix)), Path(file).stem)
+    return re.sub(r"\W|^_", "_", stem)

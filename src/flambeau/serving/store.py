@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
+import logging
 import os
 import shutil
 import tempfile
 import threading
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES, handler_of, manifest_of, read_config
 from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
 from flambeau.archive.unpack import unpack
-from flambeau.errors import ConfigError, ModelNotFound
+from flambeau.errors import BrokenArchive, ConfigError, ModelNotFound
+from flambeau.serving.fetching import Fetcher, sweep_parts
 from flambeau.serving.model import Source
+from flambeau.serving.urls import is_allowed, is_url, local_path_of
+
+logger = logging.getLogger(__name__)
 
 ARCHIVE_SUFFIXES = (".mar", ".tar.gz", ".tgz")
 PREFIX = "flambeau-models-"
@@ -24,32 +31,65 @@ PREFIX = "flambeau-models-"
 class Store:
     """The model store of one server, and the temporary folder that holds what it unpacked."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, fetcher: Fetcher | None = None) -> None:
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"the model store {folder} is not a folder; create it, or name another one")
         self.folder = folder.resolve() if folder else None
+        self.fetcher = fetcher or Fetcher((), allow_private=False)
+        if self.folder is not None:
+            sweep_parts(self.folder)
         self._scratch: Path | None = None
         self._claim: int | None = None  # the file that says that the scratch folder is in use
         self._lock = threading.Lock()  # archives are unpacked in threads
 
-    def open(self, url: str) -> Source:
-        """The model that a registration names by `url`: an archive or a folder in the store."""
+    async def open(self, url: str, *, signed: bool = False) -> Source:
+        """The model that a registration names by `url`: in the store, in an allowed folder, or at an allowed URL."""
+        folder = self._check(url)
+        if not is_url(url):
+            return await asyncio.to_thread(self._open_local, folder, url)
+        if not self.fetcher.allows(url):
+            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+        if (place := _folder_at(url)) is not None:
+            return await asyncio.to_thread(self._in_place, place, url)
+        file = await self.fetcher.fetch(url, folder, signed=signed)
+        try:
+            return replace(await asyncio.to_thread(self.open_path, file, url, keep_broken=True), downloaded=file)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+
+    def _check(self, url: str) -> Path:
+        """Say what is wrong with a registration whatever lies at its URL, in TorchServe's order."""
         if self.folder is None:
             raise ModelNotFound("Model store has not been configured.")
         if not url:
             raise ModelNotFound("empty url")
         if ".." in url:
             raise ModelNotFound(f"Relative path is not allowed in url: {url}")
-        if url.startswith(("http://", "https://", "file://")):
-            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
-        name = Path(url).name
-        path = self.folder / name
-        if not name or not path.resolve().is_relative_to(self.folder) or not path.exists():
-            raise ModelNotFound(f"Model not found at: {url}")
-        return self.open_path(path, url)
+        return self.folder
 
-    def open_path(self, path: Path, url: str | None = None) -> Source:
-        """The model at a path the operator named: an archive, a model folder, a model file, or a handler file."""
+    def _open_local(self, folder: Path, url: str) -> Source:
+        try:
+            name = Path(url).name
+            path = folder / name
+            if name and path.resolve().is_relative_to(folder) and path.is_file():
+                return self.open_path(path, url, keep_broken=True)
+            own = Path(url).absolute()
+            if own.is_dir() and is_allowed(f"file://{own}", self.fetcher.allowed):
+                return self._in_place(own, url)
+            if name and path.resolve().is_relative_to(folder) and path.is_dir():
+                return self._in_place(path, url)
+        except (OSError, ValueError):
+            raise ModelNotFound(f"Model not found at: {url}") from None  # a name that no file system takes
+        if own.is_dir():
+            logger.warning("%s is outside the model store; allowed_urls may allow it, as file://%s", url, own)
+        raise ModelNotFound(f"Model not found at: {url}")
+
+    def open_path(self, path: Path, url: str | None = None, *, keep_broken: bool = False) -> Source:
+        """The model at a path the operator named: an archive, a model folder, a model file, or a handler file.
+
+        With `keep_broken` an archive that cannot be read is a model without files, as it was in TorchServe.
+        """
         url = url or path.name
         path = path.absolute()  # not resolved: a link's name tells what it is, and its neighbours belong to it
         if path.is_dir():
@@ -60,19 +100,44 @@ class Store:
             return Source(url=url, folder=path.parent, manifest=manifest_of(path.parent))
         target = self._new_folder()
         try:
-            if path.suffix in MODEL_SUFFIXES:
-                wrap(path, target)
-            else:
-                unpack(path, target)
-            return Source(url=url, folder=target, manifest=read_manifest(target), is_temporary=True)
+            problem = self._fill(target, path, keep_broken=keep_broken)
+            manifest = read_manifest(target)
+            return Source(url=url, folder=target, manifest=manifest, is_temporary=True, problem=problem)
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
             raise
 
+    @staticmethod
+    def _fill(target: Path, path: Path, *, keep_broken: bool) -> str:
+        """Put a model's files into its folder; return what is wrong with them."""
+        try:
+            if path.suffix in MODEL_SUFFIXES:
+                wrap(path, target)
+            else:
+                unpack(path, target)
+        except BrokenArchive as error:
+            if not keep_broken:
+                raise
+            logger.error("%s; it is registered as a model without files, whose workers cannot start", error)
+            return str(error)
+        return ""
+
+    def unpack(self, archive: Path) -> Path:
+        """Unpack an archive of any kind into a folder of its own."""
+        target = self._new_folder()
+        try:
+            unpack(archive, target)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        return target
+
     def discard(self, source: Source) -> None:
-        """Delete what was unpacked for a model."""
+        """Delete what was unpacked for a model, and what was downloaded for it."""
         if source.is_temporary:
             shutil.rmtree(source.folder, ignore_errors=True)
+        if source.downloaded is not None:
+            source.downloaded.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Delete everything that was unpacked."""
@@ -103,6 +168,15 @@ class Store:
         except OSError as error:
             raise ConfigError(f"archives cannot be unpacked: {error}; set TMPDIR to a writable folder") from None
         return folder
+
+
+def _folder_at(url: str) -> Path | None:
+    """The folder that a file URL names, if it names one."""
+    try:
+        path = local_path_of(url) if url.lower().startswith("file:") else None
+        return path if path is not None and path.is_dir() else None
+    except (OSError, ValueError):
+        return None
 
 
 def wrap(file: Path, folder: Path) -> None:

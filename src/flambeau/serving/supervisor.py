@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flambeau.errors import WorkersFailed
-from flambeau.serving.recovery import Death, backoff_s
+from flambeau.serving.recovery import Death, backoff_s, is_hopeless
 from flambeau.serving.remote_worker import RemoteWorker
 
 logger = logging.getLogger(__name__)
 
+# Word for word what TorchServe's log has, since scripts wait for it.
+SLOW_START = "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time"
 STEADY_S = 30.0  # a worker that was ready this long, or answered anything, ends a series of failures
 
 
@@ -22,17 +24,25 @@ class Slot:
     """A place for one worker; it outlives the processes that fill it."""
 
     id: int
-    device: int | None
+    devices: tuple[int, ...] = ()
+    name: str = ""  # in logs
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # loaded once, or failed once
     worker: RemoteWorker | None = None
     task: asyncio.Task[None] | None = None
     failures: int = 0  # in a row
-    first_failure: float | None = None
+    waited_s: float = 0.0  # between those
+    state: str = "null"  # in TorchServe's words, which people look for in logs
     restarts: int = 0
     last_death: Death | None = None
     is_retired: bool = False
     has_given_up: bool = False
+    is_recovering: bool = False  # from a failure, until a worker has loaded
     started_at: float = field(default_factory=time.time)
+
+    @property
+    def device(self) -> int | None:
+        """Its first device; None: the CPU."""
+        return self.devices[0] if self.devices else None
 
     @property
     def is_ready(self) -> bool:
@@ -43,6 +53,12 @@ class Slot:
     def is_failing(self) -> bool:
         """Whether its last worker never got to answer anything, and no new one is loaded yet."""
         return not self.is_ready and self.failures > 0
+
+    def change(self, state: str) -> None:
+        """Take another state, and say so."""
+        if state != self.state:
+            logger.info("%s State change %s -> %s", self.name, self.state, state)
+            self.state = state
 
 
 class Supervisor:
@@ -61,6 +77,7 @@ class Supervisor:
         on_change: Callable[[], None],
     ) -> None:
         self.slots: list[Slot] = []
+        self.load_s: float | None = None  # how long the last worker took to load
         self.name = name
         self._new_worker = new_worker
         self._new_slot = new_slot
@@ -70,6 +87,11 @@ class Supervisor:
         self._drain_timeout_s = drain_timeout_s
         self._on_change = on_change
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_present(self) -> int:
+        """Workers that are there, starting, or to be tried again."""
+        return sum(not slot.has_given_up for slot in self.slots)
 
     @property
     def num_ready(self) -> int:
@@ -105,8 +127,8 @@ class Supervisor:
         fresh = []
         while len(self.slots) < minimum:  # one by one: each is placed in view of those before it
             slot = self._new_slot()
-            slot.task = self._own(self._keep_alive(slot))
             self.slots.append(slot)
+            slot.task = self._own(self._keep_alive(slot))
             fresh.append(slot)
         for slot in self.slots[maximum:]:
             self._own(self._retire(slot))
@@ -145,23 +167,30 @@ class Supervisor:
             death, was_ready, was_useful = await self._one_life(slot)
             if slot.is_retired:
                 break
+            self._tell_end(slot, death)
             self._take_note(slot, death, was_ready=was_ready, was_useful=was_useful)
             slot.settled.set()
-            if self._is_hopeless(slot):
+            if not was_ready and is_hopeless(slot.failures, slot.waited_s, self._max_retry_s):
                 slot.has_given_up = True
+                logger.error("Auto recovery failed again")
                 logger.error("worker %d of %s: giving up: %s", slot.id, self.name, death.cause)
                 self._on_change()
                 return
             delay = backoff_s(slot.failures)
             logger.warning("worker %d of %s: %s", slot.id, self.name, death.cause)
-            logger.info("Retry worker: %d in %g seconds.", slot.id, delay)
+            logger.info("Retry worker: %d in %g seconds.", slot.id, delay, extra={"worker": slot.name})
             self._on_change()
             await asyncio.sleep(delay)
+            slot.waited_s += delay
 
     async def _one_life(self, slot: Slot) -> tuple[Death, bool, bool]:
         """Run one worker; tell how it ended, whether it was ever ready, and whether it was of any use."""
-        worker = slot.worker = self._new_worker(slot)
+        try:
+            worker = slot.worker = self._new_worker(slot)
+        except OSError as error:  # no port is left for its processes to meet at
+            return Death(reason=f"it could not be started: {error}", while_loading=True), False, False
         slot.started_at = worker.started_at
+        slot.change("WORKER_STARTED")
         self._workers.append(worker)
         timer = asyncio.get_running_loop().call_later(self._startup_timeout_s, self._on_slow_start, worker)
         worker.ready.add_done_callback(lambda ready: self._on_ready(slot, timer, ready))
@@ -171,38 +200,57 @@ class Supervisor:
             timer.cancel()
             self._workers.remove(worker)
             slot.worker = None
+        if not slot.is_retired:
+            logger.info("%d Worker disconnected. %s", slot.id, slot.state)
+            slot.change("WORKER_ERROR" if death.while_loading else "WORKER_STOPPED")
         ready_s = 0.0 if worker.ready_at is None else time.monotonic() - worker.ready_at
         return death, worker.ready_at is not None, worker.has_answered or ready_s > STEADY_S
 
     def _on_slow_start(self, worker: RemoteWorker) -> None:
         if not worker.is_ready:
+            logger.error("Backend worker error\n%s", SLOW_START)
             reason = f"the model was not loaded within startupTimeout, {self._startup_timeout_s:g} s"
-            worker.kill(Death(reason=reason))
+            worker.kill(Death(reason=reason, while_loading=True))
 
     def _on_ready(self, slot: Slot, timer: asyncio.TimerHandle, ready: asyncio.Future[None]) -> None:
         timer.cancel()
         if not ready.cancelled():
+            self.load_s = time.time() - slot.started_at
+            slot.change("WORKER_MODEL_LOADED")
+            if slot.is_recovering:
+                slot.is_recovering = False
+                logger.info("Auto recovery succeeded, reset recoveryStartTS", extra={"worker": slot.name})
             slot.settled.set()
             self._on_change()
+
+    @staticmethod
+    def _tell_end(slot: Slot, death: Death) -> None:
+        """Say that a worker has ended and is to be replaced, in the words that scripts look for."""
+        worker = {"worker": slot.name}
+        logger.info("%d Worker disconnected. %s", slot.id, slot.state, extra=worker)
+        if death.while_loading:
+            logger.error("Backend worker error: %s", death.reason, extra=worker)
+            tell_state(slot, "WORKER_ERROR")
+        tell_state(slot, "WORKER_STOPPED")
+        if slot.is_recovering:
+            logger.info("Auto recovery failed again", extra=worker)
+        else:
+            slot.is_recovering = True
+            logger.info("Auto recovery start timestamp: %d", time.time() * 1000, extra=worker)
 
     @staticmethod
     def _take_note(slot: Slot, death: Death, *, was_ready: bool, was_useful: bool) -> None:
         slot.last_death = death
         slot.restarts += 1
         if was_ready:  # it could be loaded, so it can be again
-            slot.first_failure = None
+            slot.waited_s = 0.0
         if was_useful:
             slot.failures = 0
         slot.failures += 1
-        if slot.first_failure is None:
-            slot.first_failure = time.monotonic()
-
-    def _is_hopeless(self, slot: Slot) -> bool:
-        assert slot.first_failure is not None
-        return time.monotonic() - slot.first_failure > self._max_retry_s
 
     async def _retire(self, slot: Slot, timeout_s: float | None = None) -> None:
         slot.is_retired = True
+        slot.change("WORKER_SCALED_DOWN")
         slot.settled.set()
         if slot.worker is not None and not slot.worker.ended.done():
             await slot.worker.retire(self._drain_timeout_s if timeout_s is None else timeout_s)
@@ -210,3 +258,9 @@ class Supervisor:
             slot.task.cancel()
         if slot.task is not None:
             await asyncio.wait([slot.task])
+
+
+def tell_state(slot: Slot, state: str) -> None:
+    """Log what has become of a slot's worker."""
+    logger.debug("%s State change %s -> %s", slot.name, slot.state, state, extra={"worker": slot.name})
+    slot.state = state

@@ -36,7 +36,7 @@ class HandlerContext(Context):
 
     # ---- the worker's side of it ----
 
-    def send_values(self, context: Context, values: Sequence[Any]) -> None:
+    def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
         """Keep what the handler sends while it runs."""
         self.sent.append([*values])
 

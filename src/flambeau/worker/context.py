@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
-from flambeau.metrics.samples import MetricSamples
+from flambeau.metrics.cache import WorkerMetrics
 from flambeau.wire.messages import Request
+
+_NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", "_processors", "_read_headers"}
 
 Headers = dict[str, Any]
 Types = dict[str, str] | None  # of a form's fields; None for a plain body
@@ -62,8 +66,8 @@ class RequestProcessor:
 class Outlet(Protocol):
     """How a context reaches the server while the handler runs."""
 
-    def send_values(self, context: Context, values: Sequence[Any]) -> None:
-        """Send one chunk to each request of the batch."""
+    def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
+        """Send one chunk to each request of the batch, or to those of them that are named."""
 
     def is_cancelled(self, job_id: int) -> bool:
         """Whether nobody waits for that job any more."""
@@ -94,7 +98,7 @@ class Context:
             "server_version": mms_version,
             "limit_max_image_pixels": limit_max_image_pixels,
         }
-        self.metrics = metrics if metrics is not None else MetricSamples(model_name)
+        self.metrics = metrics if metrics is not None else WorkerMetrics(model_name)
         self.model_yaml_config: Mapping[str, Any] = model_yaml_config or {}
         self.stopping_criteria: Any = None
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
@@ -122,11 +126,22 @@ class Context:
         self._request_ids = None
         self._processors = None
         self.has_sent = False
+        if isinstance(self.metrics, WorkerMetrics):
+            self.metrics.follow(requests)
 
     def connect(self, outlet: Outlet, read_headers: Callable[[Request, Types], Headers]) -> None:
         """Tell it how to reach the server and how to read a request's headers."""
         self.cl_socket = outlet
         self._read_headers = read_headers
+
+    def isolated(self) -> Context:
+        """A copy that shares nothing a handler has put into it, but for what cannot be copied."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if name not in _NEVER_COPIED:
+                with suppress(Exception):
+                    setattr(twin, name, copy.deepcopy(value))
+        return twin
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -172,10 +187,19 @@ class Context:
         """Whether the client of request `idx` has gone: its answer would reach nobody."""
         return self.cl_socket is not None and self.cl_socket.is_cancelled(self._requests[idx].job_id)
 
-    def send(self, values: Sequence[Any]) -> None:
-        """Send one chunk to each request of the batch now; the value returned at the end is the last chunk."""
-        if self.cl_socket is not None:
+    def send(self, values: Sequence[Any], request_ids: Mapping[int, str] | None = None) -> None:
+        """Send one chunk to each request of the batch now; the value returned at the end is the last chunk.
+
+        `request_ids` names those that `values` are for, as `context.request_ids` does: a part of the batch, perhaps.
+        """
+        if self.cl_socket is None:
+            return
+        if request_ids is None or request_ids == self.request_ids:
             self.cl_socket.send_values(self, values)
+            return
+        places = {request_id: i for i, request_id in (self.request_ids or {}).items()}
+        chosen = {places[request_id]: values[k] for k, request_id in request_ids.items() if request_id in places}
+        self.cl_socket.send_values(self, [*chosen.values()], [*chosen])
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """The id of request `idx`."""

@@ -56,8 +56,9 @@ class InProcess:
         else:
             self._add(check_result(await result, len(self._replies)))
 
-    def _add(self, values: Sequence[Any]) -> None:
-        for i, value in enumerate(check_result(values, len(self._replies))):
+    def _add(self, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
+        chosen = range(len(self._replies)) if indices is None else indices
+        for i, value in zip(chosen, check_result(values, len(chosen)), strict=True):
             chunks = value if inspect.isgenerator(value) else [value]
             for body in map(to_body, chunks):
                 self.largest_part_bytes = max(self.largest_part_bytes, len(body))
@@ -73,9 +74,9 @@ class InProcess:
         """Let go of the event loop."""
         self._loop.close()
 
-    def send_values(self, context: Context, values: Sequence[Any]) -> None:
-        """A chunk for each request."""
-        self._add(values)
+    def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
+        """A chunk for each request, or for those of them that are named."""
+        self._add(values, indices)
 
     def is_cancelled(self, job_id: int) -> bool:
         """Nobody goes away from a direct call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -46,10 +47,12 @@ class InputReader:
         """The row of one request; raises BadRequest when its form cannot be read."""
         if request.kind == "describe":
             return {}
-        content_type = header(request, "content-type")
-        media_type = media_type_of(content_type)
         body = request.body
         raw = self.segments.read(body) if type(body) is Shared else bytearray(body)  # type: ignore[arg-type]
+        if request.fields is not None:
+            return split(raw, request.fields)
+        content_type = header(request, "content-type")
+        media_type = media_type_of(content_type)
         if media_type == "multipart/form-data":
             row = self._read_form(raw, content_type)
         elif media_type == "application/x-www-form-urlencoded":
@@ -125,6 +128,20 @@ class InputReader:
         return row
 
 
+def split(raw: bytearray, fields: Sequence[tuple[str, int]]) -> Row:
+    """The row of a request that came with its fields apart: they are bytes without a type."""
+    row = Form()
+    row.types = {name: "" for name, _ in fields}
+    if len(fields) == 1:
+        row[fields[0][0]] = raw
+        return row
+    start = 0
+    for name, size in fields:
+        row[name] = raw[start : start + size]
+        start += size
+    return row
+
+
 def parse_json(raw: bytearray) -> Any:
     """Parse as `json.loads` does, only faster; the odd cases are left to it."""
     try:
@@ -154,8 +171,9 @@ def read_headers(request: Request, types: dict[str, str] | None) -> dict[str, An
     if request.kind == "describe":
         headers["describe"] = "True"
     else:
-        headers["url_path"] = request.url_path
-        headers["explain"] = str(request.kind == "explain")
+        if request.fields is None:  # a call without a URL has no such headers
+            headers["url_path"] = request.url_path
+            headers["explain"] = str(request.kind == "explain")
         types = types if types is not None else {"body": header(request, "content-type")}
         headers |= {name: {"content-type": kind} for name, kind in types.items()}
     return headers

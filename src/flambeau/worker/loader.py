@@ -48,8 +48,18 @@ def in_envelope(entry: Entry, name: str, folder: Path) -> Entry:
 
 def find_handler(value: str, folder: Path) -> Callable[..., Any]:
     """The class or function that a handler value names."""
+    if not value:
+        raise HandlerError(
+            "this model names no handler: set model.handler in its manifest, give `handler` when you register it, "
+            "or set default_service_handler"
+        )
     module_name, _, wanted = value.partition(":")
-    name = Path(module_name.removesuffix(".py")).name
+    path = Path(module_name.removesuffix(".py"))
+    name = path.name
+    if (folder / path.parent / f"{name}.py").is_file():
+        folder = folder / path.parent  # `dir/foo.py:entry`, as a register call may say
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     if name in BUILT_IN and not (folder / f"{name}.py").is_file():
         return built_in(name)
     module = import_handler(name, folder)
@@ -58,6 +68,7 @@ def find_handler(value: str, folder: Path) -> Callable[..., Any]:
         return function
     if wanted and not handler_classes(module):
         raise HandlerError(
+            "Expected only one class in custom service code or a function entry point: "
             f"{name}.py has no function {wanted!r}; it defines {', '.join(names_in(module)) or 'nothing'}"
         )
     return the_class(module)

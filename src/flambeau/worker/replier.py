@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from flambeau.metrics.samples import Sample
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Part, Request, Samples
 from flambeau.worker.context import Context
@@ -21,8 +24,9 @@ LOOK_EVERY_S = 0.001
 class Replier:
     """The worker's side of its open jobs; it is also what a context reaches the server through."""
 
-    def __init__(self, channel: WorkerChannel, max_response_bytes: int) -> None:
+    def __init__(self, channel: WorkerChannel, max_response_bytes: int, *, may_split: bool = True) -> None:
         self._channel = channel
+        self._may_split = may_split
         self._max_bytes = max_response_bytes
         self._cancelled: set[int] = set()
         self._open: set[int] = set()  # jobs that are not answered yet
@@ -47,7 +51,12 @@ class Replier:
     def may_try_each(self, context: Context) -> bool:
         """Whether the requests of a failed batch can be run one by one, so that one bad request fails alone."""
         requests = context.requests
-        return len(requests) > 1 and not context.has_sent and all(r.job_id in self._open for r in requests)
+        return (
+            self._may_split
+            and len(requests) > 1
+            and not context.has_sent
+            and all(r.job_id in self._open for r in requests)
+        )
 
     def _forget(self, job_id: int) -> None:
         self._open.discard(job_id)
@@ -55,29 +64,45 @@ class Replier:
 
     # ---- what becomes of them ----
 
-    def send_values(self, context: Context, values: Sequence[Any]) -> None:
-        """Send one chunk to each request of the batch, now."""
-        parts = to_parts(context, check_result(values, len(context.requests)), self._max_bytes, last=False)
+    def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
+        """Send one chunk to each request of the batch, or to those of them that are named, now."""
+        values = check_result(values, len(context.requests) if indices is None else len(indices))
+        parts = to_parts(context, values, self._max_bytes, last=False, indices=indices)
         context.has_sent = True
         self._channel.send(parts)
         os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the chunk now
 
-    def finish(self, context: Context, values: Sequence[Any]) -> None:
-        """Send the last part of each reply of the batch."""
-        parts = to_parts(context, values, self._max_bytes, last=True)
+    def send_step(self, context: Context, values: Sequence[Any], lasts: Sequence[bool]) -> None:
+        """Send one part to each request of the batch, the last one to those it ends."""
+        parts = [self._part(context, i, value, last=lasts[i]) for i, value in enumerate(values)]
+        context.has_sent = True
         self._channel.send(parts)
+        for part in parts:
+            if part.last:
+                self._forget(part.job_id)
+
+    def finish(self, context: Context, values: Sequence[Any], handler_s: float = 0.0) -> None:
+        """Send the last part of each reply of the batch, with what was measured: who has an answer finds it counted."""
+        parts = to_parts(context, values, self._max_bytes, last=True)
+        if handler_s:
+            parts[-1] = replace(parts[-1], handler_s=handler_s)
+        samples = samples_of(context)
+        self._channel.send([Samples(samples), *parts] if samples else parts)
         for part in parts:
             self._forget(part.job_id)
 
     def send_one(self, context: Context, i: int, value: Any, *, last: bool) -> None:
         """Send a part of one reply of the batch."""
-        job_id, processors = context.requests[i].job_id, context.touched_processors
-        body = to_body(value)
-        check_size(body, self._max_bytes)
-        part: Part = to_part(job_id, body, processors[i] if processors else None, last=last)
+        part = self._part(context, i, value, last=last)
         self._channel.send([part])
         if last:
-            self._forget(job_id)
+            self._forget(part.job_id)
+
+    def _part(self, context: Context, i: int, value: Any, *, last: bool) -> Part:
+        processors = context.touched_processors
+        body = to_body(value)
+        check_size(body, self._max_bytes)
+        return to_part(context.requests[i].job_id, body, processors[i] if processors else None, last=last)
 
     def fail(self, requests: Sequence[Request], error: BaseException) -> None:
         """Fail those of the requests that are not answered yet."""
@@ -89,8 +114,7 @@ class Replier:
 
     def send_samples(self, context: Context) -> None:
         """Send what the handler has measured."""
-        take = getattr(context.metrics, "take", None)
-        if take is not None and (samples := take()):
+        if samples := samples_of(context):
             self._channel.send([Samples(samples)])
 
     # ---- cancellation ----
@@ -130,3 +154,9 @@ class Replier:
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
             self.look_for_cancels()
+
+
+def samples_of(context: Context) -> list[Sample]:
+    """What the handler has measured since the last look."""
+    take = getattr(context.metrics, "take", None)
+    return take() if take is not None else []

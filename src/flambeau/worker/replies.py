@@ -14,6 +14,8 @@ import msgspec
 from flambeau.wire.messages import Part
 from flambeau.worker.context import Context, RequestProcessor
 
+STREAM_NEXT = "ts_stream_next"  # TorchServe's marker on a reply: whether another part follows
+
 _encode_json = msgspec.json.Encoder().encode
 # What msgspec writes differently from the standard library: exponents, where they begin, NaN (as null), non-ASCII, DEL.
 _DOUBTFUL = re.compile(rb"\de|\b0\.0000|null|[\x7f-\xff]")
@@ -68,15 +70,26 @@ def check_result(result: Any, count: int) -> Sequence[Any]:
     return result
 
 
-def to_parts(context: Context, values: Sequence[Any], limit: int, *, last: bool) -> list[Part]:
-    """One part for each request of the batch."""
+def stream_goes_on(context: Context, i: int, value: Any) -> bool | None:
+    """What the handler's stopping criteria say of a result: more follows, it was the last, or (None) no stream."""
+    if not context.stopping_criteria:
+        return None
+    is_over = context.stopping_criteria[i](value)
+    return None if is_over is None else not is_over
+
+
+def to_parts(
+    context: Context, values: Sequence[Any], limit: int, *, last: bool, indices: Sequence[int] | None = None
+) -> list[Part]:
+    """One part for each request of the batch, or for those of them that are named."""
     processors = context.touched_processors
+    requests = context.requests
     parts = []
-    for i, request in enumerate(context.requests):
-        body = to_body(values[i])
+    for i, value in zip(range(len(requests)) if indices is None else indices, values, strict=True):
+        body = to_body(value)
         if len(body) > limit:
             check_size(body, limit)
-        parts.append(to_part(request.job_id, body, processors[i] if processors else None, last=last))
+        parts.append(to_part(requests[i].job_id, body, processors[i] if processors else None, last=last))
     return parts
 
 
@@ -84,6 +97,8 @@ def to_part(job_id: int, body: bytes | bytearray, processor: RequestProcessor | 
     """A part with the status and headers the handler set, if it set any."""
     if processor is None:
         return Part(job_id, body, last)  # type: ignore[arg-type]
-    headers = [(str(key), str(value)) for key, value in processor.get_response_headers().items()]
+    # The marker of streams is the server's to send.
+    items = processor.get_response_headers().items()
+    headers = [(str(key), str(value)) for key, value in items if key != STREAM_NEXT]
     status, phrase = int(processor.get_response_status_code()), processor.get_response_status_phrase()
     return Part(job_id, body, last, status, str(phrase or ""), headers or None)  # type: ignore[arg-type]

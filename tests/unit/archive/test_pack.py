@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from flambeau.archive.manifest import MANIFEST, read_manifest
-from flambeau.archive.pack import Format, Recipe, find_handler, pack
+from flambeau.archive.pack import Format, Recipe, check_syntax, find_handler, pack
 from flambeau.archive.unpack import read_manifest_of, unpack
 from flambeau.errors import ArchiveError
 
@@ -306,3 +306,29 @@ def test_export_path_that_is_a_file_is_refused(project: Path, tmp_path: Path) ->
     (tmp_path / "file").touch()
     with pytest.raises(ArchiveError, match="Cannot pack"):
         pack(recipe(), tmp_path / "file")
+
+
+def test_two_stars_match_what_one_does(project: Path, tmp_path: Path) -> None:
+    # Otherwise the files of inner folders would lie in the archive several times, at the root among others.
+    (tmp_path / "tree" / "inner" / "deep").mkdir(parents=True)
+    (tmp_path / "tree" / "inner" / "deep" / "leaf").write_text("")
+    path = pack(recipe(handler="image_classifier", extra_files=[str(tmp_path / "tree" / "**")]), tmp_path / "out")
+    assert names_in(path) == [MANIFEST, "deep/leaf"]
+
+
+def test_of_two_files_with_one_name_the_later_may_win(project: Path, tmp_path: Path) -> None:
+    Path("handler.py").write_text("other = 1\n")
+    with pytest.raises(ArchiveError, match=r"would both be handler\.py"):
+        pack(recipe(extra_files=["handler.py"]), tmp_path)
+    path = pack(recipe(extra_files=["handler.py"]), tmp_path, last_wins=True)
+    with zipfile.ZipFile(path) as file:
+        assert file.read("handler.py") == b"other = 1\n"
+
+
+@pytest.mark.parametrize("source", ["def f(:\n", "x = 1\n\0", "\ufeffx = (\n"])
+def test_a_syntax_error_is_named_with_its_place(project: Path, source: str) -> None:
+    file = Path("wrong.py")
+    file.write_text(source)
+    with pytest.raises(ArchiveError, match=r"^wrong\.py(:\d+)?: the handler has a syntax error: "):
+        check_syntax(file)
+    check_syntax(Path("code/handler.py"))

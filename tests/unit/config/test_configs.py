@@ -91,3 +91,68 @@ def test_model_names_its_envelope_or_none_at_all():
     assert ModelConfig().envelope is None
     assert ModelConfig().with_options({"envelope": "json"}).envelope == "json"
     assert ModelConfig().with_options({"envelope": "none"}).envelope == ""
+
+
+def test_workers_that_do_not_count_are_told_why(caplog):
+    config = ModelConfig(min_workers=4, max_workers=4)
+    assert config.with_options({"minWorkers": 3}, "a.yaml of m").min_workers == 4
+    assert "a.yaml of m: minWorkers is ignored without maxWorkers; give both" in caplog.text
+    assert config.with_options({"maxWorkers": 3}).max_workers == 4
+    assert "maxWorkers is ignored without minWorkers" in caplog.text
+    assert config.with_options({"minWorkers": 3, "maxWorkers": 2}).min_workers == 4
+    assert "maxWorkers is less than minWorkers, so both are ignored" in caplog.text
+
+
+def test_least_number_of_workers_is_one(caplog):
+    config = ModelConfig(min_workers=4, max_workers=4).with_options({"minWorkers": 0, "maxWorkers": 2})
+    assert (config.min_workers, config.max_workers) == (1, 2)
+    assert "minWorkers is 0 and counts as 1; scaleToZero: true lets the last worker go" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("batchsize", "batchSize"),
+        ("batch_size", "batchSize"),
+        ("maxWorker", "maxWorkers"),
+        ("deviceId", "deviceIds"),
+        ("responseTimeOut", "responseTimeout"),
+        ("parallel-level", "parallelLevel"),
+        ("jobQueuSize", "jobQueueSize"),
+    ],
+)
+def test_near_misses_are_hinted_at(caplog, key, meant):
+    ModelConfig().with_options({key: 1})
+    assert f"did you mean {meant}" in caplog.text
+
+
+def test_keys_of_handlers_are_nobodys_business(caplog):
+    free = ("handler", "pt2", "pippy", "deepspeed", "dali", "micro_batching", "max_length", "model_path", "device")
+    ModelConfig().with_options({key: {"a": 1} for key in (*free, "batch", "workers", "timeout", "tokenizer", 7)})
+    assert caplog.text == ""
+
+
+def test_numbers_that_are_none_do_no_harm(caplog):
+    options = {
+        "batchSize": float("nan"),
+        "responseTimeout": float("inf"),
+        "maxRetryTimeoutInSec": True,
+        "minWorkers": "x",
+    }
+    config = ModelConfig().with_options(options)
+    assert (config.batch_size, config.response_timeout_s, config.max_retry_s) == (1, 120, 300)
+    for key in options:
+        assert key in caplog.text
+
+
+def test_settings_of_a_configuration_count_when_they_are_above_zero():
+    base = ModelConfig(min_workers=2, max_workers=2, response_timeout_s=30)
+    said = {"minWorkers": 3, "maxWorkers": 5, "batchSize": 4, "maxBatchDelay": 0, "responseTimeout": -1, "marName": "x"}
+    config = base.with_settings(said, workers=True)
+    assert (config.min_workers, config.max_workers, config.batch_size) == (3, 5, 4)
+    assert (config.batch_delay_s, config.response_timeout_s) == (None, 30)
+    assert base.with_settings(said, workers=False).min_workers == 2
+    only_low = base.with_settings({"minWorkers": 4}, workers=True)
+    assert (only_low.min_workers, only_low.max_workers) == (4, 4)
+    only_high = base.with_settings({"maxWorkers": 1}, workers=True)
+    assert (only_high.min_workers, only_high.max_workers) == (1, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits, may_send_ahead, smoothed, wait_s
 from flambeau.serving.placement import next_device, threads_per_worker
-from flambeau.serving.recovery import Death, backoff_s, describe_exit, should_retry
+from flambeau.serving.recovery import Death, backoff_s, describe_exit, is_hopeless, should_retry
 
 QUICK, SLOW = 0.0001, 0.5
 
@@ -71,6 +71,13 @@ def test_workers_share_the_cores():
 def test_first_restart_comes_at_once_and_the_next_ones_later():
     assert [backoff_s(n) for n in range(1, 8)] == [0, 1, 1, 2, 3, 5, 8]
     assert backoff_s(1000) == 1597
+
+
+def test_worker_is_given_up_when_the_next_try_lies_beyond_the_time_for_trying():
+    assert not is_hopeless(1, 0.0, 0.0)  # the first restart comes at once
+    assert is_hopeless(2, 0.0, 0.5)
+    assert not is_hopeless(12, 143.0, 300)
+    assert is_hopeless(13, 232.0, 300)
 
 
 def retry(death, batch_size=1, crashes=1, started=False):

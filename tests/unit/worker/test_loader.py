@@ -94,3 +94,21 @@ def test_async_handlers_and_initialisers_are_awaited(load):
     )
     entry = load(source)
     assert entry.is_concurrent
+
+
+def test_handler_in_a_folder_of_the_archive_finds_its_neighbours(load, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "beside.py").write_text("NAME = 'beside'\n")
+    (tmp_path / "src" / "deep.py").write_text("import beside\ndef entry(data, c): return data and [beside.NAME]\n")
+    assert load("", "src/deep.py:entry").handle([{}], None) == ["beside"]
+    assert load("", "src/deep:entry").handle([{}], None) == ["beside"]
+
+
+def test_a_model_without_a_handler_says_where_one_may_be_named(load):
+    with pytest.raises(HandlerError, match=r"names no handler: set model.handler in its manifest"):
+        load(HANDLER, "")
+
+
+def test_a_missing_function_says_what_is_expected_as_torchserve_does(load):
+    with pytest.raises(ValueError, match=r"^Expected only one class in custom service code or a function entry point"):
+        load("def handle_it(data, c): pass\n", "mine:go")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flambeau.worker.replies import BadResult, check_result, to_body, to_json
+from flambeau.worker.context import Context, RequestProcessor
+from flambeau.worker.replies import BadResult, check_result, stream_goes_on, to_body, to_json, to_part
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -73,3 +74,17 @@ def test_result_must_be_a_list_with_one_element_per_request():
         check_result((1, 2), 2)
     with pytest.raises(BadResult, match="number of batch response mismatched"):
         check_result([1], 2)
+
+
+def test_stopping_criteria_say_whether_a_stream_goes_on():
+    context = Context("m", ".", None, 3, None, "1")
+    assert stream_goes_on(context, 0, "x") is None
+    context.stopping_criteria = [lambda value: True, lambda value: False, lambda value: None]
+    assert [stream_goes_on(context, i, "x") for i in range(3)] == [False, True, None]
+
+
+def test_the_marker_of_streams_is_left_to_the_server():
+    processor = RequestProcessor({})
+    processor.add_response_property("ts_stream_next", "true")
+    processor.add_response_property("X-A", "b")
+    assert to_part(1, b"", processor, last=True).headers == [("X-A", "b")]

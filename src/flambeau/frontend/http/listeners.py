@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from flambeau.config.server import Address
-from flambeau.errors import ConfigError
+from flambeau.errors import CannotListen
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.app import Endpoint, RoutedApp
 from flambeau.frontend.http.exchange import common_headers
@@ -89,7 +89,12 @@ class HttpFrontend:
             max_connections=room,
         )
         listener = Listener(
-            RoutedApp(routes, details=config.tells_details), limits, self._server.segments, common_headers(config.cors)
+            RoutedApp(routes, details=config.tells_details),
+            limits,
+            self._server.segments,
+            common_headers(config.cors),
+            self._server.measures.traffic,
+            self._server.access_log,
         )
         context = server_context(config.tls, address.host) if address.is_tls else None
         loop = asyncio.get_running_loop()
@@ -102,7 +107,7 @@ class HttpFrontend:
                     listener.connect, address.host, address.port, backlog=BACKLOG, ssl=context
                 )
         except OSError as error:
-            raise ConfigError(why_not(address, error)) from None
+            raise CannotListen(str(address), why_not(address, error)) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
         self._contexts.append(context)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from typing import Any, Protocol, cast
 import httptools
 
 from flambeau.frontend.http.exchange import COMMON, Exchange, Header, is_request_id, new_request_id, target_of
+from flambeau.logs.access import AccessLog, remote_of
+from flambeau.metrics.traffic import HostTraffic
 from flambeau.serving.job import Body
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -65,6 +68,8 @@ class Listener:
     limits: HttpLimits
     segments: SegmentPool | None
     common: bytes = COMMON  # header lines of every response
+    traffic: HostTraffic = field(default_factory=HostTraffic)
+    access_log: AccessLog | None = None
     connections: set[HttpConnection] = field(default_factory=set)
     is_draining: bool = False
 
@@ -101,6 +106,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_method",
         "_parser",
         "_parts",
+        "_peer",
         "_reading",
         "_request_id",
         "_segment",
@@ -134,6 +140,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._since = 0.0  # when the present state, idle or reading, began
         self._segment: Segment | None = None
         self._filled = 0  # bytes of the body that lie in the segment
+        self._peer = ""  # who the client is, once the log has asked
         self._reset()
 
     # ---- asyncio's side ----
@@ -312,6 +319,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def on_answer(self, exchange: Exchange, status: int) -> None:
+        """A response begins: count it, and log it where that is wanted."""
+        listener = self.listener
+        listener.traffic.responded(status)
+        if listener.access_log is not None:
+            seconds = time.monotonic() - exchange.arrived
+            listener.access_log.http(
+                self._remote(), exchange.method, exchange.path, exchange.query, exchange.version, status, seconds
+            )
+
+    def _remote(self) -> str:
+        if not self._peer and self._transport is not None:
+            self._peer = remote_of(self._transport.get_extra_info("peername"))
+        return self._peer
+
     def on_finished(self, exchange: Exchange) -> None:
         """A response is complete: turn to the next request, or close."""
         self._active = None
@@ -384,7 +406,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _new_exchange(self) -> Exchange:
         target = target_of(self._target)
-        exchange = Exchange(self, self._method, target, self._headers, self._version, self._loop.time())
+        exchange = Exchange(self, self._method, target, self._headers, self._version, time.monotonic())
         exchange.keeps_alive = self._keeps_alive
         given = self._request_id
         exchange.request_id = given if given and is_request_id(given) else new_request_id()

@@ -16,15 +16,22 @@ from flambeau.frontend.http.inference import inference_routes, is_invoke
 from flambeau.frontend.http.kserve import kserve_routes, readiness_routes
 from flambeau.frontend.http.management import management_routes
 from flambeau.frontend.http.metrics import metrics_routes
+from flambeau.frontend.http.workflows import workflow_inference_routes, workflow_management_routes
 from flambeau.serving.server import Server
 
 
 def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
     """What is served where. APIs at one address share its paths; each keeps its own key."""
     config = server.config
-    management = {**management_routes(server), **readiness_routes(server), "token": token_route(keys)}
+    management = {
+        **management_routes(server),
+        **readiness_routes(server),
+        **workflow_management_routes(server),
+        "token": token_route(keys),
+    }
     management = guard(management, keys, "management", config)
-    inference = guard({**inference_routes(server), **kserve_routes(server)}, keys, "inference", config)
+    inference = {**inference_routes(server), **kserve_routes(server), **workflow_inference_routes(server)}
+    inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
         inference["models"] = either(inference["models"], management["models"])
         inference[""] = describe.root([*catalogue.INFERENCE, *catalogue.MANAGEMENT])

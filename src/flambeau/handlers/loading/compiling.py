@@ -8,41 +8,18 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from flambeau.handlers.loading.backends import check_valid_pt2_backend
 
 logger = logging.getLogger(__name__)
 
 Options = dict[str, Any]
 PATIENCE_S = 60.0  # how long to wait for a sibling that compiles
 SLOW_S = 0.5  # a first call that took longer was a compilation worth a line in the log
-
-
-class PT2Backend(str, Enum):  # noqa: UP042  (its members print as TorchServe's did)
-    """The backends that a `pt2` section may name."""
-
-    EAGER = "eager"
-    AOT_EAGER = "aot_eager"
-    INDUCTOR = "inductor"
-    NVFUSER = "nvfuser"
-    AOT_NVFUSER = "aot_nvfuser"
-    AOT_CUDAGRAPHS = "aot_cudagraphs"
-    OFI = "ofi"
-    FX2TRT = "fx2trt"
-    ONNXRT = "onnxrt"
-    IPEX = "ipex"
-    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
-    OPENVINO = "openvino"
-    TORCH_TENSORRT = "tensorrt"
-    HPU_BACKEND = "hpu_backend"
-
-
-def check_valid_pt2_backend(backend: str) -> bool:
-    """Whether a name is one of the known backends, or of those that torch itself lists."""
-    return backend in {b.value for b in PT2Backend} or backend in torch.compiler.list_backends()
 
 
 def read_pt2(section: Any) -> Options | None:

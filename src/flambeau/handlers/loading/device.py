@@ -14,12 +14,13 @@ AMPERE = 8  # from this compute capability on, float32 products can use TF32
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "half": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def choose_device(gpu_id: int | None) -> tuple[torch.device, str | None]:
+def choose_device(gpu_id: int | str | None) -> tuple[torch.device, str | None]:
     """The device, and where weights are mapped to when loaded; TorchServe's order.
 
     A worker that was given no GPU stays on the CPU, whatever the machine has.
     """
     if gpu_id is not None:
+        gpu_id = int(gpu_id)  # handlers' own tests say "0"
         if torch.cuda.is_available():
             return torch.device("cuda", gpu_id), "cuda"
         if os.environ.get("TS_IPEX_GPU_ENABLE") == "true" and torch.xpu.is_available():

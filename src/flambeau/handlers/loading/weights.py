@@ -105,7 +105,8 @@ def read_state_dict(path: Path, device: torch.device, *, weights_only: bool = Tr
     for key in _STATE_DICT_KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict) or not content or not all(isinstance(name, str) for name in content):
+    # An empty one is fine: a network without parameters has no more to save.
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise HandlerError(f"{path.name} holds {_describe_content(content)}; save torch.save(model.state_dict(), …)")
     return without_prefix(content)
 

@@ -1,0 +1,1 @@
+"""Models too large for one device, split by libraries of their own."""

@@ -1,0 +1,26 @@
+"""Handlers of TorchServe that wrap another server's engine: their names are there, and say what to use instead."""
+
+from __future__ import annotations
+
+from flambeau.errors import HandlerError
+
+
+class ReplacedHandler:
+    """A handler that this server does not have; making one tells what to do instead."""
+
+    remedy = ""
+
+    def __init__(self) -> None:
+        raise HandlerError(f"{type(self).__name__} is not a handler of this server: {self.remedy}")
+
+
+class VLLMHandler(ReplacedHandler):
+    """TorchServe's wrapper of vLLM."""
+
+    remedy = "pack a handler of your own that imports vllm"
+
+
+class TRTLLMHandler(ReplacedHandler):
+    """TorchServe's wrapper of TensorRT-LLM."""
+
+    remedy = "pack a handler of your own that imports tensorrt_llm"

@@ -1,0 +1,1 @@
+"""What of an existing TorchServe installation will work, told before it is moved."""

@@ -1,0 +1,67 @@
+"""Whether a config.properties will be understood, and what it means here that it did not mean before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from flambeau.config.keys import WITHOUT_EFFECT
+from flambeau.config.properties import TORCHSERVE, Properties, read_file, to_properties
+from flambeau.config.server import ServerConfig
+from flambeau.errors import ConfigError
+from flambeau.migrating.finding import Finding
+from flambeau.migrating.warnings import warnings_of
+
+
+def look_at_config(path: Path, store: Path) -> tuple[list[Finding], ServerConfig]:
+    """What is to be said about a configuration, and the settings it stands for."""
+    try:
+        given = read_file(path)
+        with warnings_of("flambeau.config") as said:
+            properties = to_properties(given, TORCHSERVE)
+    except ConfigError as error:
+        return [Finding("problem", path.name, str(error))], TORCHSERVE
+    findings = [Finding("note", path.name, text) for text in said]
+    findings += [Finding("note", path.name, f"{k}: {WITHOUT_EFFECT[k]}") for k in given if k in WITHOUT_EFFECT]
+    findings += [*differences(path.name, properties), *missing_models(path.name, properties, store)]
+    return findings or [Finding("ok", path.name, f"{len(given)} settings, all understood")], properties.server
+
+
+def differences(name: str, properties: Properties) -> Iterator[Finding]:
+    """What these settings mean here that they did not mean in TorchServe."""
+    server = properties.server
+    if server.needs_keys:
+        yield Finding("note", name, f"calls need a key from {server.keys.file}, as in TorchServe")
+    elif "disable_token_authorization" not in properties.given:
+        yield Finding(
+            "note", name, "no keys are needed on this loopback address; disable_token_authorization=false asks"
+        )
+    if not server.allowed_urls:
+        yield Finding("note", name, "models cannot be fetched from URLs until allowed_urls names which")
+    if "default_workers_per_model" not in properties.given:
+        yield Finding("note", name, "a model starts with one worker per GPU, or one; default_workers_per_model sets it")
+
+
+def missing_models(name: str, properties: Properties, store: Path) -> Iterator[Finding]:
+    """The models that the configuration starts with and the store does not have."""
+    for file in snapshot_files(properties) if properties.model_snapshot else load_files(properties):
+        if not (store / file).exists() and not Path(file).exists():
+            yield Finding("problem", name, f"it starts with {file}, which is not in {store}")
+
+
+def load_files(properties: Properties) -> Iterator[str]:
+    """The files that `load_models` names."""
+    for value in filter(None, (properties.load_models or "").split(",")):
+        file = value.rpartition("=")[2]
+        if file.lower() != "all" and "://" not in file:
+            yield file
+
+
+def snapshot_files(properties: Properties) -> Iterator[str]:
+    """The files that a snapshot names; one that cannot be read is told when it is loaded."""
+    try:
+        models = json.loads(properties.model_snapshot or "{}").get("models", {})
+        yield from {settings["marName"] for versions in models.values() for settings in versions.values()}
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        yield f"an unreadable model_snapshot ({error})"

@@ -1,0 +1,114 @@
+"""Which URLs models may come from, and which addresses those may lead to (pure)."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from flambeau.errors import ConfigError
+
+SCHEMES = ("http://", "https://", "file://")
+# Public by number, but they answer only to the machines of a cloud, and tell secrets: Azure's and Oracle's metadata.
+_METADATA = (ipaddress.ip_network("168.63.129.16/32"), ipaddress.ip_network("192.0.0.0/24"))
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebAddress:
+    """An http or https URL, taken apart."""
+
+    host: str
+    port: int
+    is_tls: bool
+    path: str
+    query: str
+
+    @property
+    def target(self) -> str:
+        """What is asked of the host."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+    @property
+    def netloc(self) -> str:
+        """The host as a Host header names it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+def is_url(text: str) -> bool:
+    """Whether a registration names a URL, not something in the store."""
+    return text.lower().startswith(SCHEMES)
+
+
+def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
+    """The expressions of `allowed_urls`, ready to use."""
+    try:
+        return [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
+    except re.error as error:
+        raise ConfigError(f"allowed_urls holds {error.pattern!r}, no regular expression: {error}") from None
+
+
+def is_allowed(url: str, patterns: Sequence[re.Pattern[str]]) -> bool:
+    """Whether a URL, as a whole, matches one of the patterns."""
+    return any(pattern.fullmatch(url) for pattern in patterns)
+
+
+def file_name_of(url: str) -> str:
+    """The last part of a URL's path: the name its file gets in the store; empty when there is none to use."""
+    name = urlsplit(url).path.rpartition("/")[2]
+    return "" if name.startswith(".") or not name.isprintable() else name
+
+
+def local_path_of(url: str) -> Path:
+    """The path a file URL names; raises ValueError with the reason when it names none."""
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"{parts.netloc!r} is another machine; write file:///path")
+    if ".." in path or "\0" in path:
+        raise ValueError("its path is hidden behind an encoding")
+    return Path(path)
+
+
+def parse_web_url(url: str) -> WebAddress:
+    """Take an http or https URL apart; raises ValueError with the reason when that cannot be done safely."""
+    if any(character <= " " or character in '\\"<>\x7f' for character in url):
+        raise ValueError("it holds a blank, a control character or a backslash")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"its scheme is {parts.scheme!r}; it may be http or https")
+    if "@" in parts.netloc:
+        raise ValueError("it holds a user name; use a pre-signed URL instead")
+    if not parts.hostname:
+        raise ValueError("it names no host")
+    host = parts.hostname.encode("idna").decode("ascii") if not parts.hostname.isascii() else parts.hostname
+    is_tls = parts.scheme == "https"
+    port = parts.port if parts.port is not None else 443 if is_tls else 80
+    return WebAddress(host=host, port=port, is_tls=is_tls, path=parts.path or "/", query=parts.query)
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one that anybody on the internet could reach, and nothing nearer."""
+    return all(_is_global(one) for one in _stands_for(ipaddress.ip_address(text.partition("%")[0])))
+
+
+def _is_global(address: Ip) -> bool:
+    if address.is_multicast or address.is_unspecified or address.is_reserved:
+        return False
+    return address.is_global and not any(address in network for network in _METADATA)
+
+
+def _stands_for(address: Ip) -> list[Ip]:
+    """An address and the IPv4 addresses within it: a gateway would lead there."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    if address in _NAT64:
+        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
+    within = (address.ipv4_mapped, address.sixtofour, *(address.teredo or ()))
+    return [address, *(one for one in within if one is not None)]

@@ -1,0 +1,1 @@
+"""Several models and functions run as one graph."""

@@ -1,0 +1,3 @@
+"""What handlers import from `ts.torch_handler.trt_llm_handler`."""
+
+from flambeau.handlers.replaced import TRTLLMHandler as TRTLLMHandler

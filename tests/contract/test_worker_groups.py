@@ -1,0 +1,221 @@
+"""Workers that are groups of processes: every rank loads the model, and they answer as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from support.archives import pack_handler
+
+TP = """
+parallelType: tp
+deviceType: cpu
+minWorkers: 1
+maxWorkers: 1
+torchrun:
+    nproc-per-node: 2
+    OMP_NUMBER_THREADS: 1
+"""
+X = [1.0, 2.0, 3.0, 4.0]
+PRODUCT = [80.0, 90.0, 100.0, 110.0]
+LOADS_S = 90  # two processes import torch and meet, on a machine that does other things too
+
+
+def pids_of(server, model):
+    worker = server.describe(model)["workers"][0]
+    return [rank["pid"] for rank in worker["ranks"]] if worker["status"] == "READY" else []
+
+
+def serve(start, tmp_path, handler="tensor_parallel", config=TP, **options):
+    server = start(pack_handler(tmp_path, handler, config=config), **options)
+    server.start_timeout_s = LOADS_S
+    return server
+
+
+@pytest.fixture
+def parallel(start, tmp_path):
+    return serve(start, tmp_path).wait_ready()
+
+
+def product(server, **order):
+    return server.predict("tensor_parallel", {"x": X, **order}, timeout=LOADS_S)
+
+
+def test_ranks_compute_one_answer_together(parallel):
+    reply = product(parallel)
+    assert (reply.status, reply.json["product"]) == (200, PRODUCT)
+    described = parallel.describe("tensor_parallel")
+    assert (described["parallelType"], described["parallelLevel"], described["deviceType"]) == ("tp", 2, "cpu")
+    [worker] = described["workers"]
+    assert int(worker["id"]) >= 29500
+    assert [rank["rank"] for rank in worker["ranks"]] == [0, 1]
+    assert worker["pid"] == worker["ranks"][0]["pid"] == reply.json["pid"]
+    assert worker["memoryUsage"] > worker["ranks"][1]["memoryUsage"] > 1 << 20
+
+
+def test_ranks_find_what_torchrun_would_have_told_them(parallel):
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "LOGLEVEL"]
+    told = parallel.predict("tensor_parallel", {"variables": [*names, "MASTER_PORT"]}).json
+    assert [told[name] for name in names] == ["0", "0", "2", "2", "127.0.0.1", "1", "INFO"]
+    assert int(told["MASTER_PORT"]) >= 29500
+
+
+def test_only_rank_0_sends_chunks(parallel):
+    reply = product(parallel, streams=True)
+    assert reply.headers["transfer-encoding"] == "chunked"
+    head, _, rest = reply.text.partition(";")
+    assert head == "first"
+    assert json.loads(rest)["product"] == PRODUCT
+
+
+def test_many_requests_at_a_time_are_never_mixed_up(parallel):
+    scales = [float(i) for i in range(12)]
+    replies = parallel.at_once(lambda s: product(parallel, x=[s * x for x in X]), scales)
+    assert [reply.result().json["product"] for reply in replies] == [[s * p for p in PRODUCT] for s in scales]
+
+
+def test_request_that_every_rank_refuses_fails_alone(parallel):
+    pids = pids_of(parallel, "tensor_parallel")
+    reply = parallel.predict("tensor_parallel", {"y": X})
+    assert reply.status == 503
+    assert product(parallel).json["product"] == PRODUCT
+    assert pids_of(parallel, "tensor_parallel") == pids
+
+
+def test_client_that_goes_away_leaves_the_ranks_in_step(parallel):
+    with pytest.raises(TimeoutError):
+        parallel.predict("tensor_parallel", {"x": X, "sleep_s": 1.0}, timeout=0.3)
+    assert product(parallel).json["product"] == PRODUCT
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_that_is_killed_ends_its_group_which_is_restarted_as_one(parallel, rank):
+    before = pids_of(parallel, "tensor_parallel")
+    os.kill(before[rank], signal.SIGKILL)
+    after = parallel.until(
+        lambda: (pids := pids_of(parallel, "tensor_parallel")) and not set(pids) & set(before) and pids
+    )
+    assert len(after) == 2
+    assert product(parallel).json["product"] == PRODUCT
+    assert (
+        f"rank {rank}: killed by SIGKILL" in parallel.describe("tensor_parallel")["workers"][0]["lastFailure"]["reason"]
+    )
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
+
+
+def test_rank_that_exits_in_the_middle_of_a_request_is_named(parallel):
+    reply = product(parallel, rank=1, accident="exit")
+    assert (reply.status, reply.message) == (500, "Worker died.")
+    assert "rank 1: exited with code 3" in reply.cause
+    assert product(parallel).json["product"] == PRODUCT
+
+
+def test_ranks_that_part_ways_are_restarted_before_they_mix_up_requests(start, tmp_path):
+    server = serve(start, tmp_path, config=TP + "responseTimeout: 60\n").wait_ready()
+    reply = product(server, rank=0, accident="raise")  # rank 1 waits for it in the collective
+    assert reply.status == 500
+    assert "out of step" in reply.cause
+    assert product(server, x=[2.0, 4.0, 6.0, 8.0]).json["product"] == [160.0, 180.0, 200.0, 220.0]
+
+
+def test_rank_that_cannot_load_is_named(start, tmp_path):
+    server = serve(start, tmp_path, env={"LOAD_FAILS_ON_RANK": "1"}).wait_started()
+    failure = server.describe("tensor_parallel")["workers"][0]["lastFailure"]
+    assert failure["reason"].startswith("rank 1: the model could not be loaded: ValueError: this rank has no weights")
+
+
+def test_pipeline_parallel_model_is_asked_at_rank_0_only(start, tmp_path):
+    server = serve(start, tmp_path, "led", TP.replace("tp", "pp")).wait_ready()
+    assert [server.predict("led", {}).json for _ in range(3)] == [{"rank": "0", "calls": n} for n in (1, 2, 3)]
+    pids = pids_of(server, "led")
+    assert server.manage("PUT", "/models/led?min_worker=0").status == 202
+    server.until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    assert "WORKER_MODEL_LOADED -> WORKER_SCALED_DOWN" in server.log
+
+
+def test_group_is_stopped_gracefully_with_what_it_has_accepted(parallel):
+    pids = pids_of(parallel, "tensor_parallel")
+    replies = parallel.at_once(lambda s: product(parallel, sleep_s=s), [0.5, 0.5])
+    parallel.until(lambda: parallel.describe("tensor_parallel")["jobQueueStatus"]["pendingRequests"])
+    assert parallel.manage("DELETE", "/models/tensor_parallel").status == 200
+    assert [reply.result().json["product"] for reply in replies] == [PRODUCT, PRODUCT]
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_several_nodes_are_refused_with_a_remedy(start, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    pack_handler(store, "led", config=TP + "    nnodes: 2\n")
+    server = start("--model-store", store).wait_ready()
+    reply = server.manage("POST", "/models?url=led.mar&initial_workers=1")
+    assert reply.status == 400
+    assert "set nnodes: 1" in reply.message
+
+
+def test_group_that_needs_more_devices_than_there_are_is_refused(start, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    pack_handler(store, "led", config="parallelType: tp\ndeviceType: gpu\ntorchrun:\n    nproc-per-node: 4\n")
+    server = start("--model-store", store, env={"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}).wait_ready()
+    reply = server.manage("POST", "/models?url=led.mar&initial_workers=1")
+    assert (reply.status, reply.json["type"]) == (500, "WorkerInitializationException")
+    assert reply.message == "No enough gpu devices for model:led parallelLevel:4"
+    assert server.manage("GET", "/models/led").status == 404
+
+
+def test_groups_get_their_own_devices_and_no_more_workers_than_there_are_groups(start, tmp_path):
+    config = "parallelType: custom\nparallelLevel: 2\ndeviceType: gpu\nminWorkers: 1\nmaxWorkers: 1\n"
+    model = pack_handler(tmp_path, "names", config=config)
+    server = start(model, env={"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb,MIG-cc,GPU-dd,GPU-ee"}).wait_ready()
+    assert server.manage("PUT", "/models/names?min_worker=9&max_worker=9&synchronous=true").status == 200
+    described = server.describe("names")
+    assert (described["minWorkers"], described["maxWorkers"], len(described["workers"])) == (2, 2, 2)
+    visible = []
+    for worker in described["workers"]:
+        with open(f"/proc/{worker['pid']}/environ") as file:
+            visible += [word.partition("=")[2] for word in file.read().split("\0") if word.startswith("CUDA_VISIBLE")]
+    assert visible == ["GPU-aa,GPU-bb", "MIG-cc,GPU-dd"]
+
+
+def test_group_that_does_not_answer_in_time_is_ended_whole(start, tmp_path):
+    server = serve(start, tmp_path, config=TP + "responseTimeout: 2\n").wait_ready()
+    before = pids_of(server, "tensor_parallel")
+    reply = product(server, rank=1, accident="raise")  # rank 0 waits for it in the collective
+    assert reply.status == 500
+    assert "responseTimeout" in reply.cause
+    assert product(server).json["product"] == PRODUCT
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
+
+
+def test_batches_are_computed_together(start, tmp_path):
+    server = serve(start, tmp_path, config=TP + "batchSize: 4\nmaxBatchDelay: 200\n").wait_ready()
+    scales = [1.0, 2.0, 3.0, 4.0]
+    replies = server.at_once(lambda s: product(server, x=[s * x for x in X]), scales)
+    assert [reply.result().json["product"] for reply in replies] == [[s * p for p in PRODUCT] for s in scales]
+
+
+def test_server_that_stops_while_a_group_loads_leaves_nobody_behind(start, tmp_path):
+    server = serve(start, tmp_path).wait_listening()
+
+    def pids():
+        reply = server.manage("GET", "/models/tensor_parallel")
+        workers = reply.json[0]["workers"] if reply.status == 200 else []
+        found = [rank["pid"] for worker in workers for rank in worker.get("ranks", [])]
+        return found if len(found) == 2 and min(found) > 0 else []
+
+    ranks = server.until(pids)
+    server.stop()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
+
+
+def test_groups_grow_as_workers_do(start, tmp_path):
+    server = serve(start, tmp_path, config=TP).wait_ready()
+    assert server.manage("PUT", "/models/tensor_parallel?min_worker=2&synchronous=true", timeout=LOADS_S).status == 200
+    workers = server.describe("tensor_parallel")["workers"]
+    assert int(workers[1]["id"]) == int(workers[0]["id"]) + 2
+    assert len({rank["pid"] for worker in workers for rank in worker["ranks"]}) == 4
+    replies = server.at_once(lambda s: product(server, sleep_s=s), [0.2] * 6)
+    assert [reply.result().json["product"] for reply in replies] == [PRODUCT] * 6

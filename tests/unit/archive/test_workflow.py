@@ -1,0 +1,94 @@
+"""Workflow archives are read and written."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import pytest
+
+from flambeau.archive.unpack import unpack
+from flambeau.archive.workflow import (
+    WORKFLOW_MANIFEST,
+    WorkflowManifest,
+    WorkflowRecipe,
+    pack_workflow,
+    read_workflow_manifest,
+)
+from flambeau.errors import ArchiveError, BrokenArchive
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "spec.yaml").write_text("models: {}\ndag: {}\n")
+    (tmp_path / "code" / "handler.py").write_text("def a(data, context): return data\n")
+    return tmp_path / "code"
+
+
+def test_what_is_packed_is_what_is_read(files, tmp_path):
+    (files / "labels.txt").write_text("x")
+    recipe = WorkflowRecipe(
+        workflow_name="flow",
+        spec_file=files / "spec.yaml",
+        handler=files / "handler.py",
+        extra_files=[files / "labels.txt"],
+    )
+    path = pack_workflow(recipe, tmp_path)
+    assert path == tmp_path / "flow.war"
+    with zipfile.ZipFile(path) as archive:
+        assert set(archive.namelist()) == {WORKFLOW_MANIFEST, "handler.py", "labels.txt", "spec.yaml"}
+        document = json.loads(archive.read(WORKFLOW_MANIFEST))
+        assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_DEFLATED}
+    assert document["workflow"] == {"workflowName": "flow", "specFile": "spec.yaml", "handler": "handler.py"}
+    assert document.keys() == {"createdOn", "workflow", "archiverVersion"}
+    unpack(path, tmp_path / "out")
+    manifest = read_workflow_manifest(tmp_path / "out")
+    assert manifest == WorkflowManifest(name="flow", spec_file="spec.yaml", handler="handler.py", raw=document)
+
+
+def test_a_workflow_needs_no_handler(files, tmp_path):
+    path = pack_workflow(WorkflowRecipe(workflow_name="flow", spec_file=files / "spec.yaml"), tmp_path)
+    unpack(path, tmp_path / "out")
+    assert read_workflow_manifest(tmp_path / "out").handler == ""
+
+
+def test_what_exists_is_replaced_only_by_force(files, tmp_path):
+    recipe = WorkflowRecipe(workflow_name="flow", spec_file=files / "spec.yaml")
+    pack_workflow(recipe, tmp_path)
+    with pytest.raises(ArchiveError, match=r"flow.war already exists\."):
+        pack_workflow(recipe, tmp_path)
+    assert pack_workflow(recipe, tmp_path, force=True).is_file()
+
+
+def test_names_and_files_are_checked(files, tmp_path):
+    with pytest.raises(ArchiveError, match="Workflow name 'a/b' is not allowed"):
+        pack_workflow(WorkflowRecipe(workflow_name="a/b", spec_file=files / "spec.yaml"), tmp_path)
+    with pytest.raises(FileNotFoundError, match="File does not exist: absent"):
+        pack_workflow(WorkflowRecipe(workflow_name="a", spec_file=files.relative_to(files) / "absent"), tmp_path)
+    with pytest.raises(ArchiveError, match="Cannot pack"):
+        pack_workflow(WorkflowRecipe(workflow_name="a", spec_file=files / "spec.yaml"), tmp_path / "absent")
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (None, "Missing Workflow entry"),
+        ("[]", "Missing Workflow entry"),
+        ("{", "is not JSON"),
+        ('{"workflow": {}}', "Workflow name is not defined"),
+        ('{"workflow": {"workflowName": 3}}', "workflowName of the manifest must be text"),
+        ('{"workflow": {"workflowName": "a"}}', "names no specFile"),
+        ('{"workflow": {"workflowName": "a", "specFile": "b.yaml"}}', "no such file"),
+        ('{"workflow": {"workflowName": "a", "specFile": "../b.yaml"}}', "no such file"),
+    ],
+)
+def test_a_broken_manifest_says_what_is_wrong(tmp_path, document, message):
+    (tmp_path / "b.yaml").write_text("")
+    folder = tmp_path / "folder"
+    (folder / "WAR-INF").mkdir(parents=True)
+    if document is not None:
+        (folder / WORKFLOW_MANIFEST).write_text(document)
+    with pytest.raises(BrokenArchive, match=message):
+        read_workflow_manifest(folder)
