@@ -18,17 +18,12 @@ from support.running import Reply, RunningServer, free_ports, path
 PROGRAM = """
 import sys
 from pathlib import Path, PosixPath
-from flambeau.cli.serve import Loading, Plan, Wishes, start
+from flambeau.cli.serve import Loading, Wishes, plans_for, start
 from flambeau.config.logs import set_up_server_logs
 from flambeau.config.server import *
 
 set_up_server_logs("info")
-plans = [
-    Plan(path=Path(path), name=Path(path).stem, handler=Path(path).name)
-    if path.endswith(".py")
-    else Plan(path=Path(path), is_required=False)
-    for path in sys.argv[2:]
-]
+plans = [plan for path in sys.argv[2:] for plan in plans_for(Path(path), Wishes())]
 start(eval(sys.argv[1]), Loading(plans, Wishes()))
 """
 
