@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from support.archives import pack_handler
 from support.configured import problem
 from support.file_server import serving_files
 from support.flows import pack_flow
+from support.torchserve import CommandServer, torchserve_environment
 
 
 @pytest.fixture
@@ -40,8 +42,9 @@ def flow(place, name, dag, models=None, **options):
     return pack_flow(place / "flows", name, dag, models, **options).name
 
 
-def predict(server, name, body=b"x", method="POST", **headers):
-    return server.request(method, f"/wfpredict/{name}", body, {k.replace("_", "-"): v for k, v in headers.items()})
+def predict(server, name, body=b"x", method="POST", *, timeout=30, **headers):
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    return server.request(method, f"/wfpredict/{name}", body, named, timeout=timeout)
 
 
 MODEL = {"url": "flow_model.mar"}
@@ -278,3 +281,63 @@ def test_node_that_somebody_took_away_is_named(place, server):
     assert "Model not found: seq__m1" in reply.cause
     assert running.manage("DELETE", "/workflows/seq").status == 200
     assert json.loads(running.manage("GET", "/models").body) == {"models": []}
+
+
+VENV = os.environ.get("FLAMBEAU_TORCHSERVE_VENV")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(not VENV, reason="FLAMBEAU_TORCHSERVE_VENV does not name an environment with TorchServe")
+def test_same_answers_as_torchserve(place, server):
+    patient = {"retry-attempts": 0, "timeout-ms": 60_000}  # each node is a process of its own, also on a busy machine
+    flow(place, "join", {"begin": ["left", "m1"], "left": ["report"], "m1": ["report"]}, {**patient, "m1": MODEL})
+    flow(place, "leaves", {"begin": ["left", "right"]}, patient)
+    flow(place, "failing", {"begin": ["fails"]}, patient)
+    flow(place, "nomodel", {"begin": ["m1"]}, {"m1": {"url": "nothere.mar"}})
+    flow(place, "starts", {"left": ["report"], "right": ["report"]})
+    venv = Path(VENV)
+    (place / "empty").mkdir()
+    theirs = CommandServer(
+        [str(venv / "bin" / "torchserve")],
+        place / "theirs",
+        place / "models",
+        [f"workflow_store={place / 'flows'}"],
+        {**torchserve_environment(venv), "TEMP": str(place / "empty")},
+    )
+    try:
+        theirs.wait_for_models(["flow_model"], timeout=120)
+        ours = server()
+        for ask in (register_all, look_at_all, run_all):
+            for our, their in zip(ask(ours), ask(theirs), strict=True):
+                assert our == their
+    finally:
+        theirs.stop()
+
+
+def without_cause(reply):
+    """An answer, less what only this server tells."""
+    document = reply.json
+    if isinstance(document, dict):
+        document.pop("cause", None)
+    return reply.status, document
+
+
+def register_all(running):
+    for name in ("join", "leaves", "failing", "nomodel", "starts", "missing", "join"):
+        yield without_cause(running.manage("POST", f"/workflows?url={name}.war", timeout=120))
+
+
+def look_at_all(running):
+    for path in ("", "?limit=2", "/join", "/leaves", "/none"):
+        yield without_cause(running.manage("GET", f"/workflows{path}"))
+    node = running.describe("join__m1")
+    yield {key: node[key] for key in ("modelUrl", "minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")}
+
+
+def run_all(running):
+    for name in ("join", "leaves", "failing", "none"):
+        for body, headers in ((b"x", {}), (b'{"k": 1}', {"content_type": "application/json"})):
+            reply = predict(running, name, body, timeout=120, **headers)
+            yield name, reply.headers["content-type"], without_cause(reply)
+    for _ in range(2):
+        yield without_cause(running.manage("DELETE", "/workflows/join", timeout=120))

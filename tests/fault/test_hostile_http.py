@@ -223,6 +223,19 @@ def test_connections_that_are_opened_and_left(server):
     assert answers(server)
 
 
+def test_more_connections_than_files_leave_room_for_clients_who_ask(tmp_path):
+    with ConfiguredServer(tmp_path, ECHO, max_files=600) as server, ExitStack() as stack:
+        for port in (server.port, server.management_port):
+            for _ in range(700):
+                stack.enter_context(dial(server, port))
+        with Load(lambda: server.predict("echo", {}), threads=2) as load:
+            assert server.manage("GET", "/models").status == 200
+            server.until(lambda: len(load.replies) > 20)
+        assert not load.errors
+        assert {reply.status for reply in load.replies} == {200}
+        assert "those that have idled longest are closed" in server.log
+
+
 @pytest.mark.parametrize(
     "kind", ["application/json", "multipart/form-data; boundary=b", "multipart/form-data", "text/plain"]
 )

@@ -37,7 +37,12 @@ class ConfiguredServer(RunningServer):
     """Serves models with these settings, on ports of its own unless they name addresses."""
 
     def __init__(
-        self, folder: Path, *models: Path | str, env: Mapping[str, str] | None = None, **settings: Any
+        self,
+        folder: Path,
+        *models: Path | str,
+        env: Mapping[str, str] | None = None,
+        max_files: int | None = None,
+        **settings: Any,
     ) -> None:
         self.port, self.management_port, self.metrics_port = free_ports(3)
         ports = {"inference": self.port, "management": self.management_port, "metrics": self.metrics_port}
@@ -45,9 +50,10 @@ class ConfiguredServer(RunningServer):
         config = replace(ServerConfig(**addresses), **settings)
         self.port, self.management_port = config.inference.port, config.management.port
         self.log_path = folder / "server.log"
+        limit = ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "sh"] if max_files else []
         with self.log_path.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, repr(config), *map(str, models)],
+                [*limit, sys.executable, "-c", PROGRAM, repr(config), *map(str, models)],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -70,18 +70,27 @@ def serve(
     error_details: Annotated[
         bool | None, typer.Option(help="Put causes into error answers; by default only on a loopback address.")
     ] = None,
-    log_folder: Annotated[Path | None, typer.Option(help="Write log files there as well.")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_folder: Annotated[
+        Path | None, typer.Option(help="Write TorchServe's five log files there, and its log lines to stdout.")
+    ] = None,
+    access_log: Annotated[
+        bool | None, typer.Option(help="Log every request; by default only where there is a log folder.")
+    ] = None,
+    metrics_mode: Annotated[str, typer.Option(help="prometheus, log, both or legacy.")] = "prometheus",
+    metrics_config: Annotated[Path | None, typer.Option(help="A metrics.yaml; else the bundled one.")] = None,
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C."""
     from flambeau.cli import serve as work
     from flambeau.config.kinds import pattern
-    from flambeau.config.server import Address, GrpcConfig, KeysConfig, ServerConfig
+    from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig
 
     if worker_transport not in ("unix", "tcp"):
         raise typer.BadParameter("it may be unix or tcp", param_hint="--worker-transport")
     if log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter("it may be debug, info, warning or error", param_hint="--log-level")
+    if metrics_mode not in ("prometheus", "log", "both", "legacy"):
+        raise typer.BadParameter("it may be prometheus, log, both or legacy", param_hint="--metrics-mode")
     config = ServerConfig(
         inference=Address(host, port),
         management=Address(host, management_port),
@@ -94,7 +103,6 @@ def serve(
         allow_unprotected=allow_unprotected,
         allowed_urls=tuple(pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,
-        log_folder=log_folder,
         model_store=work.store_of(paths or [], model_store),
         job_queue_size=job_queue_size,
         max_request_bytes=max_request_size,
@@ -103,6 +111,10 @@ def serve(
         worker_transport="tcp" if worker_transport == "tcp" else "unix",
         error_details=error_details,
         watch=watch,
+        log_folder=log_folder,
+        access_log=access_log,
+        # A handler's metrics are shown without being named in a file first.
+        measure=MetricsConfig(mode=metrics_mode, file=metrics_config, auto_detect=True),  # type: ignore[arg-type]
     )
     settings = {
         "min_workers": workers,

@@ -84,6 +84,13 @@ class Progress:
                 self._console.print(f"\n  [bold]{model.name}[/] is ready. Try:\n")
                 self._console.print(f"  curl {url} {body}\n", soft_wrap=True, highlight=False, markup=False)
 
+    def note(self, model: str, words: str) -> None:
+        """Show what is being done for a model that takes its time."""
+        if self._status is not None:
+            from rich.markup import escape
+
+            self._status.update(escape(f"{model}: {words[:100]}"))
+
     def _update(self) -> None:
         if self._status is not None:
             self._status.update(f"loading {', '.join(self._loading)}" if self._loading else "starting")

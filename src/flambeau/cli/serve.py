@@ -9,22 +9,27 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES
 from flambeau.archive.manifest import MANIFEST
 from flambeau.cli.progress import Progress
-from flambeau.config.logs import set_up_server_logs
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig, check_protection
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.listeners import HttpFrontend
+from flambeau.logs.setup import open_logs
+from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.serving.store import ARCHIVE_SUFFIXES, models_in
+
+if TYPE_CHECKING:
+    from flambeau.frontend.grpc.listeners import GrpcFrontend
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +56,12 @@ class Plan:
 
 def serve(config: ServerConfig, paths: Sequence[Path], wishes: Wishes, *, log_level: str) -> None:
     """Serve what these paths stand for, until a signal."""
-    set_up_server_logs(log_level)
+    logs = open_logs(config, log_level)
     if not paths and config.model_store is None:
         from flambeau.examples import digits
 
         paths = [digits.archive()]
-    start(config, Loading([plan for path in paths for plan in plans_for(path, wishes)], wishes))
+    start(config, Loading([plan for path in paths for plan in plans_for(path, wishes)], wishes), logs)
 
 
 class Life:
@@ -81,7 +86,10 @@ class Loading(Life):
 
     async def begin(self, server: Server, address: Address) -> None:
         """Load the models named at start, all at a time, and tell how it went."""
+        for plan in self._plans:
+            logger.info("Loading initial models: %s", plan.path.name)
         progress = Progress.for_terminal()
+        server.on_progress = progress.note
         with progress:
             await asyncio.gather(*(load(server, plan, self._wishes, progress) for plan in self._plans))
         settle(server)
@@ -96,16 +104,19 @@ def settle(server: Server) -> None:
     gc.freeze()  # what is loaded now stays: the collector need not look at it again
 
 
-def start(config: ServerConfig, life: Life) -> None:
+def start(config: ServerConfig, life: Life, logs: Logs | None = None) -> None:
     """Serve until a signal."""
     began = time.monotonic()
     check_protection(config)
+    logs = logs or open_logs(config)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
-            runner.run(run(config, life, began))
+            runner.run(run(config, life, began, logs))
         except asyncio.CancelledError:
             logger.warning("stopped at once, by a second signal")
             sys.exit(1)
+        finally:
+            logs.close()
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -154,21 +165,23 @@ def plans_for(path: Path, wishes: Wishes) -> Iterator[Plan]:
         yield from (Plan(path=model, is_required=False) for model in found)
 
 
-async def run(config: ServerConfig, life: Life, began: float) -> None:
+async def run(config: ServerConfig, life: Life, began: float, logs: Logs) -> None:
     """The life of the process: prepare, open, serve, drain, close."""
     stop = asyncio.Event()
     catch_signals(stop)
     keys = Keys(config.keys) if config.needs_keys else None
     if keys is not None and keys.file is not None:
         logger.info("token authorization is on; the keys are in %s", keys.file)
-    async with Server(config) as server:
+    async with Server(config, logs) as server:
         if not await done_before(stop, life.prepare(server)):
             return
-        async with HttpFrontend(server, keys) as frontend:
+        async with grpc_ports(server, keys) as grpc, HttpFrontend(server, keys) as frontend:
             logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
             await done_before(stop, life.begin(server, frontend.inference))
             await stop.wait()
             logger.info("stopping: accepted requests are answered first")
+            if grpc is not None:
+                grpc.drain()  # at the same time as HTTP
         await life.end(server)
     logger.info("stopped")
 
@@ -186,6 +199,29 @@ async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> b
         return False
     working.result()
     return not stopping.done() or stopping.cancelled()
+
+
+def grpc_ports(server: Server, keys: Keys | None) -> AbstractAsyncContextManager[GrpcFrontend | None]:
+    """The gRPC ports, if there are any; grpcio is loaded only then."""
+    config = server.config.grpc
+    if config.inference is None and config.management is None:
+        return nullcontext()
+    try:
+        from flambeau.frontend.grpc.listeners import GrpcFrontend
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in (
+            "grpc",
+            "grpc_health",
+            "grpc_reflection",
+            "google",
+        ):
+            raise
+        text = "gRPC needs packages that are not installed: pip install flambeau[grpc]"
+        if not config.is_optional:
+            raise ConfigError(text) from None
+        logger.warning("%s; its ports stay closed", text)
+        return nullcontext()
+    return GrpcFrontend(server, keys)
 
 
 def catch_signals(stop: asyncio.Event) -> None:

@@ -17,11 +17,12 @@ from flambeau.cli.pid_file import PidFile
 from flambeau.cli.snapshots import SnapshotWriter
 from flambeau.cli.startup import StartupModel, find, named_models, saved_models
 from flambeau.cli.torchserve import config_file, named_config, snapshot_folder
-from flambeau.config.logs import set_up_server_logs
 from flambeau.config.model import ModelConfig
 from flambeau.config.properties import TORCHSERVE, Properties, gather, read_file, to_properties
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen, FlambeauError, VersionNotFound, WorkersFailed
+from flambeau.logs.setup import open_logs
+from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.serving.snapshot import read_snapshot
@@ -32,11 +33,12 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     """Serve until a signal; the first word only tells the process list what this is."""
     arguments = torchserve_flags.parser().parse_args(sys.argv[2:])
-    set_up_server_logs("info")
     status = 0
+    logs: Logs | None = None
     try:
+        logs = open_logs(places(arguments))
         properties = settings(arguments)
-        serve.start(properties.server, Startup(properties))
+        serve.start(properties.server, Startup(properties), logs)
     except CannotListen as error:
         say(f"Failed to bind to address: {error.address}")
         say(str(error))
@@ -46,6 +48,8 @@ def main() -> None:
         status = 1
     finally:
         PidFile(arguments.pid_file).remove(os.getpid())
+        if logs is not None:
+            logs.close()
     sys.exit(status)
 
 
@@ -55,6 +59,18 @@ def say(text: str) -> None:
         print(text, flush=True)
     except OSError:
         pass
+
+
+def places(arguments: argparse.Namespace) -> ServerConfig:
+    """TorchServe's defaults, with the folders that the environment and the flags name."""
+    logs = Path(os.environ.get("LOG_LOCATION") or "logs")
+    return replace(
+        TORCHSERVE,
+        log_folder=logs,
+        metrics_log_folder=Path(os.environ.get("METRICS_LOCATION") or "logs"),
+        log_config=Path(arguments.log_config) if arguments.log_config else None,
+        snapshot_folder=None if arguments.no_config_snapshots else logs / "config",
+    )
 
 
 def settings(arguments: argparse.Namespace) -> Properties:
@@ -74,14 +90,7 @@ def settings(arguments: argparse.Namespace) -> Properties:
     if file:
         given["tsConfigFile"] = str(file)
     given |= {"version": __version__, "python": sys.executable}
-    logs = Path(os.environ.get("LOG_LOCATION") or "logs")
-    base = replace(
-        TORCHSERVE,
-        log_folder=logs,
-        metrics_log_folder=Path(os.environ.get("METRICS_LOCATION") or "logs"),
-        snapshot_folder=None if arguments.no_config_snapshots else logs / "config",
-    )
-    properties = to_properties(given, base)
+    properties = to_properties(given, places(arguments))
     logger.info("settings:\n%s", "\n".join(described(properties, file)))
     return properties
 

@@ -102,6 +102,22 @@ class ModelConfig:
         return replace(config, min_workers=low, max_workers=max(low, high))
 
     @property
+    def schedule(self) -> Literal["batches", "continuous", "sequences", "async"]:
+        """How its workers are given jobs; sequences and continuous batching leave no room for anything else."""
+        if self.continuous_batching:
+            return "continuous"
+        if self.sequence_batching:
+            return "sequences"
+        return "async" if self.async_communication else "batches"
+
+    @property
+    def num_together(self) -> int:
+        """How many jobs one call of the handler gets at most."""
+        if self.schedule == "async":
+            return 1
+        return self.batch_size * (2 if self.continuous_batching and self.sequence_batching else 1)
+
+    @property
     def batch_delay_ms(self) -> int:
         """The longest a job may wait for company, as `describe` reports it."""
         return DEFAULT_BATCH_DELAY_MS if self.batch_delay_s is None else round(self.batch_delay_s * 1000)

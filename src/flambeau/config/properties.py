@@ -22,9 +22,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 # What TorchServe's users start from: gRPC is on, registering models over the APIs is not.
 TORCHSERVE = ServerConfig(
-    grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071)),
+    grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
     model_api=False,
-    open_inference=False,
     measure=MetricsConfig(mode="both"),
     log_folder=Path("logs"),
     metrics_log_folder=Path("logs"),

@@ -74,6 +74,7 @@ class GrpcConfig:
 
     inference: Address | None = None
     management: Address | None = None
+    is_optional: bool = False  # nobody asked for them by name: where grpcio is not installed they stay closed
     is_tls: bool = False
     inference_max_age_s: float | None = None
     inference_max_age_grace_s: float | None = None
@@ -154,6 +155,8 @@ class ServerConfig:
     sequence_headers: SequenceHeaders = SequenceHeaders()
     measure: MetricsConfig = MetricsConfig()
     log_folder: Path | None = None  # None: everything goes to stderr
+    log_config: Path | None = None  # a log4j2 file; what can be kept of it is
+    access_log: bool | None = None  # None: where there is a log folder
     metrics_log_folder: Path | None = None  # None: as log_folder
     snapshot_folder: Path | None = None  # None: no snapshots
     watch: bool = False  # reload handlers whose code changes

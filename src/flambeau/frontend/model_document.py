@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from flambeau.serving.memory import resident_bytes, resident_bytes_of
+from flambeau.metrics.system import resident_bytes
+from flambeau.serving.memory import resident_bytes_of
 from flambeau.serving.model import Model
 from flambeau.serving.recovery import Death
 from flambeau.serving.supervisor import Slot

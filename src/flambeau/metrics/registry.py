@@ -2,90 +2,186 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import re
-from collections.abc import Collection, Iterable
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
+
+from flambeau.metrics.definitions import KINDS, Definition
+from flambeau.metrics.samples import Sample
+
+logger = logging.getLogger(__name__)
 
 Labels = tuple[tuple[str, str], ...]
-Sample = tuple[str, str, str, float, list[tuple[str, str]]]  # name, kind, unit, value, dimensions
-KINDS = ("counter", "gauge", "histogram")
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
+# The defaults of the Prometheus client that TorchServe uses.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+MAX_SERIES = 10_000  # per metric: labels that never repeat must not fill the memory
 
 
 class Metric:
     """One named series per set of labels."""
 
-    def __init__(self, name: str, kind: str, help_text: str) -> None:
+    def __init__(self, name: str, kind: str, help_text: str, buckets: tuple[float, ...] = BUCKETS) -> None:
         self.name = name
         self.kind = kind
         self.help = help_text
+        self.bounds = buckets
         self.values: dict[Labels, float] = {}
         self.buckets: dict[Labels, list[int]] = {}
 
     def update(self, value: float, labels: Labels) -> None:
         """Count, set or observe a value, as the kind of metric says."""
+        if labels not in self.values and len(self.values) >= MAX_SERIES:
+            return
         if self.kind == "gauge":
             self.values[labels] = value
         elif self.kind == "counter":
             self.values[labels] = self.values.get(labels, 0.0) + max(0.0, value)
         else:
             self.values[labels] = self.values.get(labels, 0.0) + value
-            counts = self.buckets.setdefault(labels, [0] * (len(BUCKETS) + 1))
-            counts[next((i for i, bound in enumerate(BUCKETS) if value <= bound), len(BUCKETS))] += 1
+            counts = self.buckets.setdefault(labels, [0] * (len(self.bounds) + 1))
+            counts[bisect_left(self.bounds, value)] += 1
 
-    def lines(self) -> Iterable[str]:
-        """The exposition lines of this metric."""
-        yield f"# HELP {self.name} {self.help}"
-        yield f"# TYPE {self.name} {self.kind}"
+    def lines(self, wanted: Collection[str] = ()) -> Iterable[str]:
+        """The exposition lines of this metric; with `wanted`, only samples of those names, or of its own."""
+        every = not wanted or self.name in wanted
+        samples = [f"{name}{rest}" for name, rest in self._samples() if every or name in wanted]
+        if samples or every:
+            yield f"# HELP {self.name} {self.help}"
+            yield f"# TYPE {self.name} {self.kind}"
+            yield from samples
+
+    def _samples(self) -> Iterable[tuple[str, str]]:
         for labels, value in sorted(self.values.items()):
             if self.kind != "histogram":
-                yield f"{self.name}{braces(labels)} {value:.10g}"
+                yield self.name, f"{self.braces(labels)} {self.number(value)}"
                 continue
             total = 0
-            for bound, count in zip((*map(str, BUCKETS), "+Inf"), self.buckets[labels], strict=True):
+            for bound, count in zip((*map(str, self.bounds), "+Inf"), self.buckets[labels], strict=True):
                 total += count
-                yield f"{self.name}_bucket{braces((*labels, ('le', bound)))} {total}"
-            yield f"{self.name}_sum{braces(labels)} {value:.10g}"
-            yield f"{self.name}_count{braces(labels)} {total}"
+                yield f"{self.name}_bucket", f"{self.braces((*labels, ('le', bound)))} {self.number(total)}"
+            yield f"{self.name}_sum", f"{self.braces(labels)} {self.number(value)}"
+            yield f"{self.name}_count", f"{self.braces(labels)} {self.number(total)}"
+
+    def braces(self, labels: Labels) -> str:
+        """Labels as they stand behind a metric's name."""
+        return "{" + ",".join(pairs(labels)) + "}" if labels else ""
+
+    def number(self, value: float) -> str:
+        """A value as text."""
+        return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e15 else plain(value)
+
+
+class NamedMetric(Metric):
+    """A metric that a metrics.yaml or a handler names, written letter for letter as TorchServe writes it."""
+
+    def __init__(self, definition: Definition, *more: str) -> None:
+        help_text = f"Torchserve prometheus {definition.kind} metric with unit: {definition.unit}"
+        super().__init__(clean(definition.name), definition.kind, help_text.replace("\n", " "))
+        self.definition = definition
+        self.label_names = tuple(clean_label(name) for name in (*definition.dimensions, *more))
+
+    def add(self, value: float, label_values: Iterable[str]) -> bool:
+        """Take a value; labels are filled by position. False: there are not as many as the metric has."""
+        filled = tuple(label_values)
+        if len(filled) != len(self.label_names):
+            return False
+        self.update(value, tuple(zip(self.label_names, filled, strict=True)))
+        return True
+
+    def braces(self, labels: Labels) -> str:
+        # Scripts that match lines literally expect the comma at the end.
+        return "{" + "".join(f"{pair}," for pair in pairs(labels)) + "}" if labels else ""
+
+    def number(self, value: float) -> str:
+        return plain(value)
 
 
 class Metrics:
-    """All metrics that were pushed to the server."""
+    """The metrics that a configuration names, and those that handlers bring."""
 
-    def __init__(self) -> None:
-        self._metrics: dict[str, Metric] = {}
+    def __init__(
+        self,
+        server: Mapping[str, Definition] | None = None,
+        model: Mapping[str, Definition] | None = None,
+        *,
+        hostname: str = "",
+        auto_detect: bool = False,
+    ) -> None:
+        self._hostname = hostname
+        self._auto_detect = auto_detect
+        self._server = {name: NamedMetric(one) for name, one in (server or {}).items()}
+        self._model = {name: NamedMetric(one, "Hostname") for name, one in (model or {}).items()}
+        self._complained: set[str] = set()
 
-    def add_samples(self, samples: Iterable[Sample]) -> None:
-        """Take samples that a handler measured."""
-        for name, kind, unit, value, dimensions in samples:
-            kind = kind if kind in KINDS else "gauge"
-            self.metric(name, kind, f"Measured by a handler, in {unit}.").update(
-                value, tuple((clean(key), text) for key, text in dimensions)
-            )
+    def server_metric(self, name: str, kind: str) -> NamedMetric | None:
+        """One of the server's own metrics; None if the configuration leaves it out."""
+        found = self._server.get(name)
+        return found if found is not None and found.kind == kind else None
 
-    def metric(self, name: str, kind: str, help_text: str) -> Metric:
-        """The metric of that name, made at its first use."""
-        name = clean(name)
-        found = self._metrics.get(name)
-        if found is None:
-            found = self._metrics[name] = Metric(name, kind, help_text)
-        return found
+    def take(self, sample: Sample) -> Definition | None:
+        """Take what a handler measured; its definition, or None if the sample is not wanted or not right."""
+        name, kind, unit, value, dimensions, _ = sample
+        metric = self._model.get(name)
+        if metric is None:
+            if not self._auto_detect or kind not in KINDS:
+                return None
+            metric = self._detect(Definition(name, kind, unit, tuple(key for key, _ in dimensions)))
+        if metric.kind != kind:
+            self._complain(name, f"metric {name} is a {metric.kind}; a {kind} of that name is left out")
+            return None
+        if not metric.add(value, (*(text for _, text in dimensions), self._hostname)):
+            wanted = ", ".join(metric.definition.dimensions)
+            given = ", ".join(key for key, _ in dimensions)
+            self._complain(name, f"metric {name} has the dimensions ({wanted}); a sample with ({given}) is left out")
+            return None
+        return metric.definition
 
-    def text(self, extra: Iterable[Metric] = (), wanted: Collection[str] = ()) -> str:
-        """The wanted metrics, or all, in Prometheus' exposition format."""
-        metrics = sorted([*self._metrics.values(), *extra], key=lambda metric: metric.name)
-        metrics = [metric for metric in metrics if not wanted or metric.name in wanted]
-        return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
+    def _detect(self, definition: Definition) -> NamedMetric:
+        metric = self._model[definition.name] = NamedMetric(definition, "Hostname")
+        logger.info("Registering auto detected backend metric: %s", definition.name)
+        return metric
+
+    def _complain(self, name: str, text: str) -> None:
+        if name not in self._complained:
+            self._complained.add(name)
+            logger.error("%s", text)
+
+    def all(self) -> Iterable[Metric]:
+        """Every metric, those without samples included."""
+        return [*self._server.values(), *self._model.values()]
+
+
+def to_text(metrics: Iterable[Metric], wanted: Collection[str] = ()) -> str:
+    """The wanted metrics, or all, in Prometheus' exposition format; of two with one name, the first."""
+    by_name: dict[str, Metric] = {}
+    for metric in metrics:
+        by_name.setdefault(metric.name, metric)
+    return "".join(f"{line}\n" for _, metric in sorted(by_name.items()) for line in metric.lines(wanted))
+
+
+def plain(value: float) -> str:
+    """A floating point number as text."""
+    value = float(value)
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def pairs(labels: Labels) -> Iterable[str]:
+    """Labels with their values, escaped."""
+    for key, text in labels:
+        escaped = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        yield f'{key}="{escaped}"'
 
 
 def clean(name: str) -> str:
     """A name that Prometheus accepts."""
     name = re.sub(r"[^a-zA-Z0-9_:]", "_", name)
-    return f"_{name}" if name[:1].isdigit() else name
+    return f"_{name}" if name[:1].isdigit() or not name else name
 
 
-def braces(labels: Labels) -> str:
-    """Labels as they stand behind a metric's name."""
-    if not labels:
-        return ""
-    escaped = ((key, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for key, text in labels)
-    return "{" + ",".join(f'{key}="{text}"' for key, text in escaped) + "}"
+def clean_label(name: str) -> str:
+    """A label's name that Prometheus accepts."""
+    return clean(name).replace(":", "_")

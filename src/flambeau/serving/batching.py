@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 # A worker this quick spends as long waiting for its next batch as working on one, so a few are sent ahead.
 # A slower one gets its next batch when it is done, so that no job waits behind a stranger while another worker
@@ -14,10 +15,35 @@ AHEAD_OF_ONLY = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """How many jobs leave together, and how long the first may wait for company (None: not at all)."""
+    """How many jobs leave together, and how long the first may wait for company (None: not at all).
+
+    `concurrency` is how many a worker holds that takes jobs one by one while it works on others.
+    """
 
     size: int = 1
     delay_s: float | None = None
+    concurrency: int = 64
+
+
+class Taker(Protocol):
+    """What has to be known of a worker to tell whether it can take a job."""
+
+    is_ready: bool
+    is_retiring: bool
+    is_concurrent: bool
+
+    @property
+    def num_batches(self) -> int:
+        """Batches it holds."""
+
+
+def free_places(worker: Taker, limits: BatchLimits) -> int:
+    """How many jobs a worker would begin at once: a batch when it is idle, or what a running batch has room for."""
+    if not worker.is_ready or worker.is_retiring:
+        return 0
+    if worker.is_concurrent:
+        return max(0, limits.concurrency - worker.num_batches)
+    return 0 if worker.num_batches else limits.size
 
 
 def wait_s(num_waiting: int, oldest_age_s: float, limits: BatchLimits) -> float:

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import venv
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -55,8 +55,9 @@ THE_SERVERS_OWN = PythonEnvironment()
 class Dependencies:
     """Builds environments in a cache that servers of one user share."""
 
-    def __init__(self, *, install: bool, cache: Path | None = None) -> None:
+    def __init__(self, *, install: bool, tell: Callable[[str, str], None], cache: Path | None = None) -> None:
         self._install = install
+        self._tell = tell  # a model, and what is being done for it
         self._cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau"
 
     async def prepare(self, model: str, folder: Path, named: str | None, *, use_venv: bool) -> PythonEnvironment:
@@ -66,7 +67,7 @@ class Dependencies:
         failure = f"Custom pip package installation failed for model {model}"
         requirements = self._requirements(folder, named, failure) if self._install and named else None
         try:
-            key = await asyncio.to_thread(key_of, requirements, folder, base())
+            key = await asyncio.to_thread(lambda: key_of(requirements, folder, base()))
             place = self._cache / "environments" / key
             async with locked(place, model):
                 if not (place / COMPLETE).exists():
@@ -95,13 +96,17 @@ class Dependencies:
                 *("--progress-bar", "off", "--upgrade-strategy", "only-if-needed"),
                 *("--constraint", str(place / "constraints.txt"), "--requirement", str(requirements)),
             ]
-            status, lines = await run(command, folder, model)
+            status, lines = await run(command, folder, lambda line: self._on_line(model, line))
             if status:
                 logger.error("%s: its requirements could not be installed", model)
                 await asyncio.to_thread(shutil.rmtree, place, True)
                 raise DependenciesFailed(failure, cause="\n".join(lines))
         (place / COMPLETE).touch()
         logger.info("%s: its Python environment is ready", model)
+
+    def _on_line(self, model: str, line: str) -> None:
+        logger.info("%s: pip: %s", model, line)
+        self._tell(model, line.strip())
 
 
 def base() -> list[str]:
@@ -150,8 +155,8 @@ def pip() -> list[str]:
     return [sys.executable, str(bundled[-1] / "pip")]
 
 
-async def run(command: list[str], folder: Path, model: str) -> tuple[int, list[str]]:
-    """Run a command in a folder, its lines to the log as they come; return its status and last lines."""
+async def run(command: list[str], folder: Path, on_line: Callable[[str], None]) -> tuple[int, list[str]]:
+    """Run a command in a folder and tell its lines as they come; return its status and last lines."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
@@ -168,7 +173,7 @@ async def run(command: list[str], folder: Path, model: str) -> tuple[int, list[s
             async for raw in process.stdout:
                 line = raw.decode("utf-8", "replace").rstrip()
                 last.append(line)
-                logger.info("%s: pip: %s", model, line)
+                on_line(line)
             return await process.wait(), list(last)
     except TimeoutError:
         return 1, [*last, f"it took longer than {BUILD_S} s"]

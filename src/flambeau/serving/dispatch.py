@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 
-from flambeau.serving.batching import BatchLimits, may_send_ahead, wait_s
+from flambeau.serving.batching import BatchLimits, free_places, may_send_ahead, wait_s
 from flambeau.serving.crowding import Crowd
 from flambeau.serving.job import Job
 from flambeau.serving.queue import JobQueue
 from flambeau.serving.remote_worker import RemoteWorker
 
+NO_TICKET = "No idle worker can take the request now (useJobTicket)."
 STUCK_S = 0.05  # a quick worker that has been on one batch this long gives back what it has not begun
 
 
 class Dispatcher:
     """Sends a batch to a worker whenever there is one to send and a worker to take it."""
 
-    def __init__(self, queue: JobQueue, workers: list[RemoteWorker], limits: BatchLimits, concurrency: int) -> None:
+    def __init__(self, queue: JobQueue, workers: list[RemoteWorker], limits: BatchLimits) -> None:
         self._queue = queue
         self._workers = workers
         self._limits = limits
-        self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._is_woken = False
         self.crowd: Crowd | None = None  # where there are more workers than cores
+
+    def refusal(self, job: Job) -> str:
+        """For models with job tickets: why a job cannot be taken now; empty when an idle worker is there for it."""
+        places = sum(free_places(worker, self._limits) for worker in self._workers)
+        return "" if places > len(self._queue) else NO_TICKET
 
     def add(self, job: Job) -> None:
         """Queue a job and see that it is sent.
@@ -52,9 +57,9 @@ class Dispatcher:
                     return
             worker.send(queue.take(limits.size))
 
-    def rebalance(self) -> None:
-        """Give jobs that wait behind a stuck batch to a worker that has nothing to do."""
-        if self._queue or not any(worker.is_idle for worker in self._workers):
+    def look_after(self) -> None:
+        """Give jobs that wait behind a stuck batch to a worker that has nothing to do; called every now and then."""
+        if len(self._workers) < 2 or self._queue or not any(worker.is_idle for worker in self._workers):
             return
         for worker in self._workers:
             if worker.num_batches > 1 and worker.seconds_without_progress() > STUCK_S:
@@ -89,7 +94,7 @@ class Dispatcher:
 
     def _may_send_beside(self, worker: RemoteWorker) -> bool:
         """Whether a worker that runs many jobs may get one more; one that may be poisonous is run alone."""
-        is_crowded = len(worker.batches) >= self._concurrency
+        is_crowded = len(worker.batches) >= self._limits.concurrency
         return not (is_crowded or worker.has_suspect or self._queue.oldest.crashes)
 
     def _may_send_ahead(self, worker: RemoteWorker, num_waiting: int) -> bool:

@@ -65,7 +65,7 @@ class Fetcher:
         """Whether `allowed_urls` lets this URL in; the log says what to do where it does not."""
         if is_allowed(url, self.allowed):
             return True
-        logger.warning("%s matches no expression of allowed_urls; add one to allow it", url)
+        logger.warning("%s matches no expression of allowed_urls; add one to allow it", shown(url))
         return False
 
     async def fetch(self, url: str, folder: Path, *, signed: bool = False) -> Path:
@@ -112,11 +112,11 @@ class Download:
                 self._write(file)
             self._arrive(part, target)
         except (Refused, OSError, ValueError, http.client.HTTPException) as error:
-            logger.error("%s could not be downloaded: %s", self._url, error or type(error).__name__)
+            logger.error("%s could not be downloaded: %s", shown(self._url), error or type(error).__name__)
             raise DownloadFailed(self._url, cause=str(error)) from None
         finally:
             part.unlink(missing_ok=True)
-        logger.info("downloaded %s as %s", self._url, target)
+        logger.info("downloaded %s as %s", shown(self._url), target)
         return target
 
     @staticmethod
@@ -227,13 +227,18 @@ class Download:
             if now - told > PROGRESS_S:
                 told = now
                 of = f" of {size >> 20}" if size else ""
-                logger.info("downloading %s: %d%s MB", self._url, copied >> 20, of)
+                logger.info("downloading %s: %d%s MB", shown(self._url), copied >> 20, of)
         if size is not None and copied != size:
             raise Refused(f"it ended after {copied} of {size} bytes")
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.max_bytes:
             raise Refused(f"it is larger than {self._limits.max_bytes} bytes")
+
+
+def shown(url: str) -> str:
+    """A URL for the log: without its query, which may be a signature."""
+    return url.partition("?")[0][:500]
 
 
 def sweep_parts(folder: Path) -> None:

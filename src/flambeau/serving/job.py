@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
+from flambeau.metrics.traffic import Usage
+from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
 
@@ -71,11 +73,13 @@ class Job:
         "is_over",
         "kind",
         "on_cancel",
+        "priority",
         "query",
         "receiver",
         "request_id",
         "started",
         "url_path",
+        "usage",
     )
 
     def __init__(
@@ -109,6 +113,8 @@ class Job:
         self.started = False  # a part of the reply has gone out
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
+        self.priority = NORMAL
+        self.usage: Usage | None = None  # what it is counted under, from the moment a model has it
 
     def renew_id(self) -> None:
         """Take a new id, so that nothing said about the old one concerns this job any more."""

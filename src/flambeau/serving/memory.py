@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+from flambeau.metrics.system import resident_bytes
+
 GROUP = Path("/sys/fs/cgroup")
 HOST = Path("/proc/meminfo")
-
-
-def resident_bytes(pid: int) -> int:
-    """The resident memory of a process; 0 when it cannot be told."""
-    if pid <= 0:
-        return 0
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def resident_bytes_of(pids: Iterable[int]) -> int:

@@ -13,24 +13,27 @@ from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
-from flambeau.metrics.registry import Metrics
+from flambeau.logs.writer import Logs
+from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.autoscaling import DEFAULT_IDLE_S, Limits
-from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits
+from flambeau.serving.batching import AHEAD_OF_QUICK
 from flambeau.serving.crowding import Crowd
 from flambeau.serving.dependencies import THE_SERVERS_OWN
 from flambeau.serving.devices import count_cores
-from flambeau.serving.dispatch import Dispatcher
 from flambeau.serving.elasticity import Elasticity
 from flambeau.serving.grouping import Grouping
 from flambeau.serving.job import Job
+from flambeau.serving.measures import Measures
 from flambeau.serving.memory import resident_bytes_of
+from flambeau.serving.output import WorkerOutput
 from flambeau.serving.placement import threads_per_worker
-from flambeau.serving.queue import JobQueue
+from flambeau.serving.priorities import NORMAL, priority_of
 from flambeau.serving.ranks import MeetingPoints
 from flambeau.serving.recovery import Death, should_retry
 from flambeau.serving.remote_worker import RemoteWorker
+from flambeau.serving.scheduling import contradictions, new_dispatcher
 from flambeau.serving.supervisor import Slot, Supervisor
-from flambeau.serving.worker_process import WorkerSpec, environment_for
+from flambeau.serving.worker_process import WorkerSpec, environment_for, worker_name
 from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)
@@ -56,14 +59,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What models of one server share: its settings, devices, worker numbers and metrics."""
+    """What models of one server share: its settings, devices, worker numbers, metrics and logs."""
 
     config: ServerConfig
     gpus: range
     worker_ids: Iterator[int]
     meeting_points: MeetingPoints
     make_room: Callable[[], bool]
-    metrics: Metrics
+    measures: Measures
+    logs: Logs
     probe: Callable[[], Shared | None]
     devices_in_use: Callable[[], Iterator[int | None]]
 
@@ -81,17 +85,25 @@ class Model:
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
         self.environment = THE_SERVERS_OWN  # what its workers run on
-        self.queue = JobQueue(config.queue_size)
         self.min_workers = config.min_workers
         self.max_workers = max(config.max_workers, int(config.scales_to_zero))
         self.answers: Counter[int] = Counter()
+        self.traffic = ModelTraffic(name, host.measures.traffic)
         self._host = host
         self._is_closed = False
         self._num_cores = count_cores()
         self._workers: list[RemoteWorker] = []
         self._watch: asyncio.Task[None] | None = None
-        limits = BatchLimits(size=config.batch_size, delay_s=config.batch_delay_s)
-        self._dispatcher = Dispatcher(self.queue, self._workers, limits, config.concurrency)
+        self.queue, self._dispatcher = new_dispatcher(
+            config,
+            host.config.sequence_headers,
+            self._workers,
+            min_workers=lambda: self.min_workers,
+            refuse=lambda job, reason: job.fail(self._refused(None, reason)),
+        )
+        self._refusal = self._dispatcher.refusal if config.use_job_ticket or config.sequence_batching else None
+        for warning in contradictions(config):
+            logger.warning("%s: %s", self, warning)
         self.supervisor = Supervisor(
             name=f"model {name} version: {version}",
             new_worker=self._new_worker,
@@ -116,10 +128,15 @@ class Model:
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or say at once why not."""
+        job.usage = self.traffic.requested(requested_version)
         if not self.supervisor.has_ready:
             self._check_hope(requested_version)
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
             raise self._queue_full(requested_version)
+        if (priority := priority_of(job.headers)) != NORMAL:
+            job.priority = priority
+        if self._refusal is not None and (reason := self._refusal(job)):
+            raise self._refused(requested_version, reason)
         if self.config.client_timeout_s is not None:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
@@ -148,12 +165,15 @@ class Model:
             job.cancel()
             receiver.on_error(error)
 
-    def _no_worker(self, version: str | None) -> Unavailable:
+    def _refused(self, version: str | None, reason: str = "", *, retry_after_s: int | None = None) -> Unavailable:
         # Clients match this text, quotes and all; what follows it is ours.
         named = f'Model "{self.name}" Version {version}"' if version else f'Model "{self.name}"'
         text = f"{named} has no worker to serve inference request. {REMEDY}"
+        return Unavailable(f"{text}. {reason}" if reason else text, retry_after_s=retry_after_s)
+
+    def _no_worker(self, version: str | None) -> Unavailable:
         death = self.supervisor.last_death
-        return Unavailable(f"{text}. The last worker: {death.reason}" if death else text)
+        return self._refused(version, f"The last worker: {death.reason}" if death else "")
 
     def _not_loaded(self) -> Unavailable:
         death = self.supervisor.last_death
@@ -161,9 +181,9 @@ class Model:
         return Unavailable(f'Model "{self.name}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
     def _queue_full(self, version: str | None) -> Unavailable:
-        text = str(self._no_worker(version)).partition(". The last worker")[0]
-        return Unavailable(
-            f"{text}. All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
+        return self._refused(
+            version,
+            f"All {self.queue.capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
             retry_after_s=max(1, round(self._seconds_to_drain())),
         )
 
@@ -282,8 +302,7 @@ class Model:
             for worker in self._workers:
                 self._check(worker)
             self._look_at_crowd()
-            if len(self._workers) > 1:
-                self._dispatcher.rebalance()
+            self._dispatcher.look_after()
             try:
                 self.elasticity.look(self.limits)
             except Exception:  # a mistake in scaling must not end the watch over stalled workers
@@ -301,6 +320,7 @@ class Model:
         timeout, limit_mb = self.config.response_timeout_s, self.config.memory_limit_mb
         if worker.seconds_without_progress() > timeout:
             logger.error("Backend worker did not respond in given time: worker %d of %s", worker.spec.id, self)
+            worker.blame_silent(timeout)
             logger.error("Number or consecutive unsuccessful inference %d", self._failures_of(worker))
             worker.kill(Death(reason=f"no answer within responseTimeout, {timeout:g} s"))
         elif limit_mb is not None and (used := resident_bytes_of(worker.pids)) > limit_mb << 20:
@@ -314,16 +334,16 @@ class Model:
 
     def _new_slot(self) -> Slot:
         number = self._grouping.take_id() or next(self._host.worker_ids)
-        return Slot(number, self._grouping.place(), f"W-{number}-{self.name}_{self.version}")
+        return Slot(number, self._grouping.place(), worker_name(number, self.name, self.version))
 
     def _new_worker(self, slot: Slot) -> RemoteWorker:
-        server = self._host.config
+        server, measures = self._host.config, self._host.measures
         load = Load(
             model=self.name,
             version=self.version,
             folder=str(self.source.folder),
             handler=self.handler,
-            batch_size=self.config.batch_size,
+            batch_size=1 if self.config.schedule == "async" else self.config.batch_size,
             gpu_id=self._grouping.gpu_id(slot.devices),
             decode_input=server.decode_input_request,
             limit_max_image_pixels=server.limit_max_image_pixels,
@@ -331,19 +351,33 @@ class Model:
             probe=self._host.probe(),
             envelope=self.envelope,
             watch=server.watch and not self.source.is_temporary,
+            schedule=self.config.schedule,
+            metrics_file=str(measures.file),
+            metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in measures.model_definitions],
         )
         is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
         threads = threads_per_worker(self._num_cores, self.max_workers, is_pipelined=is_pipelined)
         spec = WorkerSpec(
             id=slot.id,
             load=load,
-            environment=self.environment.extend(environment_for(load, threads=threads, hidden=server.hidden_env)),
+            environment=self.environment.extend(
+                environment_for(
+                    load, threads=threads, hidden=server.hidden_env, sequence_headers=server.sequence_headers
+                )
+            ),
             python=self.environment.python,
-            max_frame_bytes=server.max_response_bytes * max(1, self.config.batch_size),
+            max_frame_bytes=server.max_response_bytes * max(1, self.config.num_together),
             transport=server.worker_transport,
         )
         spec = self._grouping.apply(spec, slot.devices)
-        return RemoteWorker(spec, on_free=self._dispatcher.feed, on_lost=self._on_lost, on_samples=self._on_samples)
+        return RemoteWorker(
+            spec,
+            on_free=self._dispatcher.feed,
+            on_lost=self._on_lost,
+            on_samples=self._on_samples,
+            traffic=self.traffic,
+            output=WorkerOutput(self._host.logs, spec.name, measures.add_samples),
+        )
 
     def _on_lost(self, death: Death, suspects: list[tuple[Job, int]], innocent: list[Job]) -> None:
         """A worker died: its jobs are tried again or answered, at once."""
@@ -351,7 +385,9 @@ class Model:
             self.queue.put_back(job)
         for job, batch_size in reversed(suspects):
             job.crashes += 1
-            if should_retry(death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started):
+            if not self.config.sequence_batching and should_retry(
+                death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started
+            ):
                 job.is_alone = True
                 self.queue.put_back(job)
             else:
@@ -372,4 +408,4 @@ class Model:
             self._refuse_all(self._not_loaded())
 
     def _on_samples(self, message: Samples) -> None:
-        self._host.metrics.add_samples(message.samples)
+        self._host.measures.add_samples(message.samples)

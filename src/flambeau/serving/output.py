@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+
+from flambeau.logs.layouts import MODEL
+from flambeau.logs.writer import Logs
+from flambeau.metrics.log_lines import MARK as METRICS_MARK
+from flambeau.metrics.log_lines import parse_line
+from flambeau.metrics.samples import Sample
+
+logger = logging.getLogger(__name__)
+
+MARK = METRICS_MARK.encode()
 
 KEPT_LINES = 30
 KEPT_LINE_BYTES = 500
@@ -27,32 +38,62 @@ class Tail:
         return tuple(line.decode("utf-8", "replace") for line in self._lines if line.strip())
 
 
-async def forward(stream: asyncio.StreamReader, name: str, tail: Tail) -> None:
-    """Copy a worker's output to our stderr, each line under the worker's name.
+class WorkerOutput:
+    """Takes what one worker prints: metrics are counted, the rest goes to the model log."""
 
-    Whole chunks are handled at once, so a handler that prints megabytes costs the server little.
-    """
-    prefix = f"{name} ".encode()
-    rest = b""
-    while chunk := await stream.read(CHUNK_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > CHUNK_BYTES:  # a line without an end
-            lines, rest = [*lines, rest], b""
-        if lines:
-            write(b"".join([prefix + line + b"\n" for line in lines]))
-            tail.add(lines)
-    if rest:
-        write(prefix + rest + b"\n")
-        tail.add([rest])
+    def __init__(self, logs: Logs, name: str, on_samples: Callable[[list[Sample]], None]) -> None:
+        self.tail = Tail()
+        self._logs = logs
+        self._name = name
+        self._on_samples = on_samples
+        self.is_told = not logs.is_terminal  # what TorchServe's workers would say is said for them
 
+    def of_rank(self, rank: int) -> WorkerOutput:
+        """The same for another process of the worker, with last lines of its own."""
+        return WorkerOutput(self._logs, f"{self._name}-rank-{rank}", self._on_samples) if rank else self
 
-def write(text: bytes) -> None:
-    """Write to stderr; a closed terminal is no reason to fail."""
-    try:
-        sys.stderr.buffer.write(text)
-        sys.stderr.buffer.flush()
-    except (OSError, ValueError):
-        pass
+    def say(self, *lines: str) -> None:
+        """Write what tools expect to find among a worker's output; a terminal is spared."""
+        if self.is_told:
+            encoded = [line.encode("utf-8", "backslashreplace") for line in lines]
+            self._logs.put(MODEL, logging.INFO, f"{self._name}-stdout", MODEL, encoded)
+
+    async def forward(self, stream: asyncio.StreamReader, *, is_error: bool) -> None:
+        """Pass one of its streams on until it ends.
+
+        Whole chunks are handled at once, so a handler that prints megabytes costs the server little.
+        """
+        rest = b""
+        while chunk := await stream.read(CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > CHUNK_BYTES:  # a line without an end
+                lines, rest = [*lines, rest], b""
+            if lines:
+                self._take(lines, is_error=is_error)
+        if rest:
+            self._take([rest], is_error=is_error)
+
+    def _take(self, lines: list[bytes], *, is_error: bool) -> None:
+        if not is_error and any(MARK in line for line in lines):
+            lines = [line for line in lines if not self._is_metric(line)]
+            if not lines:
+                return
+        level, end = (logging.WARNING, "stderr") if is_error else (logging.INFO, "stdout")
+        self._logs.put(MODEL, level, f"{self._name}-{end}", MODEL, lines)
+        self.tail.add(lines)
+
+    def _is_metric(self, line: bytes) -> bool:
+        """Whether a line stands for a metric, which is then counted."""
+        start = line.find(MARK)
+        if start < 0:
+            return False
+        text = line[start + len(MARK) :].decode("utf-8", "replace")
+        sample = parse_line(text)
+        if sample is None:
+            logger.error('Failed to parse metrics line: "%s".', text, extra={"worker": f"{self._name}-stdout"})
+        else:
+            self._on_samples([sample])
+        return True
 
 
 def count_kernel_kills() -> int:

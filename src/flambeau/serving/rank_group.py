@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from flambeau.serving.lockstep import Lockstep
+from flambeau.serving.output import WorkerOutput
 from flambeau.serving.recovery import Death
 from flambeau.serving.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
@@ -23,10 +24,17 @@ class RankGroup:
     """Looks like one process with one channel. Rank 0 answers; with `keeps_step` every rank gets every batch."""
 
     def __init__(
-        self, spec: WorkerSpec, on_messages: Callable[[list[ToServer]], None], on_closed: Callable[[str], None]
+        self,
+        spec: WorkerSpec,
+        on_messages: Callable[[list[ToServer]], None],
+        on_closed: Callable[[str], None],
+        output: WorkerOutput,
     ) -> None:
         self._specs = (spec, *spec.others)
-        self._processes = [WorkerProcess(s, partial(self._new_channel, rank)) for rank, s in enumerate(self._specs)]
+        self._processes = [
+            WorkerProcess(s, partial(self._new_channel, rank), output.of_rank(rank))
+            for rank, s in enumerate(self._specs)
+        ]
         self._channels: dict[int, ServerChannel] = {}
         self._ready: dict[int, Ready] = {}
         self._lockstep = Lockstep(len(self._specs)) if spec.keeps_step else None

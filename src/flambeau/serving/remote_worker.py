@@ -7,11 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flambeau.errors import JobFailed
+from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.batching import smoothed
 from flambeau.serving.job import Job
+from flambeau.serving.output import WorkerOutput
 from flambeau.serving.rank_group import RankGroup
 from flambeau.serving.recovery import Death
 from flambeau.serving.worker_process import WorkerProcess, WorkerSpec
@@ -32,6 +34,8 @@ class Batch:
     remaining: int
     progress: float
     started: float
+    handler_s: float = 0.0  # how long the handler took
+    ids: list[str] = field(default_factory=list)  # of its requests, where the log names them
 
 
 class RemoteWorker:
@@ -44,6 +48,8 @@ class RemoteWorker:
         on_free: Callable[[], None],
         on_lost: Callable[[Death, list[tuple[Job, int]], list[Job]], None],
         on_samples: Callable[[Samples], None],
+        traffic: ModelTraffic,
+        output: WorkerOutput,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
@@ -51,9 +57,12 @@ class RemoteWorker:
         self.ended: asyncio.Future[Death] = loop.create_future()
         self._closed: asyncio.Future[None] = loop.create_future()  # the channel is
         self.started_at = time.time()
+        self.load_s: float | None = None
+        self._began = time.monotonic()
         self.is_ready = False
         self.is_retiring = False
         self.is_concurrent = False
+        self.is_continuous = False
         self.depth = 1
         self.shares_memory = False
         self.service_s: float | None = None
@@ -65,13 +74,16 @@ class RemoteWorker:
         self._on_free = on_free
         self._on_lost = on_lost
         self._on_samples = on_samples
+        self._heard_at = 0.0
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
+        self._traffic = traffic
+        self._output = output
         self._channel: ServerChannel | RankGroup | None = None
         self._process: WorkerProcess | RankGroup
         if spec.others:
-            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed)
+            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed, output)
         else:
-            self._process = WorkerProcess(spec, self._new_channel)
+            self._process = WorkerProcess(spec, self._new_channel, output)
 
     # ---- life ----
 
@@ -163,6 +175,8 @@ class RemoteWorker:
         batch = Batch(len(jobs), len(jobs), now, now)
         self.batches.append(batch)
         self.has_suspect = jobs[0].crashes > 0
+        if self._traffic.note is not None:
+            batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
         requests = []
         for job in jobs:
@@ -173,6 +187,8 @@ class RemoteWorker:
             requests.append(job.to_request(share=share))
         assert self._channel is not None
         self._channel.send(Run(requests))
+        if self._output.is_told:
+            self._output.say(f"Backend received inference at: {int(time.time())}")
 
     def take_back(self) -> list[Job]:
         """Jobs it has not begun, taken away from it so that an idle worker can have them."""
@@ -192,19 +208,32 @@ class RemoteWorker:
 
     def _cancel(self, job: Job) -> None:
         if self._channel is not None and job.id in self._jobs:
+            if self.is_continuous:
+                logger.info("Connection to client got closed; Removing job: %s", job.request_id)
             self._channel.send(Cancel([job.id]))
 
     def seconds_without_progress(self) -> float:
         """How long the batch it works on has shown no sign of progress; 0 when it is idle."""
         if not self.batches:
             return 0.0
+        if self.is_continuous:  # one call answers all: whatever it says is a sign for each
+            return self._now() - max(self.batches[0].progress, self._heard_at)
         stalled = min(batch.progress for batch in self.batches) if self.is_concurrent else self.batches[0].progress
         return self._now() - stalled
+
+    def blame_silent(self, limit_s: float) -> None:
+        """Where jobs run beside others: those silent for so long are to blame, and not tried again with the rest."""
+        if self.is_concurrent and not self.is_continuous:
+            for job, batch in self._jobs.values():
+                if job is not None and self._now() - batch.progress > limit_s:
+                    job.crashes += 1
 
     # ---- what it says ----
 
     def _receive(self, messages: list[ToServer]) -> None:
         """Take what has arrived; parts of one reply that arrived together are passed on together."""
+        if self.is_continuous:
+            self._heard_at = self._now()
         i = 0
         while i < len(messages):
             message = messages[i]
@@ -228,9 +257,12 @@ class RemoteWorker:
     def _on_ready(self, message: Ready) -> None:
         self.is_concurrent = message.is_concurrent
         self.shares_memory = message.can_share_memory
+        self.is_continuous = message.is_continuous
         self.depth = message.depth
         self.is_ready = True
         self.ready_at = self._now()
+        self.load_s = self.ready_at - self._began
+        self._traffic.loaded(self.spec.name, self.load_s)
         if not self.ready.done():
             self.ready.set_result(None)
         self._on_free()
@@ -241,41 +273,57 @@ class RemoteWorker:
         if entry is None:
             return
         job, batch = entry
+        first, last = parts[0], parts[-1]
+        is_waited_for = job is not None and not job.is_over
         if job is not None:
             try:
                 job.deliver(parts)
             except Exception:  # a receiver's mistake must not cost the other jobs of this worker
                 logger.exception("request %s: its answer could not be delivered", job.request_id)
-        if parts[-1].last:
-            self._finish(job_id, job, batch)
+        if last.last:
+            if last.handler_s:
+                batch.handler_s = last.handler_s
+                self._traffic.predicted(last.handler_s, batch.ids)
+            self._finish(job_id, job, batch, first.status if is_waited_for else 0)
         else:
+            is_first_sign = batch.progress == batch.started
             batch.progress = self._now()
+            if is_first_sign and self.is_continuous:  # the next job of its sequence may join
+                self._on_free()
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:
             assert isinstance(self._process, WorkerProcess)  # a group takes note of it by itself
             self._process.load_failure = failed
+            self._output.say("Backend worker process died.", *failed.detail.splitlines())
             return
         for job_id in failed.job_ids:
             entry = self._jobs.get(job_id)
             if entry is None:
                 continue
             job, batch = entry
+            is_waited_for = job is not None and not job.is_over
             if job is not None:
                 job.fail(JobFailed(failed.message, status=failed.status, cause=failed.detail))
-            self._finish(job_id, job, batch)
+            self._finish(job_id, job, batch, failed.status if is_waited_for else 0)
 
-    def _finish(self, job_id: int, job: Job | None, batch: Batch) -> None:
-        """A job has left the worker; when it was the last of its batch, there is room for another."""
+    def _finish(self, job_id: int, job: Job | None, batch: Batch, status: int) -> None:
+        """A job has left the worker; when it was the last of its batch, there is room for another.
+
+        A status of 0 is that of a job nobody waited for.
+        """
+        now = self._now()
+        if status and job is not None and job.usage is not None:
+            self._traffic.answered(job.usage, now - job.arrived, batch.started - job.arrived, status)
         del self._jobs[job_id]
         self.has_answered = True
         if job is not None and job.body.segment is not None:
             job.body.release()
         batch.remaining -= 1
         if batch.remaining:
-            batch.progress = self._now()
+            batch.progress = now
             return
-        now = self._now()
+        self._traffic.batch_done(batch.size, now - batch.started - batch.handler_s)
         self.service_s = smoothed(self.service_s, now - batch.started)
         self.batches.remove(batch)
         if self.batches and not self.is_concurrent:

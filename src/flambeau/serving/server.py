@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +16,15 @@ from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig, read_options
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePassed, WorkersFailed
-from flambeau.metrics.registry import Metric, Metrics
+from flambeau.logs.access import AccessLog
+from flambeau.logs.writer import Logs
 from flambeau.serving.dependencies import Dependencies
 from flambeau.serving.devices import count_gpus
-from flambeau.serving.fetching import Fetcher
+from flambeau.serving.fetching import Fetcher, shown
+from flambeau.serving.host_watcher import HostWatcher
+from flambeau.serving.measures import Measures
 from flambeau.serving.model import Host, Model, Source
+from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.ranks import MeetingPoints
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
@@ -37,18 +41,23 @@ DRAIN_POLL_S = 0.02
 class Server:
     """One serving process: registers models, takes jobs, tells how it is."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, logs: Logs | None = None) -> None:
         try:
             re.compile(config.hidden_env)
         except re.error as error:
             raise ConfigError(f"blacklist_env_vars is not a regular expression: {error}") from None
         self.config = config
         self.registry = Registry()
-        self.metrics = Metrics()
+        self.logs = logs or Logs()
+        self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None
+        self.measures = Measures(config.measure, self.logs)
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
         self.workflows = Workflows(self, Store(config.workflow_store or config.model_store, fetcher))
-        self._dependencies = Dependencies(install=config.install_dependencies)
+        self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
+        self._dependencies = Dependencies(
+            install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
+        )
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.has_started = False  # the models named at start have loaded or failed
@@ -56,6 +65,7 @@ class Server:
         self._is_late = False  # draining took longer than it may
         self._probe: Segment | None = None
         self._host: Host | None = None
+        self._watching: HostWatcher | None = None
 
     async def __aenter__(self) -> Self:
         if SegmentPool.is_supported() and self.config.worker_transport == "unix":
@@ -70,18 +80,23 @@ class Server:
             worker_ids=itertools.count(self.config.first_worker_id),
             meeting_points=MeetingPoints(self.config.first_distribution_port),
             make_room=self._make_room,
-            metrics=self.metrics,
+            measures=self.measures,
+            logs=self.logs,
             probe=self._describe_probe,
             devices_in_use=lambda: (
                 d for model in self.registry for slot in model.supervisor.slots for d in slot.devices
             ),
         )
+        self._watching = HostWatcher(self.config.measure, self.measures, self._worker_pids)
+        self._watching.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._close(now=error is not None)
+        if self._watching is not None:
+            await self._watching.stop()
 
     # ---- models ----
 
@@ -127,7 +142,8 @@ class Server:
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
             raise
-        logger.info("registered %s from %s", model, url)
+        logger.info("registered %s from %s", model, shown(url))
+        logger.info("Model %s loaded.", model.name)
         if self.config.watch and source.is_temporary:
             logger.warning("%s is served from an archive, which is not watched; serve its folder instead", model)
         if model.config.min_workers > 0:
@@ -248,22 +264,16 @@ class Server:
         """The models that should be able to answer and are not."""
         return [model for model in self.registry if model.min_workers > 0 and not model.is_ready]
 
-    def state_metrics(self) -> Iterator[Metric]:
-        """The present state of models and workers, as gauges and counters."""
-        answers = Metric("flambeau_requests_total", "counter", "Requests answered, by model and status.")
-        waiting = Metric("flambeau_queue_jobs", "gauge", "Jobs that wait for a worker.")
-        ready = Metric("flambeau_workers_ready", "gauge", "Workers with the model loaded.")
-        wanted = Metric("flambeau_workers_wanted", "gauge", "Workers the model should have.")
-        restarts = Metric("flambeau_worker_restarts_total", "counter", "Workers that ended and were replaced.")
-        for model in self.registry:
-            labels = (("model", model.name), ("version", model.version))
-            for status, count in model.answers.items():
-                answers.update(count, (*labels, ("status", str(status))))
-            waiting.update(model.num_waiting, labels)
-            ready.update(model.supervisor.num_ready, labels)
-            wanted.update(model.num_wanted, labels)
-            restarts.update(sum(slot.restarts for slot in model.supervisor.slots), labels)
-        yield from (answers, waiting, ready, wanted, restarts)
+    def metrics_text(self, wanted: Collection[str] = ()) -> str:
+        """What the metrics endpoint shows: the wanted metrics, or all."""
+        models = [*self.registry]
+        workers = [slot.worker for model in models for slot in model.supervisor.slots if slot.worker]
+        load_times = [(worker.spec.name, worker.load_s) for worker in workers if worker.load_s is not None]
+        return self.measures.text([model.traffic for model in models], load_times, model_metrics(models), wanted)
+
+    def _worker_pids(self) -> list[int]:
+        slots = (slot for model in self.registry for slot in model.supervisor.slots)
+        return [pid for slot in slots if slot.worker for pid in slot.worker.pids if pid > 0]
 
     # ---- stopping ----
 

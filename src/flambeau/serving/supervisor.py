@@ -36,6 +36,7 @@ class Slot:
     last_death: Death | None = None
     is_retired: bool = False
     has_given_up: bool = False
+    is_recovering: bool = False  # from a failure, until a worker has loaded
     started_at: float = field(default_factory=time.time)
 
     @property
@@ -56,7 +57,7 @@ class Slot:
     def change(self, state: str) -> None:
         """Take another state, and say so."""
         if state != self.state:
-            logger.info("%s State change %s -> %s", self.name, self.state, state)
+            logger.info("%s State change %s -> %s", self.name, self.state, state, extra={"worker": self.name})
             self.state = state
 
 
@@ -166,21 +167,17 @@ class Supervisor:
             death, was_ready, was_useful = await self._one_life(slot)
             if slot.is_retired:
                 break
+            self._tell_end(slot, death)
             self._take_note(slot, death, was_ready=was_ready, was_useful=was_useful)
             slot.settled.set()
             if not was_ready and is_hopeless(slot.failures, slot.waited_s, self._max_retry_s):
                 slot.has_given_up = True
-                logger.error("Auto recovery failed again")
                 logger.error("worker %d of %s: giving up: %s", slot.id, self.name, death.cause)
                 self._on_change()
                 return
             delay = backoff_s(slot.failures)
             logger.warning("worker %d of %s: %s", slot.id, self.name, death.cause)
-            if slot.failures == 1:
-                logger.info("Auto recovery start timestamp: %d", time.time() * 1000)
-            else:
-                logger.warning("Auto recovery failed again")
-            logger.info("Retry worker: %d in %g seconds.", slot.id, delay)
+            logger.info("Retry worker: %d in %g seconds.", slot.id, delay, extra={"worker": slot.name})
             self._on_change()
             await asyncio.sleep(delay)
             slot.waited_s += delay
@@ -202,9 +199,6 @@ class Supervisor:
             timer.cancel()
             self._workers.remove(worker)
             slot.worker = None
-        if not slot.is_retired:
-            logger.info("%d Worker disconnected. %s", slot.id, slot.state)
-            slot.change("WORKER_ERROR" if death.while_loading else "WORKER_STOPPED")
         ready_s = 0.0 if worker.ready_at is None else time.monotonic() - worker.ready_at
         return death, worker.ready_at is not None, worker.has_answered or ready_s > STEADY_S
 
@@ -219,10 +213,26 @@ class Supervisor:
         if not ready.cancelled():
             self.load_s = time.time() - slot.started_at
             slot.change("WORKER_MODEL_LOADED")
-            if slot.failures:
-                logger.info("Auto recovery succeeded, reset recoveryStartTS")
+            if slot.is_recovering:
+                slot.is_recovering = False
+                logger.info("Auto recovery succeeded, reset recoveryStartTS", extra={"worker": slot.name})
             slot.settled.set()
             self._on_change()
+
+    @staticmethod
+    def _tell_end(slot: Slot, death: Death) -> None:
+        """Say that a worker has ended and is to be replaced, in the words that scripts look for."""
+        worker = {"worker": slot.name}
+        logger.info("%d Worker disconnected. %s", slot.id, slot.state, extra=worker)
+        if death.while_loading:
+            logger.error("Backend worker error: %s", death.reason, extra=worker)
+            slot.change("WORKER_ERROR")
+        slot.change("WORKER_STOPPED")
+        if slot.is_recovering:
+            logger.info("Auto recovery failed again", extra=worker)
+        else:
+            slot.is_recovering = True
+            logger.info("Auto recovery start timestamp: %d", time.time() * 1000, extra=worker)
 
     @staticmethod
     def _take_note(slot: Slot, death: Death, *, was_ready: bool, was_useful: bool) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import os
+import platform
 import re
 import secrets
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from flambeau.config.server import SequenceHeaders
 from flambeau.serving import output
 from flambeau.serving.recovery import Death, describe_exit
 from flambeau.wire.channel import ServerChannel
@@ -40,16 +42,23 @@ class WorkerSpec:
     others: tuple[WorkerSpec, ...] = ()  # this one is rank 0 of a group; these are the ranks that follow
     keeps_step: bool = False  # every rank of the group gets every batch
 
+    @property
+    def name(self) -> str:
+        """What the worker is called in logs and metrics."""
+        return worker_name(self.id, self.load.model, self.load.version)
+
 
 class WorkerProcess:
     """Starts the process, joins it to a channel, passes its output on, and tells how it ended."""
 
-    def __init__(self, spec: WorkerSpec, new_channel: Callable[[], ServerChannel]) -> None:
+    def __init__(
+        self, spec: WorkerSpec, new_channel: Callable[[], ServerChannel], worker_output: output.WorkerOutput
+    ) -> None:
         self.load_failure: Failed | None = None  # what the worker itself said about its end
         self._spec = spec
         self._new_channel = new_channel
         self._process: asyncio.subprocess.Process | None = None
-        self._tail = output.Tail()
+        self._output = worker_output
         self._fate: Death | None = None  # decided by us, before the process is gone
         self._kernel_kills = 0
 
@@ -114,6 +123,7 @@ class WorkerProcess:
             pass_fds=inherited,
             start_new_session=True,  # a Ctrl-C in the terminal is for the server, which then drains
         )
+        self._output.say(f"[PID]{self.pid}", "Torch worker started.", f"Python runtime: {platform.python_version()}")
         if self._fate is not None:
             self._kill_group()
 
@@ -122,11 +132,10 @@ class WorkerProcess:
         assert process is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        name = f"W-{self._spec.id}-{self._spec.load.model}_{self._spec.load.version}"
         async with asyncio.TaskGroup() as tasks:
             readers = [
-                tasks.create_task(output.forward(process.stdout, f"{name}-stdout", self._tail)),
-                tasks.create_task(output.forward(process.stderr, f"{name}-stderr", self._tail)),
+                tasks.create_task(self._output.forward(process.stdout, is_error=False)),
+                tasks.create_task(self._output.forward(process.stderr, is_error=True)),
             ]
             try:
                 code = await process.wait()
@@ -156,7 +165,7 @@ class WorkerProcess:
     def _death_from(self, code: int) -> Death:
         """Put together what is known about the end of the process."""
         words, by_signal = describe_exit(code)
-        lines = self._tail.lines()
+        lines = self._output.tail.lines()
         if self.load_failure is not None:
             return Death(
                 reason=f"the model could not be loaded: {self.load_failure.message}",
@@ -210,11 +219,19 @@ class TokenGate(asyncio.Protocol):
         self._transport.resume_reading()
 
 
-def environment_for(load: Load, *, threads: int, hidden: str) -> dict[str, str]:
+def worker_name(number: int, model: str, version: str) -> str:
+    """What a worker is called in logs and metrics."""
+    return f"W-{number}-{model}_{version}"
+
+
+def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: SequenceHeaders) -> dict[str, str]:
     """The environment of a worker: the server's, less what is hidden, with its share of threads."""
     pattern = re.compile(hidden) if hidden else None
     environment = {k: v for k, v in os.environ.items() if not (pattern and pattern.fullmatch(k))}
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(variable, str(threads))
     environment["TS_DECODE_INPUT_REQUEST"] = str(load.decode_input).lower()
+    environment["TS_REQUEST_SEQUENCE_ID"] = sequence_headers.id
+    environment["TS_REQUEST_SEQUENCE_START"] = sequence_headers.start
+    environment["TS_REQUEST_SEQUENCE_END"] = sequence_headers.end
     return environment

@@ -11,6 +11,9 @@ from typing import Literal
 from msgspec import Struct
 
 Kind = Literal["predict", "explain", "describe"]
+# How a worker is given its jobs: in batches; one by one into a batch that goes on, call after call; in batches
+# whose jobs depend on what came before; or each by itself, beside others.
+Schedule = Literal["batches", "continuous", "sequences", "async"]
 
 
 class Shared(Struct, array_like=True, frozen=True, gc=False):
@@ -50,8 +53,11 @@ class Load(Struct, array_like=True, tag=1, frozen=True):
     probe: Shared | None = None  # a segment to try, to find out whether memory can be shared
     envelope: str = ""  # wraps the handler's input and output, by the name of its module
     watch: bool = False  # look for changes of the handler's code
+    schedule: Schedule = "batches"
     rank: int = 0  # in a group of processes that are one worker; rank 0 answers
     keeps_step: bool = False  # the ranks must all make the same calls
+    metrics_file: str = ""  # the metrics configuration, and …
+    metrics: list[tuple[str, str, str, list[str]]] = []  # … what it names for handlers: name, kind, unit, dimensions
 
 
 class Run(Struct, array_like=True, tag=2, frozen=True):
@@ -76,6 +82,7 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     is_concurrent: bool = False  # an `async def` handler takes many batches at a time
     can_share_memory: bool = False
     depth: int = 1  # batches it works on at a time: more than one prepares the next while it computes the current
+    is_continuous: bool = False  # what it holds is one batch, of which every call of the handler is a step
 
 
 class Part(Struct, array_like=True, tag=6, frozen=True):
@@ -87,6 +94,7 @@ class Part(Struct, array_like=True, tag=6, frozen=True):
     status: int = 200
     phrase: str = ""
     headers: list[tuple[str, str]] | None = None
+    handler_s: float = 0.0  # how long the handler took; in the last part of one job of a batch
 
 
 class Failed(Struct, array_like=True, tag=7, frozen=True):
@@ -99,9 +107,9 @@ class Failed(Struct, array_like=True, tag=7, frozen=True):
 
 
 class Samples(Struct, array_like=True, tag=8, frozen=True):
-    """Metric samples a handler took: (name, kind, unit, value, dimensions)."""
+    """Metric samples a handler took: (name, kind, unit, value, dimensions, request ids)."""
 
-    samples: list[tuple[str, str, str, float, list[tuple[str, str]]]]
+    samples: list[tuple[str, str, str, float, list[tuple[str, str]], str]]
 
 
 ToWorker = Load | Run | Cancel | Stop

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
-from flambeau.metrics.samples import MetricSamples
+from flambeau.metrics.cache import WorkerMetrics
 from flambeau.wire.messages import Request
+
+_NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", "_processors", "_read_headers"}
 
 Headers = dict[str, Any]
 Types = dict[str, str] | None  # of a form's fields; None for a plain body
@@ -94,7 +98,7 @@ class Context:
             "server_version": mms_version,
             "limit_max_image_pixels": limit_max_image_pixels,
         }
-        self.metrics = metrics if metrics is not None else MetricSamples(model_name)
+        self.metrics = metrics if metrics is not None else WorkerMetrics(model_name)
         self.model_yaml_config: Mapping[str, Any] = model_yaml_config or {}
         self.stopping_criteria: Any = None
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
@@ -122,11 +126,22 @@ class Context:
         self._request_ids = None
         self._processors = None
         self.has_sent = False
+        if isinstance(self.metrics, WorkerMetrics):
+            self.metrics.follow(requests)
 
     def connect(self, outlet: Outlet, read_headers: Callable[[Request, Types], Headers]) -> None:
         """Tell it how to reach the server and how to read a request's headers."""
         self.cl_socket = outlet
         self._read_headers = read_headers
+
+    def isolated(self) -> Context:
+        """A copy that shares nothing a handler has put into it, but for what cannot be copied."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if name not in _NEVER_COPIED:
+                with suppress(Exception):
+                    setattr(twin, name, copy.deepcopy(value))
+        return twin
 
     @property
     def requests(self) -> Sequence[Request]:

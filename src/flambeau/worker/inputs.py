@@ -171,8 +171,9 @@ def read_headers(request: Request, types: dict[str, str] | None) -> dict[str, An
     if request.kind == "describe":
         headers["describe"] = "True"
     else:
-        headers["url_path"] = request.url_path
-        headers["explain"] = str(request.kind == "explain")
+        if request.fields is None:  # a call without a URL has no such headers
+            headers["url_path"] = request.url_path
+            headers["explain"] = str(request.kind == "explain")
         types = types if types is not None else {"body": header(request, "content-type")}
         headers |= {name: {"content-type": kind} for name, kind in types.items()}
     return headers

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import inspect
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -15,17 +19,22 @@ from flambeau import __version__
 from flambeau.archive.folders import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
+from flambeau.metrics.cache import WorkerMetrics
+from flambeau.metrics.definitions import Definition
 from flambeau.wire.channel import WorkerChannel
-from flambeau.wire.messages import Cancel, Load, Ready, Run, Stop
+from flambeau.wire.messages import Cancel, Load, Ready, Run, Samples, Schedule, Stop
 from flambeau.worker.context import Context
+from flambeau.worker.continuous import RunningBatch
 from flambeau.worker.envelopes import Handle
 from flambeau.worker.failures import load_failed
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import Entry, in_envelope, load_handler
 from flambeau.worker.quiet import QuietChannel
-from flambeau.worker.replier import Replier
+from flambeau.worker.replier import Replier, samples_of
 from flambeau.worker.runner import Runner
 from flambeau.worker.warmup import read_warmup, warm_up
+
+logger = logging.getLogger(__name__)
 
 Prepare = Callable[[Any], Any]
 Complete = Callable[[Any, Context], Any]
@@ -46,24 +55,46 @@ def serve(channel: WorkerChannel) -> int:
             entry = loader_for(load)(load.handler, Path(load.folder), context, loop)
             entry = in_envelope(entry, load.envelope, Path(load.folder))
             # Code that may change at any time is not cut into halves.
-            pipeline = pipeline_of(entry) if context.model_yaml_config.get("pipeline") and not load.watch else None
+            is_pipelined = context.model_yaml_config.get("pipeline") and not load.watch and load.schedule == "batches"
+            pipeline = pipeline_of(entry) if is_pipelined else None
             reader = InputReader(decode=load.decode_input)
             if warmup := read_warmup(context.model_yaml_config, Path(load.folder), load.batch_size):
                 warm_up(entry, context, reader, loop, warmup)
         except (Exception, SystemExit) as error:
             channel.send([load_failed(error)])
             return 1
+        entry = as_scheduled(entry, load.schedule, loop)
+        is_continuous = load.schedule == "continuous"
         depth = PIPELINE_DEPTH if pipeline else 1
-        channel.send([Ready(entry.is_concurrent, reader.segments.can_read(load.probe), depth)])
-        replier = Replier(channel, load.max_response_bytes, may_split=not load.keeps_step)
-        runner = Runner(entry.handle, reader, context, replier, wrap=partial(wrapped, entry, Path(load.folder)))
-        if entry.is_concurrent:
+        is_concurrent = entry.is_concurrent or is_continuous
+        ready = Ready(is_concurrent, reader.segments.can_read(load.probe), depth, is_continuous)
+        samples = samples_of(context)  # of `initialize`
+        channel.send([Samples(samples), ready] if samples else [ready])
+        replier = Replier(channel, load.max_response_bytes, may_split=may_split(load))
+        runner = Runner(
+            entry.handle,
+            reader,
+            context,
+            replier,
+            wrap=partial(wrapped, entry, Path(load.folder)),
+            new_context=Context.isolated if load.schedule == "async" else copy.copy,
+        )
+        if is_continuous:
+            RunningBatch(channel, runner, replier).run()
+        elif entry.is_concurrent:
             loop.run_until_complete(run_concurrently(channel, runner, replier))
         elif pipeline:
             run_pipelined(channel, runner, replier, *pipeline)
         else:
             run_batches(channel, runner, replier)
     return 0
+
+
+def may_split(load: Load) -> bool:
+    """Whether a batch that failed may be run again, request by request: not where the handler keeps state of a
+    request, nor where the ranks of a group must all make the same calls.
+    """
+    return load.schedule in ("batches", "async") and not load.keeps_step
 
 
 def loader_for(load: Load) -> Callable[..., Entry]:
@@ -78,6 +109,35 @@ def loader_for(load: Load) -> Callable[..., Entry]:
 def wrapped(entry: Entry, folder: Path, envelope: str) -> Handle:
     """A handler's entry point in an envelope that a request asks for."""
     return in_envelope(entry, envelope, folder).handle
+
+
+def as_scheduled(entry: Entry, schedule: Schedule, loop: asyncio.AbstractEventLoop) -> Entry:
+    """The handler as this model's jobs need it: what must come one after another is not run side by side."""
+    if schedule == "async" and not entry.is_concurrent:
+        logger.warning("asyncCommunication needs an `async def handle`; this one is called for one request at a time")
+    if schedule in ("batches", "async") or not entry.is_concurrent:
+        return entry
+    handle = entry.handle
+
+    def handle_to_the_end(data: Any, context: Context) -> Any:
+        result: Any = handle(data, context)
+        if inspect.isasyncgen(result):
+            return drawn(result, loop)
+        return loop.run_until_complete(result) if inspect.isawaitable(result) else result
+
+    return replace(entry, handle=handle_to_the_end, is_concurrent=False)
+
+
+def drawn(chunks: AsyncGenerator[Any, Any], loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+    """What an asynchronous generator yields, one after another."""
+    try:
+        while True:
+            try:
+                yield loop.run_until_complete(anext(chunks))
+            except StopAsyncIteration:
+                return
+    finally:
+        loop.run_until_complete(chunks.aclose())
 
 
 def pipeline_of(entry: Entry) -> tuple[Prepare, Complete]:
@@ -103,7 +163,8 @@ def new_context(load: Load) -> Context:
         load.gpu_id,
         __version__,
         load.limit_max_image_pixels,
-        model_yaml_config=options,
+        WorkerMetrics(load.model, load.metrics_file, (Definition(n, k, u, tuple(d)) for n, k, u, d in load.metrics)),
+        options,
     )
 
 

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from flambeau.metrics.samples import Sample
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Part, Request, Samples
 from flambeau.worker.context import Context
@@ -69,22 +72,37 @@ class Replier:
         self._channel.send(parts)
         os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the chunk now
 
-    def finish(self, context: Context, values: Sequence[Any]) -> None:
-        """Send the last part of each reply of the batch."""
-        parts = to_parts(context, values, self._max_bytes, last=True)
+    def send_step(self, context: Context, values: Sequence[Any], lasts: Sequence[bool]) -> None:
+        """Send one part to each request of the batch, the last one to those it ends."""
+        parts = [self._part(context, i, value, last=lasts[i]) for i, value in enumerate(values)]
+        context.has_sent = True
         self._channel.send(parts)
+        for part in parts:
+            if part.last:
+                self._forget(part.job_id)
+
+    def finish(self, context: Context, values: Sequence[Any], handler_s: float = 0.0) -> None:
+        """Send the last part of each reply of the batch, with what was measured: who has an answer finds it counted."""
+        parts = to_parts(context, values, self._max_bytes, last=True)
+        if handler_s:
+            parts[-1] = replace(parts[-1], handler_s=handler_s)
+        samples = samples_of(context)
+        self._channel.send([Samples(samples), *parts] if samples else parts)
         for part in parts:
             self._forget(part.job_id)
 
     def send_one(self, context: Context, i: int, value: Any, *, last: bool) -> None:
         """Send a part of one reply of the batch."""
-        job_id, processors = context.requests[i].job_id, context.touched_processors
-        body = to_body(value)
-        check_size(body, self._max_bytes)
-        part: Part = to_part(job_id, body, processors[i] if processors else None, last=last)
+        part = self._part(context, i, value, last=last)
         self._channel.send([part])
         if last:
-            self._forget(job_id)
+            self._forget(part.job_id)
+
+    def _part(self, context: Context, i: int, value: Any, *, last: bool) -> Part:
+        processors = context.touched_processors
+        body = to_body(value)
+        check_size(body, self._max_bytes)
+        return to_part(context.requests[i].job_id, body, processors[i] if processors else None, last=last)
 
     def fail(self, requests: Sequence[Request], error: BaseException) -> None:
         """Fail those of the requests that are not answered yet."""
@@ -96,8 +114,7 @@ class Replier:
 
     def send_samples(self, context: Context) -> None:
         """Send what the handler has measured."""
-        take = getattr(context.metrics, "take", None)
-        if take is not None and (samples := take()):
+        if samples := samples_of(context):
             self._channel.send([Samples(samples)])
 
     # ---- cancellation ----
@@ -137,3 +154,9 @@ class Replier:
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
             self.look_for_cancels()
+
+
+def samples_of(context: Context) -> list[Sample]:
+    """What the handler has measured since the last look."""
+    take = getattr(context.metrics, "take", None)
+    return take() if take is not None else []

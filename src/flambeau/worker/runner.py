@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,26 +28,38 @@ class Runner:
         replier: Replier,
         *,
         wrap: Callable[[str], Handle] | None = None,
+        new_context: Callable[[Context], Context] = copy.copy,
     ) -> None:
-        self._handle = handle
+        self.handle = handle
+        self.context = context
         self._wrap = wrap
         self._wrapped: dict[str, Handle] = {}
         self._reader = reader
-        self._context = context
         self._replier = replier
+        self._new_context = new_context
         context.connect(replier, read_headers)
 
     def _handle_in(self, envelope: str) -> Handle:
         """The handler's entry point, in the envelope that the requests of a batch ask for."""
         if not envelope or self._wrap is None:
-            return self._handle
+            return self.handle
         if envelope not in self._wrapped:
             self._wrapped[envelope] = self._wrap(envelope)
         return self._wrapped[envelope]
 
     def new_context(self) -> Context:
         """A context for a batch that runs beside others."""
-        return copy.copy(self._context)
+        context = self._new_context(self.context)
+        context.metrics = copy.copy(context.metrics)  # it measures for the requests of its own batch
+        return context
+
+    def read(self, request: Request) -> Row | None:
+        """The input of a request; None, and an answer, when it cannot be read."""
+        try:
+            return self._reader.read(request)
+        except Exception as error:
+            self._replier.fail([request], error)
+            return None
 
     def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
         """Read the inputs; jobs nobody waits for, or with a body that cannot be read, are answered now."""
@@ -56,11 +69,9 @@ class Runner:
             if self._replier.refuse_cancelled(request):
                 continue
             self._replier.open([request])
-            try:
-                rows.append(self._reader.read(request))
+            if (row := self.read(request)) is not None:
+                rows.append(row)
                 requests.append(request)
-            except Exception as error:
-                self._replier.fail([request], error)
         context.begin(requests, [types_of(row) for row in rows])
         return rows
 
@@ -68,19 +79,20 @@ class Runner:
 
     def run(self, run: Run) -> None:
         """Run a batch to its end."""
-        context = self._context
+        context = self.context
         rows = self.begin(context, run.jobs)
         if rows:
             self.answer(context, lambda: self._handle_in(run.jobs[0].envelope)(rows, context))
 
     def answer(self, context: Context, call: Callable[[], Any]) -> None:
         """Call the handler and send what it returns."""
+        began = time.perf_counter()
         try:
             result = call()
             if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
-                self._replier.finish(context, result)
+                self._replier.finish(context, result, time.perf_counter() - began)
             else:
-                self._reply(context, result)
+                self.reply(context, result, began)
         except Exception as error:
             if self._replier.may_try_each(context):
                 for request in [*context.requests]:
@@ -89,15 +101,15 @@ class Runner:
             self._replier.fail(context.requests, error)
         self._replier.send_samples(context)
 
-    def _reply(self, context: Context, result: Any) -> None:
+    def reply(self, context: Context, result: Any, began: float) -> None:
         """Any result but a plain list: a generator for the batch, or streams inside the list."""
         if inspect.isgenerator(result):
-            self._stream_batch(context, result)
+            self._stream_batch(context, result, began)
             return
         values = check_result(result, len(context.requests))
         self._stream_each(context, values)
 
-    def _stream_batch(self, context: Context, chunks: Iterator[Any]) -> None:
+    def _stream_batch(self, context: Context, chunks: Iterator[Any], began: float) -> None:
         """Each item the handler yields is a chunk for every request; the end of the generator ends them."""
         try:
             for item in chunks:
@@ -106,7 +118,7 @@ class Runner:
                     break
         finally:
             chunks.close()  # type: ignore[attr-defined]
-        self._replier.finish(context, [b""] * len(context.requests))
+        self._replier.finish(context, [b""] * len(context.requests), time.perf_counter() - began)
 
     def _stream_each(self, context: Context, values: Sequence[Any]) -> None:
         """Generators inside the result are advanced in turn; plain values are answered at once."""
@@ -139,6 +151,7 @@ class Runner:
         rows = self.begin(context, run.jobs)
         if not rows:
             return
+        began = time.perf_counter()
         try:
             result: Any = self._handle_in(run.jobs[0].envelope)(rows, context)
             if inspect.isawaitable(result):
@@ -151,7 +164,7 @@ class Runner:
                         break
                 self._replier.finish(context, [b""] * len(context.requests))
             else:
-                self._replier.finish(context, check_result(result, len(rows)))
+                self._replier.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
         except (Exception, asyncio.CancelledError) as error:
             if self._replier.may_try_each(context):
                 for request in [*context.requests]:

@@ -1,51 +1,100 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
+import math
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from flambeau.metrics.registry import Metrics
-from flambeau.metrics.samples import MetricSamples
+from flambeau.metrics.definitions import Definition
+from flambeau.metrics.registry import BUCKETS, MAX_SERIES, Metric, Metrics, to_text
+
+MODEL = [("ModelName", "m"), ("Level", "Model")]
 
 
-def test_counters_add_gauges_replace_histograms_count():
-    metrics = Metrics()
-    metrics.add_samples(
-        [
-            ("c", "counter", "Count", 1, [("a", 'q"x')]),
-            ("c", "counter", "Count", 2, [("a", 'q"x')]),
-            ("g", "gauge", "ms", 1, []),
-            ("g", "gauge", "ms", 5, []),
-            ("h", "histogram", "ms", 0.3, []),
-            ("h", "histogram", "ms", 9999, []),
-        ]
+def sample(name, kind="counter", value=1.0, dimensions=MODEL, unit="Count", ids=""):
+    return (name, kind, unit, value, dimensions, ids)
+
+
+@pytest.fixture
+def metrics():
+    server = {"Requests2XX": Definition("Requests2XX", "counter", "Count", ("Level", "Hostname"))}
+    model = {"Hits": Definition("Hits", "counter", "Count", ("ModelName", "Level"))}
+    return Metrics(server, model, hostname="h")
+
+
+def test_a_line_is_what_torchserve_writes(metrics):
+    metrics.take(sample("Hits", value=2))
+    metrics.take(sample("Hits", value=1))
+    assert to_text(metrics.all()).splitlines() == [
+        "# HELP Hits Torchserve prometheus counter metric with unit: Count",
+        "# TYPE Hits counter",
+        'Hits{ModelName="m",Level="Model",Hostname="h",} 3.0',
+        "# HELP Requests2XX Torchserve prometheus counter metric with unit: Count",  # though it has no sample yet
+        "# TYPE Requests2XX counter",
+    ]
+
+
+def test_labels_are_filled_by_position_and_must_be_as_many_as_the_metric_has(metrics, caplog):
+    assert metrics.take(sample("Hits", dimensions=[("a", "x"), ("b", "y")]))
+    assert 'Hits{ModelName="x",Level="y",Hostname="h",} 1.0' in to_text(metrics.all())
+    for _ in range(3):
+        assert metrics.take(sample("Hits", dimensions=[("a", "x")])) is None
+    assert caplog.text.count("metric Hits has the dimensions (ModelName, Level)") == 1
+
+
+def test_a_metric_that_is_not_named_is_dropped_unless_it_may_be_detected(metrics):
+    assert metrics.take(sample("Other")) is None
+    detecting = Metrics(hostname="h", auto_detect=True)
+    assert detecting.take(sample("Other", "histogram", 0.3, unit="ms")) == Definition(
+        "Other", "histogram", "ms", ("ModelName", "Level")
     )
-    lines = metrics.text().splitlines()
-    assert r'c{a="q\"x"} 3' in lines
-    assert "g 5" in lines
-    assert 'h_bucket{le="0.5"} 1' in lines
-    assert 'h_bucket{le="+Inf"} 2' in lines
-    assert "h_count 2" in lines
-    assert "# TYPE h histogram" in lines
+    assert detecting.take(sample("Other", "gauge")) is None  # its first emission has defined it
+    assert "# TYPE Other histogram" in to_text(detecting.all())
 
 
-def test_names_are_made_fit_for_prometheus():
-    metrics = Metrics()
-    metrics.add_samples([("9 lives!", "gauge", "", 1, [("a-b", "x")])])
-    assert '_9_lives_{a_b="x"} 1' in metrics.text()
+def test_histograms_have_the_default_buckets_in_order():
+    metrics = Metrics(hostname="h", auto_detect=True)
+    for value in (0.005, 0.3, 9999):
+        metrics.take(sample("T", "histogram", value, dimensions=[]))
+    lines = to_text(metrics.all()).splitlines()
+    assert lines[2] == 'T_bucket{Hostname="h",le="0.005",} 1.0'
+    assert [line for line in lines if 'le="0.5"' in line] == ['T_bucket{Hostname="h",le="0.5",} 2.0']
+    assert lines[-3:] == [
+        'T_bucket{Hostname="h",le="+Inf",} 3.0',
+        'T_sum{Hostname="h",} 9999.305',
+        'T_count{Hostname="h",} 3.0',
+    ]
+    assert len(lines) == 2 + len(BUCKETS) + 1 + 2
 
 
-def test_handlers_measure_by_name():
-    samples = MetricSamples("m")
-    samples.add_time("t", 1.5, dimensions=[SimpleNamespace(name="Level", value="Mine")])
-    samples.add_size("s", 2, unit="kB")
-    samples.add_percent("p", 50)
-    samples.add_error("e", 1)
-    taken = samples.take()
-    assert taken[0] == ("t", "gauge", "Milliseconds", 1.5, [("Level", "Mine"), ("ModelName", "m")])
-    assert [sample[2] for sample in taken] == ["Milliseconds", "Kilobytes", "Percent", "unit"]
-    assert samples.take() == []
-    with pytest.raises(ValueError, match="ms or s"):
-        samples.add_time("t", 1, unit="h")
-    with pytest.raises(ValueError, match="MB, kB, GB or B"):
-        samples.add_size("t", 1, unit="h")
+def test_prometheus_reads_it_back():
+    metrics = Metrics(hostname='h"\\\n', auto_detect=True)
+    metrics.take(sample("9 lives!", "gauge", math.inf, dimensions=[("a-b", 'q"\\x\ny')]))
+    metrics.take(sample("n", "gauge", math.nan))
+    metrics.take(sample("h", "histogram", 0.2))
+    own = Metric("own_total", "counter", "Ours.")
+    own.update(12345678901234, (("model", "m"),))
+    families = {family.name: family for family in text_string_to_metric_families(to_text([*metrics.all(), own]))}
+    (read,) = families["_9_lives_"].samples
+    assert read.labels == {"a_b": 'q"\\x\ny', "Hostname": 'h"\\\n'}
+    assert read.value == math.inf
+    assert math.isnan(families["n"].samples[0].value)
+    assert families["h"].type == "histogram"
+    assert families["own"].samples[0].value == 12345678901234
+
+
+def test_only_the_wanted_names_are_shown(metrics):
+    metrics = Metrics(hostname="h", auto_detect=True)
+    metrics.take(sample("a", "histogram", 1))
+    metrics.take(sample("b"))
+    text = to_text(metrics.all(), {"a_sum", "b"})
+    assert [line.partition("{")[0] for line in text.splitlines() if line[0] != "#"] == ["a_sum", "b"]
+    assert "# TYPE a histogram" in text
+    assert to_text(metrics.all(), {"nothing"}) == ""
+
+
+def test_labels_that_never_repeat_do_not_fill_the_memory():
+    metrics = Metrics(hostname="h", auto_detect=True)
+    for number in range(MAX_SERIES + 10):
+        metrics.take(sample("c", dimensions=[("id", str(number))]))
+    assert to_text(metrics.all()).count("\n") == MAX_SERIES + 2

@@ -17,7 +17,7 @@ TO_SERVER = [
     Ready(True, False),
     Part(1, b"body", False, 418, "Teapot", [("a", "b")]),
     Failed([1], 503, "Prediction failed", "Traceback"),
-    Samples([("name", "gauge", "ms", 1.5, [("Level", "Model")])]),
+    Samples([("name", "gauge", "ms", 1.5, [("Level", "Model")], "r-1")]),
 ]
 
 

@@ -50,6 +50,9 @@ class Connection(Protocol):
     def abort(self) -> None:
         """Close without ceremony."""
 
+    def on_answer(self, exchange: Exchange, status: int) -> None:
+        """The response begins."""
+
     def on_finished(self, exchange: Exchange) -> None:
         """The response is complete."""
 
@@ -163,6 +166,7 @@ class Exchange:
 
     def _head(self, status: int, headers: Iterable[Header], phrase: str) -> list[bytes]:
         self.is_started = True
+        self._connection.on_answer(self, status)
         self._has_body = self.method != "HEAD" and status not in (204, 304)
         if self._connection.is_draining:
             self.keeps_alive = False

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
+import resource
 import socket
 import ssl
-from collections import defaultdict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from flambeau.config.server import Address
 from flambeau.errors import CannotListen
 from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http import describe
 from flambeau.frontend.http.app import Endpoint, RoutedApp
-from flambeau.frontend.http.auth import guard, token_route
-from flambeau.frontend.http.exchange import Exchange, common_headers
-from flambeau.frontend.http.inference import inference_routes, is_invoke
-from flambeau.frontend.http.kserve import kserve_routes, readiness_routes
-from flambeau.frontend.http.management import management_routes
-from flambeau.frontend.http.metrics import metrics_routes
+from flambeau.frontend.http.exchange import common_headers
 from flambeau.frontend.http.protocol import HttpLimits, Listener
-from flambeau.frontend.http.workflows import workflow_inference_routes, workflow_management_routes
+from flambeau.frontend.http.routes import routes_by_address
 from flambeau.frontend.tls import server_context
 from flambeau.serving.server import Server
 
+logger = logging.getLogger(__name__)
+
 BACKLOG = 4096
 SWEEP_S = 5.0
+RESERVED_FILES = 256  # of those that the process may open, for workers, archives and logs
+MANY_FILES = 1 << 20
 LAST_CALL_S = 0.1  # how long clients that are on their way are still let in, after readiness has gone
 
 
@@ -48,8 +47,10 @@ class HttpFrontend:
 
     async def __aenter__(self) -> Self:
         try:
-            for address, routes in routes_by_address(self._server, self._keys).items():
-                await self._listen(address, routes)
+            apis = routes_by_address(self._server, self._keys)
+            room = max(1, (raise_file_limit() - RESERVED_FILES) // len(apis))
+            for address, routes in apis.items():
+                await self._listen(address, routes, room)
         except BaseException:
             for opened in self._sockets:
                 opened.close()
@@ -78,16 +79,22 @@ class HttpFrontend:
             for connection in [*listener.connections]:
                 connection.close_if_idle() if error is None else connection.abort()
 
-    async def _listen(self, address: Address, routes: dict[str, Endpoint]) -> None:
+    async def _listen(self, address: Address, routes: dict[str, Endpoint], room: int) -> None:
         config = self._server.config
         limits = HttpLimits(
             max_body_bytes=config.max_request_bytes,
             share_from_bytes=config.shared_memory_from_bytes,
             keep_alive_s=config.keep_alive_s,
             read_timeout_s=config.request_read_timeout_s,
+            max_connections=room,
         )
         listener = Listener(
-            RoutedApp(routes, details=config.tells_details), limits, self._server.segments, common_headers(config.cors)
+            RoutedApp(routes, details=config.tells_details),
+            limits,
+            self._server.segments,
+            common_headers(config.cors),
+            self._server.measures.traffic,
+            self._server.access_log,
         )
         context = server_context(config.tls, address.host) if address.is_tls else None
         loop = asyncio.get_running_loop()
@@ -133,37 +140,17 @@ class HttpFrontend:
                 listener.sweep(loop.time())
 
 
-def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
-    """What is served where. APIs at one address share its paths; each keeps its own key."""
-    config = server.config
-    management = {
-        **management_routes(server),
-        **readiness_routes(server),
-        **workflow_management_routes(server),
-        "token": token_route(keys),
-    }
-    management = guard(management, keys, "management", config)
-    inference = {**inference_routes(server), **kserve_routes(server), **workflow_inference_routes(server)}
-    inference = guard(inference, keys, "inference", config)
-    if config.management == config.inference:
-        inference["models"] = either(inference["models"], management["models"])
-        inference[""] = describe.root([*describe.INFERENCE, *describe.MANAGEMENT])
-        inference["api-description"] = describe.always([*describe.INFERENCE, *describe.MANAGEMENT])
-    apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
-    if config.metrics is not None:
-        apis[config.metrics].update(metrics_routes(server))
-    apis[config.management].update(management)
-    apis[config.inference].update(inference)
-    return apis
-
-
-def either(inference: Endpoint, management: Endpoint) -> Endpoint:
-    """/models where both APIs share an address: one path below it predicts, the others manage."""
-
-    def models(exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
-        return (inference if is_invoke(segments) else management)(exchange, segments)
-
-    return models
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may, for each connection is one; return how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+        except (OSError, ValueError):
+            logger.warning("only %d files may be open at a time, and each connection is one", soft)
+    return MANY_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def remove_orphan(path: str) -> None:

@@ -17,7 +17,7 @@ def metrics_routes(server: Server) -> dict[str, Endpoint]:
 
     def metrics(exchange: Exchange, segments: list[str]) -> None:
         wanted = {value for key, value in parse_qsl(exchange.query) if key == "name[]"}
-        exchange.respond(200, server.metrics.text(server.state_metrics(), wanted).encode(), (TEXT,))
+        exchange.respond(200, server.metrics_text(wanted).encode(), (TEXT,))
 
     return {
         "": describe.root(describe.METRICS),

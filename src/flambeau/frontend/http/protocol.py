@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from typing import Any, Protocol, cast
 import httptools
 
 from flambeau.frontend.http.exchange import COMMON, Exchange, Header, is_request_id, new_request_id, target_of
+from flambeau.logs.access import AccessLog, remote_of
+from flambeau.metrics.traffic import HostTraffic
 from flambeau.serving.job import Body
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -41,6 +44,7 @@ class HttpLimits:
     share_from_bytes: int
     keep_alive_s: float
     read_timeout_s: float
+    max_connections: int = 1 << 30
 
 
 class App(Protocol):
@@ -64,12 +68,21 @@ class Listener:
     limits: HttpLimits
     segments: SegmentPool | None
     common: bytes = COMMON  # header lines of every response
+    traffic: HostTraffic = field(default_factory=HostTraffic)
+    access_log: AccessLog | None = None
     connections: set[HttpConnection] = field(default_factory=set)
     is_draining: bool = False
 
     def connect(self) -> HttpConnection:
         """A protocol for a new connection."""
         return HttpConnection(self)
+
+    def make_room(self) -> None:
+        """Close a tenth of the connections that wait for nothing, beginning with those that do so longest."""
+        waiting = sorted((c for c in self.connections if c.is_waiting), key=lambda connection: connection.since)
+        logger.warning("%d connections are too many; those that have idled longest are closed", len(self.connections))
+        for connection in waiting[: 1 + len(waiting) // 10]:
+            connection.abort()
 
     def sweep(self, now: float) -> None:
         """Close connections that have been idle, or in the middle of a request, for too long."""
@@ -93,6 +106,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_method",
         "_parser",
         "_parts",
+        "_peer",
         "_reading",
         "_request_id",
         "_segment",
@@ -126,6 +140,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._since = 0.0  # when the present state, idle or reading, began
         self._segment: Segment | None = None
         self._filled = 0  # bytes of the body that lie in the segment
+        self._peer = ""  # who the client is, once the log has asked
         self._reset()
 
     # ---- asyncio's side ----
@@ -133,7 +148,10 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self._since = self._loop.time()
-        self.listener.connections.add(self)
+        connections = self.listener.connections
+        connections.add(self)
+        if len(connections) > self.listener.limits.max_connections:
+            self.listener.make_room()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._segment is not None:  # the head is behind us: receive into shared memory
@@ -301,6 +319,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def on_answer(self, exchange: Exchange, status: int) -> None:
+        """A response begins: count it, and log it where that is wanted."""
+        listener = self.listener
+        listener.traffic.responded(status)
+        if listener.access_log is not None:
+            seconds = time.monotonic() - exchange.arrived
+            listener.access_log.http(
+                self._remote(), exchange.method, exchange.path, exchange.query, exchange.version, status, seconds
+            )
+
+    def _remote(self) -> str:
+        if not self._peer and self._transport is not None:
+            self._peer = remote_of(self._transport.get_extra_info("peername"))
+        return self._peer
+
     def on_finished(self, exchange: Exchange) -> None:
         """A response is complete: turn to the next request, or close."""
         self._active = None
@@ -338,6 +371,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether no answer is owed: nothing came yet, or not all of a request."""
+        return self._active is None and not self._waiting
+
+    @property
+    def since(self) -> float:
+        """When it last made progress."""
+        return self._since
+
+    @property
     def is_busy(self) -> bool:
         """Whether a request is being received or answered, or its answer is still being sent."""
         if self._transport is None:
@@ -363,7 +406,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _new_exchange(self) -> Exchange:
         target = target_of(self._target)
-        exchange = Exchange(self, self._method, target, self._headers, self._version, self._loop.time())
+        exchange = Exchange(self, self._method, target, self._headers, self._version, time.monotonic())
         exchange.keeps_alive = self._keeps_alive
         given = self._request_id
         exchange.request_id = given if given and is_request_id(given) else new_request_id()

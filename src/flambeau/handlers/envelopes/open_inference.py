@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
 Tensor = dict[str, Any]
+OF_TRANSPORT = ("binary_data_size", "binary_data_output")  # parameters that concern no handler
 NARROW = {**DATATYPES, "bfloat16": "BF16"}
 
 
@@ -106,7 +107,8 @@ def to_row(document: Mapping[str, Any]) -> dict[str, Any]:
     if not inputs:
         raise BadRequest("the request holds nothing to predict: its list of inputs is empty")
     if len(inputs) == 1:
-        return {"parameters": dict(parameters_of(document)), **inputs[0]}
+        parameters = {**parameters_of(document), **parameters_of(inputs[0])}
+        return {**inputs[0], "parameters": {key: parameters[key] for key in parameters if key not in OF_TRANSPORT}}
     return {entry["name"]: entry["data"] for entry in inputs}
 
 

@@ -13,6 +13,8 @@ from flambeau.serving.store import Store
 from flambeau.serving.urls import is_url
 from flambeau.serving.workflows.spec import Spec, read_spec
 
+MAX_SPEC_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowSource:
@@ -93,6 +95,8 @@ def _read_yaml(path: Path) -> object:
     import yaml  # only servers with workflows pay for it
 
     try:
+        if path.stat().st_size > MAX_SPEC_BYTES:
+            raise ValueError(f"it is larger than {MAX_SPEC_BYTES} bytes")
         return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise BrokenWorkflow("Failed to parse yaml.", cause=f"{path.name}: {error}") from None

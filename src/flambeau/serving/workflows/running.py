@@ -102,7 +102,7 @@ def combine(answers: Mapping[str, bytes]) -> bytes:
         [content] = answers.values()
         return content
     documents = {name: _object(name, content) for name, content in answers.items()}
-    return json.dumps(documents, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return (json.dumps(documents, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _object(name: str, content: bytes) -> dict[str, Any]:

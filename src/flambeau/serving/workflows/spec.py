@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from flambeau.errors import InvalidGraph
 from flambeau.serving.workflows.graph import Graph
 
 ILL_FORMED = "Invalid workflow specification"
+MAX_EDGES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,10 @@ def read_spec(document: Any, *, has_handler: bool) -> Spec:
     if not isinstance(document, Mapping):
         raise _ill_formed("it must be a mapping with the keys models and dag")
     models, settings = _read_models(document.get("models"))
-    graph = Graph.of(_read_edges(document.get("dag")))
+    edges = _read_edges(document.get("dag"))
+    if sum(1 + len(followers) for followers in edges.values()) > MAX_EDGES:
+        raise _ill_formed(f"dag has more than {MAX_EDGES} edges; each node is a process of its own")
+    graph = Graph.of(edges)
     function = replace(settings, **_FUNCTION)
     nodes = {name: models.get(name) or Node(name=name, url=None, settings=function) for name in graph.order}
     for node in nodes.values():
@@ -109,7 +114,7 @@ def _read_model(name: str, section: Mapping[Any, Any], settings: NodeSettings) -
 def _with(settings: NodeSettings, key: str, value: Any, where: str) -> NodeSettings:
     field, least = _KEYS[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _ill_formed(f"{where}: {key} must be a whole number of at least {least}, not {value!r}")
+        raise _ill_formed(f"{where}: {key} must be a whole number of at least {least}, not {reprlib.repr(value)}")
     changes: dict[str, Any] = {field: value}
     return replace(settings, **changes)
 
@@ -120,7 +125,7 @@ def _read_edges(section: Any) -> dict[str, list[str]]:
     edges: dict[str, list[str]] = {}
     for node, followers in section.items():
         if not isinstance(followers, list | None):
-            raise _ill_formed(f"dag: what follows {node} must be a list, not {followers!r}")
+            raise _ill_formed(f"dag: what follows {node} must be a list, not {reprlib.repr(followers)}")
         names = [_name(follower) for follower in followers or () if follower not in (None, "")]
         edges[_name(node)] = [name for name in names if name.strip()]
     return edges
@@ -128,7 +133,7 @@ def _read_edges(section: Any) -> dict[str, list[str]]:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str):
-        raise _ill_formed(f"{value!r} is not text, so it cannot name a node; put it in quotes")
+        raise _ill_formed(f"{reprlib.repr(value)} is not text, so it cannot name a node; put it in quotes")
     return value
 
 

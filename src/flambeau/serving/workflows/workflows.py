@@ -17,6 +17,7 @@ from flambeau.errors import (
     WorkflowFailed,
     WorkflowNotFound,
 )
+from flambeau.serving.fetching import shown
 from flambeau.serving.model import Model, Source
 from flambeau.serving.registry import Registry
 from flambeau.serving.store import Store
@@ -118,7 +119,7 @@ class Workflows:
         except BaseException:
             await asyncio.to_thread(source.discard)
             raise
-        logger.info("registered workflow %s from %s: %s", workflow.name, url, source.spec.graph)
+        logger.info("registered workflow %s from %s: %s", workflow.name, shown(url), source.spec.graph)
         return workflow
 
     async def unregister(self, name: str) -> None:

@@ -97,6 +97,8 @@ def test_graphs_that_cannot_be_run(dag, told):
         ("{models: {m: }, dag: {m: []}}", "m is no setting, so it must be a mapping, with at least a url"),
         ("{models: {m: {batch-size: 2}}, dag: {m: []}}", "models: m needs a url"),
         ("{models: {m: {url: a.mar, batch-size: -2}}, dag: {m: []}}", "models: m: batch-size must be"),
+        ("dag: {a: &x [[*x, *x]]}", "is not text"),
+        ("dag: {a: [" + ",".join(f"b{i}" for i in range(1001)) + "]}", "more than 1000 edges"),
         ("dag: {a-b: []}", "a-b is no model, and no name that a function can have"),
     ],
 )

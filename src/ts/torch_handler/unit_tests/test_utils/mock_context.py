@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flambeau.metrics.samples import MetricSamples
+from flambeau.metrics.store import MetricsStore
 from ts.utils.util import get_yaml_config
 
 
@@ -29,7 +30,7 @@ class MockContext:
         if gpu_id and torch.cuda.is_available():
             self.system_properties["gpu_id"] = gpu_id
         self.explain = False
-        self.metrics = MetricSamples(model_name)
+        self.metrics = MetricsStore({0: str(uuid.uuid4())}, model_name)
         self.model_yaml_config = (
             get_yaml_config(Path(model_dir) / model_yaml_config_file) if model_yaml_config_file else {}
         )

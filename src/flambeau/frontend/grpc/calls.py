@@ -1,0 +1,156 @@
+"""Calls: what all RPCs have in common: the key, the bytes of messages, errors as a status, a line in the access log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from grpc import StatusCode
+
+from flambeau.errors import FlambeauError, JobFailed
+from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.grpc.messages import parse
+from flambeau.frontend.grpc.status import Statuses, details_of, of_management
+
+logger = logging.getLogger(__name__)
+access_log = logging.getLogger("ACCESS_LOG")
+
+Context = Any  # grpc.aio.ServicerContext, which has no methods to get the status from
+Message = Any  # of protobuf
+
+One = Callable[[Message], Awaitable[Message]]
+Many = Callable[[Message], AsyncIterator[Message]]
+Both = Callable[[AsyncIterator[Message]], AsyncIterator[Message]]
+Ended = Callable[[str, str, int, float], None]  # who called, the method's path, the status's number, how long it took
+
+
+class Service:
+    """One gRPC service: its calls take and give messages, and raise what goes wrong."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_bytes: int,
+        keys: Keys | None = None,
+        kind: Kind = "inference",
+        statuses: Statuses = of_management,
+    ) -> None:
+        self.name = name
+        self._max_bytes = max_bytes  # of a message that comes in
+        self._keys = keys  # None: everybody may call
+        self._kind: Kind = kind
+        self._statuses = statuses
+        self.ended: Ended | None = None
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    @property
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What grpc calls, by the names of the methods."""
+        return self._handlers
+
+    # ---- the three kinds of calls; grpc sees bytes only, so that what cannot be parsed gets an answer of ours ----
+
+    def one(self, method: str, kind: type[Message], work: One) -> None:
+        """One message in, one out."""
+
+        async def call(raw: bytes, context: Context) -> bytes:
+            note, code = self._begin(method, context), StatusCode.CANCELLED
+            try:
+                self._check(context)
+                reply: bytes = (await work(self._parse(kind, raw))).SerializeToString()
+                code = StatusCode.OK
+                return reply
+            except Exception as error:
+                code = self._refuse(method, context, error)
+                return b""
+            finally:
+                note(code)
+
+        self._handlers[method] = grpc.unary_unary_rpc_method_handler(call)
+
+    def many(self, method: str, kind: type[Message], work: Many) -> None:
+        """One message in, a stream out."""
+
+        async def call(raw: bytes, context: Context) -> None:
+            await self._stream(method, context, lambda: work(self._parse(kind, raw)))
+
+        self._handlers[method] = grpc.unary_stream_rpc_method_handler(call)
+
+    def both(self, method: str, kind: type[Message], work: Both) -> None:
+        """A stream in, a stream out."""
+
+        async def call(raws: AsyncIterator[bytes], context: Context) -> None:
+            messages = (self._parse(kind, raw) async for raw in raws)
+            await self._stream(method, context, lambda: work(messages))
+
+        self._handlers[method] = grpc.stream_stream_rpc_method_handler(call)
+
+    async def _stream(self, method: str, context: Context, work: Callable[[], AsyncIterator[Message]]) -> None:
+        note, code = self._begin(method, context), StatusCode.CANCELLED
+        try:
+            self._check(context)
+            async with aclosing(work()) as replies:  # type: ignore[type-var]
+                async for reply in replies:
+                    await context.write(reply.SerializeToString())
+            code = StatusCode.OK
+        except Exception as error:
+            code = self._refuse(method, context, error)
+        finally:
+            note(code)
+
+    # ---- before and after ----
+
+    def _begin(self, method: str, context: Context) -> Callable[[StatusCode], None]:
+        """What to call when the call is over."""
+        ended = self.ended
+        if ended is None:
+            return nothing
+        began, peer = time.monotonic(), context.peer()  # it is forgotten when the caller goes away
+        return lambda code: ended(peer, f"{self.name}/{method}", code.value[0], time.monotonic() - began)
+
+    def _check(self, context: Context) -> None:
+        """Refuse a caller without the key."""
+        if self._keys is not None:
+            metadata = context.invocation_metadata() or ()
+            shown = next((value for key, value in metadata if key == "authorization"), None)
+            self._keys.check(self._kind, shown)
+
+    def _parse(self, kind: type[Message], raw: bytes) -> Message:
+        if len(raw) > self._max_bytes:
+            text = f"The request has {len(raw)} bytes; the server's max_request_size allows {self._max_bytes}."
+            raise JobFailed(text, status=413)
+        return parse(kind, raw)
+
+    def _refuse(self, method: str, context: Context, error: Exception) -> StatusCode:
+        """Say what went wrong; returns the code that the caller gets."""
+        if context.done():  # nobody listens any more, and grpc said so by raising
+            return StatusCode.CANCELLED
+        if isinstance(error, FlambeauError):
+            code, name = self._statuses(error)
+            details = details_of(error, name)
+        else:
+            logger.error("%s/%s failed", self.name, method, exc_info=error)
+            code, details = StatusCode.INTERNAL, "Internal server error."
+        context.set_code(code)
+        context.set_details(details)
+        return code
+
+
+def nothing(code: StatusCode) -> None:
+    """What is done where nobody wants to know."""
+
+
+def log_call(peer: str, path: str, code: int, seconds: float) -> None:
+    """The line of a call in the access log."""
+    access_log.info('%s "gRPC %s HTTP/2.0" %d %d', remote_of(peer), path, code, seconds * 1000)
+
+
+def remote_of(peer: str) -> str:
+    """A caller's address as the access log has it: `ipv4:127.0.0.1:40122` is `/127.0.0.1:40122`."""
+    return "/" + unquote(peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else peer)

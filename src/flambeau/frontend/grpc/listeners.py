@@ -1,0 +1,161 @@
+"""GrpcFrontend: the gRPC ports of a server, opened together and drained together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ignore[import-untyped]
+
+from flambeau.config.server import Address, ServerConfig, Tls
+from flambeau.errors import CannotListen, ConfigError
+from flambeau.frontend.authorization import Keys
+from flambeau.frontend.grpc import health
+from flambeau.frontend.grpc.calls import Service, access_log, log_call
+from flambeau.frontend.grpc.inference import inference_service
+from flambeau.frontend.grpc.management import management_service
+from flambeau.frontend.grpc.messages import POOL
+from flambeau.frontend.grpc.open_inference import open_inference_services
+from flambeau.frontend.http.listeners import LAST_CALL_S, why_not
+from flambeau.serving.server import Server
+
+logger = logging.getLogger(__name__)
+
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+
+
+class GrpcFrontend:
+    """Serves a Server over gRPC."""
+
+    def __init__(self, server: Server, keys: Keys | None = None) -> None:
+        self._server = server
+        self._keys = keys
+        # The one place where calls are logged and measured.
+        self._ended = log_call if access_log.isEnabledFor(logging.INFO) else None
+        self._ports: list[grpc.aio.Server] = []
+        self._draining: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        server, config = self._server, self._server.config.grpc
+        try:
+            if config.inference is not None:
+                services = [inference_service(server, self._keys)]
+                if server.config.open_inference:
+                    services += open_inference_services(server, self._keys)
+                age = (config.inference_max_age_s, config.inference_max_age_grace_s)
+                await self._listen(config.inference, services, lambda: server.is_ready, *age)
+            if config.management is not None:
+                age = (config.management_max_age_s, config.management_max_age_grace_s)
+                await self._listen(config.management, [management_service(server, self._keys)], lambda: True, *age)
+        except BaseException:
+            await self._stop(0)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            await self._stop(0)
+        else:
+            self.drain()
+        if self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    def drain(self) -> None:
+        """Take no new calls from now on; those that were accepted are answered, within the drain time-out."""
+        if self._draining is None:
+            self._server.is_draining = True
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await asyncio.sleep(LAST_CALL_S)
+        await self._stop(self._server.config.drain_timeout_s)
+
+    async def _stop(self, grace_s: float) -> None:
+        await asyncio.gather(*(port.stop(grace_s) for port in self._ports))
+
+    async def _listen(
+        self,
+        address: Address,
+        services: Sequence[Service],
+        is_ready: Callable[[], bool],
+        max_age_s: float | None,
+        grace_s: float | None,
+    ) -> None:
+        config = self._server.config
+        port = grpc.aio.server(options=options_for(config, max_age_s, grace_s))
+        states = dict.fromkeys(["", *(service.name for service in services)], is_ready)
+        everything = [*services, health.health_service(states, lambda: self._server.is_draining)]
+        for service in everything:
+            service.ended = self._ended
+            port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, service.handlers),))
+        names = [*(service.name for service in everything), REFLECTION]
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names, POOL), port)
+        found = bind(port, address, credentials_of(config.tls) if config.grpc.is_tls else None)
+        self._ports.append(port)
+        await port.start()
+        logger.info("gRPC: listening on %s", replace(address, port=found, is_tls=config.grpc.is_tls))
+
+
+def options_for(config: ServerConfig, max_age_s: float | None, grace_s: float | None) -> list[tuple[str, Any]]:
+    """What gRPC's core is told about one port."""
+    options: list[tuple[str, Any]] = [
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its clients, and nobody would know
+        # Somewhat larger ones are received, so that their refusal can name the setting.
+        ("grpc.max_receive_message_length", min(2 * config.max_request_bytes, 2**31 - 1)),
+        ("grpc.max_send_message_length", -1),  # workers keep to max_response_size, part by part
+    ]
+    if max_age_s is not None:
+        options.append(("grpc.max_connection_age_ms", round(max_age_s * 1000)))
+    if grace_s is not None:
+        options.append(("grpc.max_connection_age_grace_ms", round(grace_s * 1000)))
+    return options
+
+
+def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None) -> int:
+    """Open a port; raises ConfigError with the reason when that cannot be."""
+    if address.path is not None:
+        target = f"unix:{address.path}"
+    else:
+        target = f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
+    try:
+        found = port.add_secure_port(target, credentials) if credentials else port.add_insecure_port(target)
+    except RuntimeError:
+        found = 0
+    if not found:
+        raise CannotListen(str(address), f"gRPC: {why_closed(address, is_tls=credentials is not None)}")
+    return found
+
+
+def why_closed(address: Address, *, is_tls: bool) -> str:
+    """Why a port could not be opened: gRPC does not tell, a plain socket does."""
+    if address.path is not None:
+        return f"{address} could not be opened"
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen()
+    except OSError as error:
+        return why_not(address, error)
+    hint = "; are certificate_file and private_key_file a certificate and its key, in PEM format?" if is_tls else ""
+    return f"{address} could not be opened{hint}"
+
+
+def credentials_of(tls: Tls) -> grpc.ServerCredentials:
+    """The certificate and its key, from PEM files; gRPC reads no key stores."""
+    if tls.certificate_file is None or tls.private_key_file is None:
+        raise ConfigError("gRPC over TLS needs certificate_file and private_key_file, both in PEM format")
+    try:
+        key, certificate = tls.private_key_file.read_bytes(), tls.certificate_file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from None
+    return grpc.ssl_server_credentials([(key, certificate)])

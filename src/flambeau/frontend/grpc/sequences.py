@@ -1,0 +1,132 @@
+"""StreamPredictions2: the requests of sequences, on one stream; errors are replies, and the stream goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+
+from flambeau.config.server import SequenceHeaders
+from flambeau.errors import BadRequest, FlambeauError
+from flambeau.frontend.grpc.calls import Message
+from flambeau.frontend.grpc.jobs import Headers, add_inputs, find_model
+from flambeau.frontend.grpc.messages import ErrorInfo, PredictionResponse
+from flambeau.frontend.grpc.replies import StreamedReply
+from flambeau.frontend.grpc.status import of_prediction
+from flambeau.serving.server import Server
+
+MAX_OPEN = 100  # requests of one stream that are not answered yet; the client's next ones wait to be read
+ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
+
+Line = deque[StreamedReply | FlambeauError]
+
+
+class SequenceStream:
+    """One call of StreamPredictions2.
+
+    The replies of a sequence come in the order of its requests; sequences do not wait for each other, nor do the
+    requests of a model with continuous batching, which may answer several of one sequence at a time. Nothing is read
+    ahead of a client that does not read: one message waits to be sent, and so many requests to be answered.
+    """
+
+    def __init__(self, server: Server, requests: AsyncIterator[Message]) -> None:
+        self._server = server
+        self._requests = requests
+        self._lines: dict[object, Line] = {}  # what is answered one after another
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        self._places = asyncio.Semaphore(MAX_OPEN)
+
+    async def replies(self) -> AsyncIterator[Message]:
+        """Messages for the client, until it has sent all its requests and all are answered."""
+        reader = asyncio.get_running_loop().create_task(self._run())
+        try:
+            while (message := await self._messages.get()) is not None:
+                yield message
+            await reader
+        finally:
+            reader.cancel()
+            await asyncio.wait([reader])
+            for line in self._lines.values():
+                for reply in line:
+                    if isinstance(reply, StreamedReply):
+                        reply.cancel()
+
+    async def _run(self) -> None:
+        broken: FlambeauError | None = None
+        async with asyncio.TaskGroup() as lines:
+            try:
+                async for request in self._requests:
+                    await self._places.acquire()
+                    sequence_id, reply = self._begin(request)
+                    is_continuous = isinstance(reply, StreamedReply) and reply.model.config.continuous_batching
+                    key: object = reply if is_continuous else sequence_id
+                    if key in self._lines:
+                        self._lines[key].append(reply)
+                    else:
+                        self._lines[key] = deque([reply])
+                        lines.create_task(self._answer(key, sequence_id))
+            except FlambeauError as error:  # a message that is none: what came before it is answered first
+                broken = error
+        await self._messages.put(None)
+        if broken is not None:
+            raise broken
+
+    def _begin(self, request: Message) -> tuple[str, StreamedReply | FlambeauError]:
+        """Give a request to its model, at once."""
+        sequence_id: str = request.sequence_id
+        try:
+            sequence_id, headers = sequence_of(sequence_id, request.input, self._server.config.sequence_headers)
+            model = find_model(self._server, request.model_name, request.model_version)
+        except FlambeauError as error:
+            return sequence_id, error
+        reply = StreamedReply(model)
+        add_inputs(self._server, model, request.model_version, request.input, reply, headers)
+        return sequence_id, reply
+
+    async def _answer(self, key: object, sequence_id: str) -> None:
+        """Send the replies of one line, one after another."""
+        line = self._lines[key]
+        while line:
+            reply = line.popleft()
+            try:
+                if isinstance(reply, FlambeauError):
+                    raise reply
+                async for body in reply.bodies():
+                    await self._messages.put(PredictionResponse(prediction=body, sequence_id=sequence_id))
+            except FlambeauError as error:
+                await self._messages.put(to_message(error, sequence_id))
+            finally:
+                if isinstance(reply, StreamedReply):
+                    reply.cancel()
+            self._places.release()
+        del self._lines[key]
+
+
+def sequence_of(sequence_id: str, inputs: Mapping[str, bytes], names: SequenceHeaders) -> tuple[str, Headers]:
+    """Which sequence a request belongs to, and the headers that tell the handler; a new one needs no id."""
+    starts, ends = is_true(inputs, names.start), is_true(inputs, names.end)
+    if not sequence_id:
+        if not starts:
+            raise BadRequest("Parameter sequenceId is required.")
+        sequence_id = f"ts-seq-{uuid.uuid4()}"
+    headers = [(names.id, sequence_id)]
+    if starts:
+        headers.append((names.start, "true"))
+    if ends:
+        headers.append((names.end, "true"))
+    return sequence_id, headers
+
+
+def is_true(inputs: Mapping[str, bytes], name: str) -> bool:
+    """Whether an input says `true`."""
+    return name in inputs and inputs[name].strip().lower() == b"true"
+
+
+def to_message(error: FlambeauError, sequence_id: str) -> Message:
+    """An error as a message of the stream."""
+    code, name = of_prediction(error)
+    message = PredictionResponse(sequence_id=sequence_id or None)
+    message.status.code, message.status.message = code.value[0], str(error)
+    message.status.details.add(type_url=ERROR_INFO, value=ErrorInfo(reason=name).SerializeToString())
+    return message

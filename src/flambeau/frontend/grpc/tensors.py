@@ -1,0 +1,100 @@
+"""The tensors of the Open Inference Protocol: their elements, as messages carry them ↔ little-endian bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from flambeau.frontend.grpc.messages import Malformed
+
+FIELDS = {  # datatype → the field of InferTensorContents, and what `struct` calls an element
+    "BOOL": ("bool_contents", "?"),
+    "INT8": ("int_contents", "b"),
+    "INT16": ("int_contents", "h"),
+    "INT32": ("int_contents", "i"),
+    "INT64": ("int64_contents", "q"),
+    "UINT8": ("uint_contents", "B"),
+    "UINT16": ("uint_contents", "H"),
+    "UINT32": ("uint_contents", "I"),
+    "UINT64": ("uint64_contents", "Q"),
+    "FP32": ("fp32_contents", "f"),
+    "FP64": ("fp64_contents", "d"),
+}
+RAW_ONLY = {"FP16": "e", "BF16": ""}  # no field holds them
+BYTES = "BYTES"
+_LENGTH = struct.Struct("<I")  # stands before each element of BYTES
+
+
+def contents_of(name: str, datatype: str, contents: Any) -> Any:
+    """The elements of an input that came in typed fields."""
+    if datatype in RAW_ONLY:
+        raise Malformed(f"input {name!r}: {datatype} has no typed contents; send it in raw_input_contents")
+    if datatype == BYTES:
+        return contents.bytes_contents
+    if datatype not in FIELDS:
+        known = ", ".join([*FIELDS, *RAW_ONLY, BYTES])
+        raise Malformed(f"input {name!r}: datatype {datatype!r} is not known; it may be {known}")
+    return getattr(contents, FIELDS[datatype][0])
+
+
+def pack(datatype: str, values: Sequence[Any]) -> bytes:
+    """The bytes of a tensor's elements."""
+    if datatype == BYTES:
+        return b"".join(_LENGTH.pack(len(element)) + element for element in map(to_bytes, values))
+    letter = FIELDS[datatype][1] if datatype in FIELDS else RAW_ONLY.get(datatype, "")
+    try:
+        return struct.pack(f"<{len(values)}{letter}", *values)
+    except struct.error as error:
+        raise Malformed(f"what is sent as {datatype} is not: {error}") from None
+
+
+def unpack(datatype: str, raw: bytes) -> Sequence[Any]:
+    """The elements in a tensor's bytes; those of BYTES as bytes."""
+    if datatype == BYTES:
+        return [*_elements(raw)]
+    letter = FIELDS[datatype][1] if datatype in FIELDS else RAW_ONLY.get(datatype, "")
+    size = struct.calcsize(f"<{letter}")
+    if not size or len(raw) % size:
+        raise Malformed(f"{len(raw)} bytes cannot be read as {datatype} elements")
+    return struct.unpack(f"<{len(raw) // size}{letter}", raw)
+
+
+def _elements(raw: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(raw):
+        start = at + _LENGTH.size
+        end = start + _LENGTH.unpack_from(raw, at)[0] if start <= len(raw) else start
+        if end > len(raw):
+            raise Malformed("a BYTES tensor ends in the middle of an element")
+        yield raw[start:end]
+        at = end
+
+
+def put_contents(contents: Any, datatype: str, values: Iterable[Any]) -> None:
+    """Put elements into the typed field of their datatype."""
+    if datatype == BYTES:
+        contents.bytes_contents.extend(map(to_bytes, values))
+    else:
+        getattr(contents, FIELDS[datatype][0]).extend(values)
+
+
+def to_bytes(element: Any) -> bytes:
+    """An element of BYTES: a text is its UTF-8, without quotes; what is neither is its JSON."""
+    if isinstance(element, bytes):
+        return element
+    return (element if isinstance(element, str) else json.dumps(element)).encode("utf-8", "backslashreplace")
+
+
+def flatten(value: Any) -> Iterator[Any]:
+    """The elements of nested lists, in order."""
+    waiting = [iter([value])]  # a stack instead of recursion: handlers choose the depth
+    while waiting:
+        for item in waiting[-1]:
+            if isinstance(item, list):
+                waiting.append(iter(item))
+                break
+            yield item
+        else:
+            waiting.pop()

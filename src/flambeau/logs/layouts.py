@@ -1,0 +1,58 @@
+"""How a line of a log looks: TorchServe's two layouts, and ours for a terminal (pure)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import lru_cache
+
+SERVER, ACCESS, MODEL = "SERVER", "ACCESS_LOG", "MODEL_LOG"
+TS_METRICS, MODEL_METRICS = "TS_METRICS", "MODEL_METRICS"
+CHANNELS = (SERVER, ACCESS, MODEL, TS_METRICS, MODEL_METRICS)
+
+_LEVELS = {"WARNING": "WARN", "CRITICAL": "FATAL"}
+
+
+def short_line(created: float, message: str) -> str:
+    """`<time> - <message>`: the access log and the two metrics logs."""
+    return f"{local_time(created)} - {message}\n"
+
+
+def full_line(created: float, level: int, thread: str, logger: str, message: str) -> str:
+    """`<time> [<LEVEL>] <thread> <logger> - <message>`: ts_log, model_log and the console."""
+    return f"{local_time(created)} [{level_name(level)}] {thread} {logger} - {message}\n"
+
+
+def terminal_line(created: float, level: int, message: str) -> str:
+    """`<UTC time> <LEVEL> <message>`: what `flambeau serve` prints."""
+    return f"{utc_second(int(created))} {logging.getLevelName(level):<7} {message}\n"
+
+
+def local_time(created: float) -> str:
+    """Local time with milliseconds, as log4j's ISO8601."""
+    second = int(created)
+    return f"{local_second(second)},{int((created - second) * 1000):03d}"
+
+
+@lru_cache(4)
+def local_second(second: int) -> str:
+    """A second of local time."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
+
+
+@lru_cache(4)
+def utc_second(second: int) -> str:
+    """A second of UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
+
+
+@lru_cache
+def level_name(level: int) -> str:
+    """A level in log4j's words, five letters wide."""
+    name = logging.getLevelName(level)
+    return f"{_LEVELS.get(name, name):<5}"
+
+
+def printable(text: str) -> str:
+    """Text from outside on one line: control characters are shown, not obeyed."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,178 @@
+"""A log4j2 XML file → what of it can be kept: file names, sizes, levels of the five logs (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+from flambeau.errors import ConfigError
+from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
+
+LEVELS = {"all": 0, "trace": 5, "debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50, "off": 100}
+FILE_APPENDERS = ("file", "rollingfile", "randomaccessfile", "rollingrandomaccessfile")
+MAX_CHARACTERS = 1 << 20
+_UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+_LOGGERS = {"ACCESS_LOG": ACCESS, "MODEL_LOG": MODEL, "TS_METRICS": TS_METRICS, "MODEL_METRICS": MODEL_METRICS}
+_KNOWN = frozenset(
+    [
+        "configuration",
+        "appenders",
+        "loggers",
+        "console",
+        "patternlayout",
+        "policies",
+        "sizebasedtriggeringpolicy",
+        "timebasedtriggeringpolicy",
+        "defaultrolloverstrategy",
+        "logger",
+        "asynclogger",
+        "root",
+        "asyncroot",
+        "appenderref",
+        "properties",
+        "property",
+    ]
+)
+
+
+@dataclass(slots=True)
+class Element:
+    """One element of an XML document."""
+
+    tag: str
+    attributes: dict[str, str]
+    children: list[Element] = field(default_factory=list)
+    text: str = ""
+
+    def get(self, name: str) -> str | None:
+        """An attribute, whatever its case."""
+        return next((value for key, value in self.attributes.items() if key.lower() == name.lower()), None)
+
+    def walk(self) -> list[Element]:
+        """This element and all below it."""
+        return [self, *(one for child in self.children for one in child.walk())]
+
+
+@dataclass(frozen=True, slots=True)
+class LogChoices:
+    """What a log4j2 file asks for: files and levels by log, and whether there is a console."""
+
+    files: Mapping[str, str]
+    levels: Mapping[str, int]
+    has_console: bool
+    max_bytes: int | None
+    ignored: tuple[str, ...]  # parts that mean nothing here
+
+
+def read_log4j(text: str, variables: Mapping[str, str]) -> LogChoices:
+    """What of a log4j2 XML file can be kept; `${env:NAME}` and `${NAME}` come from its properties and `variables`."""
+    root = parse_xml(text)
+    elements = root.walk()
+    names = {e.get("name") or "": e.text.strip() for e in elements if e.tag.lower() == "property"}
+    names = {**names, **variables}
+    appenders = {e.get("name") or "": e for e in elements if e.tag.lower() in FILE_APPENDERS}
+    consoles = {e.get("name") or "" for e in elements if e.tag.lower() == "console"}
+    files: dict[str, str] = {}
+    levels: dict[str, int] = {}
+    has_console = False
+    for element in elements:
+        channel = channel_of(element)
+        if channel is None:
+            continue
+        level = (element.get("level") or "").lower()
+        if level in LEVELS:
+            levels[channel] = min(levels.get(channel, LEVELS[level]), LEVELS[level])
+        for reference in (child.get("ref") or "" for child in element.walk() if child.tag.lower() == "appenderref"):
+            has_console = has_console or reference in consoles
+            if reference in appenders:
+                name = appenders[reference].get("fileName")
+                if name:
+                    files[channel] = expand(name, names)
+    return LogChoices(files, levels, has_console, max_bytes_of(elements), ignored_in(elements))
+
+
+def channel_of(element: Element) -> str | None:
+    """The log that a logger element is about; the server's own packages and the root are one."""
+    tag = element.tag.lower()
+    if tag in ("root", "asyncroot"):
+        return SERVER
+    if tag not in ("logger", "asynclogger"):
+        return None
+    name = element.get("name") or ""
+    return SERVER if name.startswith("org.pytorch.serve") else _LOGGERS.get(name)
+
+
+def max_bytes_of(elements: list[Element]) -> int | None:
+    """The size at which files are rolled, if the document names one."""
+    for element in elements:
+        if element.tag.lower() == "sizebasedtriggeringpolicy":
+            match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", element.get("size") or "", re.IGNORECASE)
+            if match:
+                return int(match[1]) * _UNITS[(match[2] or "").upper()]
+    return None
+
+
+def ignored_in(elements: list[Element]) -> tuple[str, ...]:
+    """The elements, loggers and patterns that have no meaning here, each once."""
+    found = [e.tag for e in elements if e.tag.lower() not in (*_KNOWN, *FILE_APPENDERS)]
+    for element in elements:
+        if element.tag.lower() in ("logger", "asynclogger") and channel_of(element) is None:
+            found.append(f"Logger {element.get('name')}")
+        if element.tag.lower() == "patternlayout":
+            found.append("PatternLayout (lines keep TorchServe's layout)")
+    return tuple(dict.fromkeys(found))
+
+
+def expand(name: str, variables: Mapping[str, str]) -> str:
+    """A file name with its `${…}` filled in; `:-` gives what stands for a name that is not known."""
+
+    def fill(match: re.Match[str]) -> str:
+        key, _, otherwise = match[1].partition(":-")
+        value = variables.get(key.removeprefix("env:").removeprefix("sys:"), otherwise or None)
+        if value is None:
+            raise ConfigError(f"the log configuration names ${{{match[1]}}}, which is not known")
+        return value
+
+    for _ in range(5):  # a property may name another
+        filled = re.sub(r"\$\{([^${}]+)\}", fill, name)
+        if filled == name:
+            break
+        name = filled
+    return name
+
+
+def parse_xml(text: str) -> Element:
+    """The root of an XML document; one that declares entities is refused, since they can grow without bound."""
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"the log configuration is larger than {MAX_CHARACTERS} characters")
+    top = Element("", {})
+    stack = [top]
+    parser = expat.ParserCreate()
+
+    def on_start(tag: str, attributes: dict[str, str]) -> None:
+        if len(stack) > 50:
+            raise ConfigError("the log configuration is nested too deeply")
+        element = Element(tag.rpartition("}")[2], attributes)
+        stack[-1].children.append(element)
+        stack.append(element)
+
+    def on_end(tag: str) -> None:
+        stack.pop()
+
+    def on_text(data: str) -> None:
+        stack[-1].text += data
+
+    def on_doctype(*_: object) -> None:
+        raise ConfigError("the log configuration has a DOCTYPE, which is not allowed here; take it out")
+
+    parser.StartElementHandler, parser.EndElementHandler = on_start, on_end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = on_text, on_doctype
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise ConfigError(f"the log configuration is not XML: {error}") from None
+    if not top.children or top.children[0].tag.lower() != "configuration":
+        raise ConfigError("the log configuration is not a log4j2 file: its root is not <Configuration>")
+    return top.children[0]

@@ -1,0 +1,221 @@
+"""Logs: lines from anywhere in the server, written by one thread, so that no disk or pipe can hold the server up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS, full_line, short_line, terminal_line
+from flambeau.logs.rolling import RollingFile
+
+MAX_WAITING = 200_000  # entries; what comes while so many wait is dropped and counted
+GATHER_S = 0.005  # between two writes: what comes meanwhile is written together
+PATIENCE_S = 0.5  # how long a console may take nothing before lines are dropped
+PIPE_BYTES = 4096  # a pipe that is ready takes this much without blocking
+
+_SHORT = frozenset((ACCESS, TS_METRICS, MODEL_METRICS))
+
+# What is logged: a text, several lines of output, or a function of the time with its arguments.
+Payload = str | list[bytes] | tuple[Any, ...]
+Entry = tuple[str, float, int, str, str, Payload]
+
+
+class Logs:
+    """Takes entries without ever waiting; a thread of its own lays them out and writes them.
+
+    With files, every line also goes to the server's own file and, in the same layout, to the console.
+    """
+
+    def __init__(
+        self,
+        console: int | None = 2,
+        files: Mapping[str, RollingFile] | None = None,
+        *,
+        levels: Mapping[str, int] | None = None,
+        is_terminal: bool = True,
+        has_access_log: bool = False,
+    ) -> None:
+        self.has_access_log = has_access_log
+        self.num_dropped = 0
+        self._console = console
+        self._files = dict(files or {})
+        self._levels = dict(levels or {})
+        self.is_terminal = is_terminal
+        self._waiting: deque[Entry] = deque()
+        self._wake = threading.Event()
+        self._is_closing = self._is_closed = False
+        self._told_dropped = 0
+        self._starting = threading.Lock()
+        self._writing = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, channel: str, level: int, thread: str, logger: str, payload: Payload) -> None:
+        """Log something; never waits."""
+        if len(self._waiting) >= MAX_WAITING:
+            self.num_dropped += 1
+            return
+        self._waiting.append((channel, time.time(), level, thread, logger, payload))
+        if self._is_closed:  # last words, from where the server ends
+            self._write_all()
+            return
+        if not self._wake.is_set():
+            self._wake.set()
+            if self._thread is None:
+                self._start()
+
+    def put_now(self, channel: str, level: int, thread: str, logger: str, text: str) -> None:
+        """Log a rare event: at once where that needs no waiting, as `put` does otherwise."""
+        if not self._waiting and not self._is_closed and self._writing.acquire(blocking=False):
+            try:
+                if self._write_at_once((channel, time.time(), level, thread, logger, text)):
+                    return
+            finally:
+                self._writing.release()
+        self.put(channel, level, thread, logger, text)
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Write what waits, as far as that is possible in this time."""
+        self._is_closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return  # it goes on as long as the process does
+        self._is_closed = True
+        files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+                self._thread.start()
+
+    # ---- the writing thread ----
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            is_last = self._is_closing
+            self._write_all()
+            if is_last:
+                break
+            time.sleep(GATHER_S)
+
+    def _write_all(self) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), 10_000))]
+            with self._writing:
+                self._write(batch)
+        if self.num_dropped > self._told_dropped:
+            count, self._told_dropped = self.num_dropped - self._told_dropped, self.num_dropped
+            text = f"{count} log lines were dropped: they came faster than they could be written"
+            with self._writing:
+                self._write([(SERVER, time.time(), logging.WARNING, "logs", __name__, text)])
+
+    def _write(self, batch: list[Entry]) -> None:
+        console, files = self._lay_out_all(batch)
+        for channel, data in files.items():
+            self._append(channel, data)
+        if self._console is not None and not write_patiently(self._console, console):
+            self.num_dropped += console.count(b"\n")
+
+    def _write_at_once(self, entry: Entry) -> bool:
+        console, files = self._lay_out_all([entry])
+        if self._console is not None and (len(console) > PIPE_BYTES or not is_ready(self._console)):
+            return False
+        for channel, data in files.items():
+            self._append(channel, data)
+        return self._console is None or write_patiently(self._console, console)
+
+    def _lay_out_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
+        console: list[str] = []
+        files: dict[str, list[str]] = {channel: [] for channel in self._files}
+        for entry in batch:
+            self._lay_out(entry, console, files)
+        return encode(console), {channel: encode(lines) for channel, lines in files.items() if lines}
+
+    def _lay_out(self, entry: Entry, console: list[str], files: dict[str, list[str]]) -> None:
+        channel, created, level, thread, logger, payload = entry
+        if level < self._levels.get(channel, 0):
+            return
+        if type(payload) is list:
+            messages = [line.decode("utf-8", "replace") for line in payload]
+        elif type(payload) is tuple:
+            messages = [payload[0](*payload[1:], created)]
+        else:
+            messages = [str(payload)]
+        for message in messages:
+            if self.is_terminal:
+                is_output = channel == MODEL
+                console.append(f"{thread} {message}\n" if is_output else terminal_line(created, level, message))
+            full = full_line(created, level, thread, logger, message) if not self.is_terminal or files else ""
+            if not self.is_terminal:
+                console.append(full)
+            if SERVER in files:
+                files[SERVER].append(full)
+            if channel in files and channel != SERVER:
+                files[channel].append(short_line(created, message) if channel in _SHORT else full)
+
+    def _append(self, channel: str, data: bytes) -> None:
+        try:
+            self._files[channel].write(data)
+        except (OSError, ValueError) as error:
+            file = self._files.pop(channel)
+            text = f"{file.path} cannot be written any more ({error}); its lines go to the console only"
+            self._waiting.append((SERVER, time.time(), logging.WARNING, "logs", __name__, text))
+
+
+class QueueHandler(logging.Handler):
+    """Hands what Python's logging is given to Logs; a record's `worker` stands for its thread."""
+
+    def __init__(self, logs: Logs) -> None:
+        super().__init__()
+        self._logs = logs
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        thread = getattr(record, "worker", None) or record.threadName or "main"
+        thread = "main" if thread == "MainThread" else thread
+        channel = record.name if record.name in (ACCESS, MODEL, TS_METRICS, MODEL_METRICS) else SERVER
+        self._logs.put_now(channel, record.levelno, thread, record.name, message)
+
+
+def encode(lines: list[str]) -> bytes:
+    """Lines as bytes, whatever they hold."""
+    return "".join(lines).encode("utf-8", "backslashreplace")
+
+
+def is_ready(descriptor: int) -> bool:
+    """Whether a console takes something now; one that is closed takes everything."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    return bool(poller.poll(0))
+
+
+def write_patiently(descriptor: int, data: bytes) -> bool:
+    """Write to a console; False when it takes nothing for a while, as a pipe does that nobody reads."""
+    view = memoryview(data)
+    poller = select.poll()
+    try:
+        poller.register(descriptor, select.POLLOUT)
+        while view:
+            if not poller.poll(PATIENCE_S * 1000):
+                return False
+            view = view[os.write(descriptor, view[:PIPE_BYTES]) :]
+    except OSError:
+        pass  # a closed terminal is no reason to fail
+    return True

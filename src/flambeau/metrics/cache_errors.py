@@ -1,0 +1,47 @@
+"""What goes wrong with a handler's metrics, under the names that handlers may catch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class GeneralMetricsCacheError(Exception):
+    """Something that has no better name."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Generic error: {message}")
+
+
+class MetricsCacheIOError(IOError):
+    """The metrics configuration cannot be read."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Error reading file: {message}")
+
+
+class MetricsCacheTypeError(TypeError):
+    """An argument has the wrong type."""
+
+
+class MetricsCacheValueError(ValueError):
+    """An argument has a value that makes no sense."""
+
+
+class MetricsCacheKeyError(KeyError):
+    """There is no such metric, or no such key in the metrics configuration."""
+
+
+def __getattr__(name: str) -> Any:
+    """MetricsCachePyYamlError, made when it is asked for: it is one of PyYAML's, which few workers load."""
+    if name != "MetricsCachePyYamlError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import yaml
+
+    class MetricsCachePyYamlError(yaml.YAMLError):
+        """The metrics configuration is not YAML."""
+
+        def __init__(self, message: str) -> None:
+            super().__init__(f"Error parsing file: {message}")
+
+    globals()[name] = MetricsCachePyYamlError
+    return MetricsCachePyYamlError

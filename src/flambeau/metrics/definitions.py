@@ -1,0 +1,95 @@
+"""metrics.yaml: which metrics there are, with their kinds, units and dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import ConfigError
+
+KINDS = ("counter", "gauge", "histogram")
+BUNDLED = Path(__file__).parent / "metrics.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric: how it is called, what its values mean, and by what they are told apart."""
+
+    name: str
+    kind: str
+    unit: str
+    dimensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """What a metrics.yaml names, by metric name: the server's own metrics and those of handlers."""
+
+    server: Mapping[str, Definition]
+    model: Mapping[str, Definition]
+
+
+def read_definitions(file: Path | None) -> Definitions:
+    """Read a metrics.yaml, or the bundled one."""
+    path = file or BUNDLED
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the metrics configuration {path} cannot be read: {error}") from None
+    return parse_definitions(text, str(path))
+
+
+def parse_definitions(text: str, source: str = "metrics.yaml") -> Definitions:
+    """The metrics that the text of a metrics.yaml names; what is wrong with it is said by place and name."""
+    document = load_yaml(text, source)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{source}: a metrics configuration has the sections ts_metrics and model_metrics")
+    if not document.get("model_metrics"):
+        raise ConfigError(f"{source}: the section model_metrics is missing or empty; workers need it")
+    return Definitions(
+        server=_section(document.get("ts_metrics"), "ts_metrics", source),
+        model=_section(document["model_metrics"], "model_metrics", source),
+    )
+
+
+def load_yaml(text: str, source: str) -> Any:
+    """The document in a YAML text."""
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML: {error}") from None
+
+
+def _section(section: Any, name: str, source: str) -> dict[str, Definition]:
+    if section is None:
+        return {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{source}: {name} must hold counter, gauge and histogram, each a list of metrics")
+    found: dict[str, Definition] = {}
+    for kind, entries in section.items():
+        if kind not in KINDS:
+            raise ConfigError(f"{source}: {name} holds {kind!r}, which is not a kind of metric; use {', '.join(KINDS)}")
+        if not isinstance(entries, list):
+            raise ConfigError(f"{source}: {name}.{kind} must be a list of metrics")
+        for number, entry in enumerate(entries):
+            definition = _definition(entry, kind, f"{source}: {name}.{kind}[{number}]")
+            found[definition.name] = definition  # of two with one name, the last, as in TorchServe
+    return found
+
+
+def _definition(entry: Any, kind: str, place: str) -> Definition:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{place} is not a metric; write name, unit and dimensions")
+    for key in ("name", "unit"):
+        if not isinstance(entry.get(key), str) or not entry[key].strip():
+            raise ConfigError(f"{place}: {key} is missing or empty")
+    if "dimensions" not in entry:
+        raise ConfigError(f"{place}: dimensions is missing; write [] for none")
+    dimensions = entry["dimensions"] or []
+    if not isinstance(dimensions, list) or not all(isinstance(name, str) and name for name in dimensions):
+        raise ConfigError(f"{place}: dimensions must be a list of names")
+    return Definition(entry["name"], kind, entry["unit"], tuple(dimensions))

@@ -1,0 +1,52 @@
+"""Metrics as lines of text: those that go to the metrics logs, and those that handlers print themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from flambeau.metrics.definitions import Definition
+from flambeau.metrics.registry import plain
+from flambeau.metrics.samples import Sample
+
+MARK = "[METRICS]"
+_KINDS = {"COUNTER": "counter", "GAUGE": "gauge", "HISTOGRAM": "histogram"}
+_LINE = re.compile(
+    r"\s*(?P<name>[\w\s]+)\.(?P<unit>[\w\s]+):(?P<value>[0-9\-,.e]+)\|#(?P<dimensions>[^|]*)"
+    r"(?:\|#type:(?P<kind>[^|,\s]+))?\|#hostname:(?P<host>[^,]*),(?P<time>[^,\s]+)(?:,(?P<ids>.*))?"
+)
+
+
+def server_line(definition: Definition, value: float, label_values: Iterable[str], host: str, seconds: float) -> str:
+    """A measurement of the server, as ts_metrics.log has it; the last dimension, the host, has a place of its own."""
+    return f"{_measured(definition, value, label_values)}|#hostname:{host},timestamp:{int(seconds)}"
+
+
+def model_line(
+    definition: Definition, value: float, label_values: Iterable[str], host: str, ids: str, seconds: float
+) -> str:
+    """A measurement of a handler, as model_metrics.log has it."""
+    measured = _measured(definition, value, label_values)
+    return f"{measured}|#hostname:{host},requestID:{ids},timestamp:{int(seconds)}"
+
+
+def _measured(definition: Definition, value: float, label_values: Iterable[str]) -> str:
+    named = ",".join([f"{key}:{text}" for key, text in zip(definition.dimensions, label_values, strict=False)])
+    return f"{definition.name}.{definition.unit}:{plain(value)}|#{named}"
+
+
+def parse_line(line: str) -> Sample | None:
+    """The sample that a printed line stands for, the mark taken off; None if it stands for none."""
+    match = _LINE.fullmatch(line.strip())
+    if match is None:
+        return None
+    kind = _KINDS.get((match["kind"] or "COUNTER").upper())
+    try:
+        value = float(match["value"].replace(",", ""))
+    except ValueError:
+        return None
+    pairs = [part.partition(":") for part in match["dimensions"].split(",") if part]
+    if kind is None or not all(middle for _, middle, _ in pairs):
+        return None
+    dimensions = [(key.strip(), text) for key, _, text in pairs]
+    return match["name"].strip(), kind, match["unit"].strip(), value, dimensions, (match["ids"] or "").strip()

@@ -1,0 +1,129 @@
+"""CPU, memory, disk and GPU of this host, without torch and without waiting."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MB, GB = 1 << 20, 1 << 30
+GPU_QUERY = "index,utilization.gpu,memory.used,memory.total"
+
+# name, unit, value, device (None: the host itself)
+Reading = tuple[str, str, float, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """How long the processors have been busy and how long they have been there, in ticks."""
+
+    busy: int
+    total: int
+
+
+def read_cpu_times() -> CpuTimes | None:
+    """The processors' times since the machine started; None where they cannot be told."""
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        ticks = [int(word) for word in words[1:9]]
+    except (OSError, ValueError):
+        return None
+    idle = ticks[3] + ticks[4]  # idle, and waiting for disks
+    return CpuTimes(sum(ticks) - idle, sum(ticks))
+
+
+def cpu_percent(before: CpuTimes | None, after: CpuTimes | None) -> float | None:
+    """How busy the processors were between two looks."""
+    if before is None or after is None or after.total <= before.total:
+        return None
+    return round(100 * max(0, after.busy - before.busy) / (after.total - before.total), 1)
+
+
+class HostWatch:
+    """Reads the host's state; the processors' load is that since the last reading."""
+
+    def __init__(self) -> None:
+        self._cpu = read_cpu_times()
+
+    def read(self, *, gpus: bool = True) -> list[Reading]:
+        """One reading of everything that can be told; it may take a while where there are GPUs."""
+        readings = [*self._read_cpu(), *read_memory(), *read_disk()]
+        return [*readings, *read_gpus()] if gpus else readings
+
+    def _read_cpu(self) -> Iterator[Reading]:
+        before, self._cpu = self._cpu, read_cpu_times()
+        percent = cpu_percent(before, self._cpu)
+        if percent is not None:
+            yield "CPUUtilization", "Percent", percent, None
+
+
+def read_memory() -> Iterator[Reading]:
+    """Memory in use and available."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kilobytes = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
+        total, available = kilobytes["MemTotal"], kilobytes["MemAvailable"]
+    except (OSError, ValueError, KeyError, IndexError):
+        return
+    yield "MemoryUsed", "Megabytes", (total - available) / 1024, None
+    yield "MemoryAvailable", "Megabytes", available / 1024, None
+    yield "MemoryUtilization", "Percent", round(100 * (total - available) / total, 1), None
+
+
+def read_disk(path: str = "/") -> Iterator[Reading]:
+    """The file system's space, as users without privileges see it."""
+    try:
+        state = os.statvfs(path)
+    except OSError:
+        return
+    used = (state.f_blocks - state.f_bfree) * state.f_frsize
+    free = state.f_bavail * state.f_frsize
+    yield "DiskUsage", "Gigabytes", used / GB, None
+    yield "DiskAvailable", "Gigabytes", free / GB, None
+    if used + free:
+        yield "DiskUtilization", "Percent", round(100 * used / (used + free), 1), None
+
+
+def read_gpus() -> Iterator[Reading]:
+    """Load and memory of each NVIDIA GPU, from its vendor's tool."""
+    if not shutil.which("nvidia-smi"):
+        return
+    command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if done.returncode == 0:
+        yield from parse_gpus(done.stdout)
+
+
+def parse_gpus(table: str) -> Iterator[Reading]:
+    """The readings in a table of nvidia-smi; a figure that a device does not tell is left out."""
+    for row in csv.reader(table.splitlines(), skipinitialspace=True):
+        if len(row) != 4:
+            continue
+        device, load, used, total = (word.strip() for word in row)
+        if is_number(used) and is_number(total) and float(total):
+            yield "GPUMemoryUtilization", "Percent", round(100 * float(used) / float(total), 2), device
+        if is_number(used):
+            yield "GPUMemoryUsed", "Megabytes", float(used), device
+        if is_number(load):
+            yield "GPUUtilization", "Percent", float(load), device
+
+
+def is_number(word: str) -> bool:
+    """Whether a word of the table is a figure, not `[N/A]`."""
+    return word.replace(".", "", 1).isdigit()
+
+
+def resident_bytes(pid: int) -> int:
+    """The resident memory of a process; 0 when it cannot be told."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,101 @@
+"""HostWatcher: reads the state of the host every so often, by itself or through a command of the operator's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+from collections.abc import Callable, Sequence
+
+from flambeau.config.server import MetricsConfig
+from flambeau.metrics.log_lines import parse_line
+from flambeau.metrics.system import HostWatch, Reading
+from flambeau.serving.measures import Measures
+
+logger = logging.getLogger(__name__)
+
+FIRST_S = 0.3  # the processors' load needs a moment between two looks
+COMMAND_TIMEOUT_S = 60.0
+MAX_OUTPUT_BYTES = 1 << 20
+
+
+class HostWatcher:
+    """Keeps a task that reads the host's state; a reading that fails is logged, and the next one tried."""
+
+    def __init__(self, config: MetricsConfig, measures: Measures, worker_pids: Callable[[], Sequence[int]]) -> None:
+        self._config = config
+        self._measures = measures
+        self._worker_pids = worker_pids
+        self._host = HostWatch()
+        self._task: asyncio.Task[None] | None = None
+        self.memory_bytes: dict[int, int] = {}  # of workers, as the command told it last
+
+    def start(self) -> None:
+        """Begin, if the configuration wants it."""
+        if self._config.system:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Read no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        await asyncio.sleep(min(FIRST_S, self._config.interval_s))
+        while True:
+            try:
+                self._measures.add_readings(await self._read())
+            except (OSError, ValueError, TimeoutError) as error:
+                logger.error("the system metrics could not be read: %s", error)
+            await asyncio.sleep(self._config.interval_s)
+
+    async def _read(self) -> list[Reading]:
+        if not self._config.system_command:
+            return await asyncio.to_thread(self._host.read)
+        lines = await self._ask(shlex.split(self._config.system_command))
+        readings, self.memory_bytes = understand(lines)
+        return readings
+
+    async def _ask(self, words: Sequence[str]) -> list[str]:
+        """Run the command, tell it the workers' process ids, and take what it prints."""
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        ids = ",".join(map(str, self._worker_pids()))
+        try:
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                output, _ = await process.communicate(f"{ids}\n".encode())
+        except TimeoutError:
+            raise TimeoutError(f"{words[0]} did not end within {COMMAND_TIMEOUT_S:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise OSError(f"{words[0]} ended with status {process.returncode}")
+        return output[:MAX_OUTPUT_BYTES].decode("utf-8", "replace").splitlines()
+
+
+def understand(lines: Sequence[str]) -> tuple[list[Reading], dict[int, int]]:
+    """What a command printed: one metric a line, an empty line, then `pid:bytes` of workers."""
+    readings: list[Reading] = []
+    memory: dict[int, int] = {}
+    is_memory = False
+    for line in lines:
+        if not line.strip():
+            is_memory = True
+        elif is_memory:
+            pid, _, size = line.partition(":")
+            if pid.strip().isdigit() and size.strip().isdigit():
+                memory[int(pid)] = int(size)
+        elif (sample := parse_line(line)) is not None:
+            name, _, unit, value, dimensions, _ = sample
+            device = next((text for key, text in dimensions if key.lower() in ("device_id", "deviceid")), None)
+            readings.append((name, unit, value, device))
+        else:
+            logger.warning("the system metrics command printed a line that is no metric: %.200s", line)
+    return readings, memory

@@ -1,0 +1,1 @@
+from flambeau.metrics.caching import CachingMetric as CachingMetric

@@ -1,0 +1,1 @@
+from flambeau.metrics.units import Dimension as Dimension

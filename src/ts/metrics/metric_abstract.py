@@ -1,0 +1,1 @@
+from flambeau.metrics.caching import MetricAbstract as MetricAbstract

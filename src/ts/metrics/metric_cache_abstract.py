@@ -1,0 +1,1 @@
+from flambeau.metrics.cache import MetricCacheAbstract as MetricCacheAbstract

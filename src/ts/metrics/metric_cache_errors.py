@@ -1,0 +1,6 @@
+from flambeau.metrics.cache_errors import GeneralMetricsCacheError as GeneralMetricsCacheError
+from flambeau.metrics.cache_errors import MetricsCacheIOError as MetricsCacheIOError
+from flambeau.metrics.cache_errors import MetricsCacheKeyError as MetricsCacheKeyError
+from flambeau.metrics.cache_errors import MetricsCachePyYamlError as MetricsCachePyYamlError
+from flambeau.metrics.cache_errors import MetricsCacheTypeError as MetricsCacheTypeError
+from flambeau.metrics.cache_errors import MetricsCacheValueError as MetricsCacheValueError

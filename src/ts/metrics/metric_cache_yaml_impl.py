@@ -1,0 +1,1 @@
+from flambeau.metrics.cache import MetricsCacheYamlImpl as MetricsCacheYamlImpl

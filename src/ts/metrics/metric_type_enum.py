@@ -1,0 +1,1 @@
+from flambeau.metrics.units import MetricTypes as MetricTypes

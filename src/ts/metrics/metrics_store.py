@@ -1,0 +1,1 @@
+from flambeau.metrics.store import MetricsStore as MetricsStore

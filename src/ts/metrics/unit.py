@@ -1,0 +1,1 @@
+from flambeau.metrics.units import Units as Units

@@ -1,0 +1,69 @@
+"""The host's state, read by ourselves or by a command of the operator's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from flambeau.config.server import MetricsConfig
+from flambeau.logs.writer import Logs
+from flambeau.serving.host_watcher import HostWatcher
+from flambeau.serving.measures import Measures
+
+SCRIPT = """
+import sys
+print("CPUUtilization.Percent:12.5|#Level:Host|#hostname:h,1")
+print("GPUUtilization.Percent:7|#Level:Host,device_id:1|#hostname:h,1")
+print("NotNamed.Percent:7|#Level:Host|#hostname:h,1")
+print(flush=True)
+for pid in sys.stdin.readline().split(","):
+    print(f"{pid.strip()}:4096")
+"""
+
+
+def watch(config, until, pids=lambda: [12, 34]):
+    """Watch the host until something holds; the metrics then, and the watcher."""
+
+    async def run():
+        measures = Measures(config, Logs())
+        watcher = HostWatcher(config, measures, pids)
+        watcher.start()
+        async with asyncio.timeout(30):
+            while not until(measures.text([], [], []), watcher):
+                await asyncio.sleep(0.01)
+        await watcher.stop()
+        return measures.text([], [], []), watcher
+
+    return asyncio.run(run())
+
+
+def test_the_host_is_read_again_and_again():
+    text, _ = watch(MetricsConfig(interval_s=0.05), lambda text, _: "CPUUtilization{" in text and "MemoryUsed{" in text)
+    assert "DiskAvailable{" in text
+
+
+def test_a_command_tells_the_metrics_and_the_workers_memory(tmp_path):
+    (tmp_path / "collect.py").write_text(SCRIPT)
+    command = f"{sys.executable} {tmp_path / 'collect.py'}"
+    config = MetricsConfig(interval_s=0.05, system_command=command)
+    text, watcher = watch(config, lambda text, _: "CPUUtilization{" in text)
+    host = os.uname().nodename
+    assert f'CPUUtilization{{Level="Host",Hostname="{host}",}} 12.5' in text
+    assert f'GPUUtilization{{Level="Host",DeviceId="1",Hostname="{host}",}} 7.0' in text
+    assert "NotNamed" not in text
+    assert "MemoryUsed{" not in text
+    assert watcher.memory_bytes == {12: 4096, 34: 4096}
+
+
+def test_a_command_that_fails_is_named_and_tried_again(tmp_path, caplog):
+    (tmp_path / "collect.py").write_text("raise SystemExit(3)")
+    config = MetricsConfig(interval_s=0.01, system_command=f"{sys.executable} {tmp_path / 'collect.py'}")
+    watch(config, lambda *_: caplog.text.count("ended with status 3") > 1)
+    config = MetricsConfig(interval_s=0.01, system_command="/no/such/command")
+    watch(config, lambda *_: caplog.text.count("No such file") > 1)
+
+
+def test_nothing_is_read_where_that_is_not_wanted():
+    text, _ = watch(MetricsConfig(system=False, interval_s=0.01), lambda *_: True)
+    assert "CPUUtilization{" not in text
