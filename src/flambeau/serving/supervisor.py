@@ -57,7 +57,7 @@ class Slot:
     def change(self, state: str) -> None:
         """Take another state, and say so."""
         if state != self.state:
-            logger.info("%s State change %s -> %s", self.name, self.state, state)
+            logger.info("%s State change %s -> %s", self.name, self.state, state, extra={"worker": self.name})
             self.state = state
 
 
@@ -172,7 +172,6 @@ class Supervisor:
             slot.settled.set()
             if not was_ready and is_hopeless(slot.failures, slot.waited_s, self._max_retry_s):
                 slot.has_given_up = True
-                logger.error("Auto recovery failed again")
                 logger.error("worker %d of %s: giving up: %s", slot.id, self.name, death.cause)
                 self._on_change()
                 return
@@ -200,9 +199,6 @@ class Supervisor:
             timer.cancel()
             self._workers.remove(worker)
             slot.worker = None
-        if not slot.is_retired:
-            logger.info("%d Worker disconnected. %s", slot.id, slot.state)
-            slot.change("WORKER_ERROR" if death.while_loading else "WORKER_STOPPED")
         ready_s = 0.0 if worker.ready_at is None else time.monotonic() - worker.ready_at
         return death, worker.ready_at is not None, worker.has_answered or ready_s > STEADY_S
 
@@ -230,8 +226,8 @@ class Supervisor:
         logger.info("%d Worker disconnected. %s", slot.id, slot.state, extra=worker)
         if death.while_loading:
             logger.error("Backend worker error: %s", death.reason, extra=worker)
-            tell_state(slot, "WORKER_ERROR")
-        tell_state(slot, "WORKER_STOPPED")
+            slot.change("WORKER_ERROR")
+        slot.change("WORKER_STOPPED")
         if slot.is_recovering:
             logger.info("Auto recovery failed again", extra=worker)
         else:
@@ -258,9 +254,3 @@ class Supervisor:
             slot.task.cancel()
         if slot.task is not None:
             await asyncio.wait([slot.task])
-
-
-def tell_state(slot: Slot, state: str) -> None:
-    """Log what has become of a slot's worker."""
-    logger.debug("%s State change %s -> %s", slot.name, slot.state, state, extra={"worker": slot.name})
-    slot.state = state
