@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.serving.devices import count_cores
+from flambeau.serving.workers.devices import count_cores
 
 
 def most_at_a_time(spans) -> int:

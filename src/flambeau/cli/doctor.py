@@ -19,7 +19,7 @@ from flambeau.errors import ConfigError
 from flambeau.migrating.finding import Finding, Level
 from flambeau.migrating.models import look_at
 from flambeau.migrating.settings import look_at_config
-from flambeau.serving.devices import count_cores, count_gpus
+from flambeau.serving.workers.devices import count_cores, count_gpus
 from flambeau.wire.shared import SegmentPool, SegmentReader
 
 OPTIONAL = {

@@ -26,7 +26,7 @@ from flambeau.logs.setup import open_logs
 from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.serving.store import ARCHIVE_SUFFIXES, models_in
+from flambeau.serving.sources.store import ARCHIVE_SUFFIXES, models_in
 
 if TYPE_CHECKING:
     from flambeau.frontend.grpc.listeners import GrpcFrontend

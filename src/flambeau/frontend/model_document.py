@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from flambeau.metrics.system import resident_bytes
-from flambeau.serving.memory import resident_bytes_of
 from flambeau.serving.model import Model
-from flambeau.serving.recovery import Death
-from flambeau.serving.supervisor import Slot
+from flambeau.serving.workers.memory import resident_bytes_of
+from flambeau.serving.workers.recovery import Death
+from flambeau.serving.workers.supervisor import Slot
 
 NO_GPUS: Mapping[int, str] = MappingProxyType({})
 

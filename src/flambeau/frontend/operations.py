@@ -12,10 +12,10 @@ from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
 from flambeau.frontend.model_document import model_document
 from flambeau.serving.answer import Answer
-from flambeau.serving.devices import gpu_usage
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
+from flambeau.serving.workers.devices import gpu_usage
 
 PAGE = 100
 

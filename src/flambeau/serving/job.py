@@ -9,7 +9,7 @@ from typing import Protocol
 
 from flambeau.errors import FlambeauError
 from flambeau.metrics.traffic import Usage
-from flambeau.serving.priorities import NORMAL
+from flambeau.serving.scheduling.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
 

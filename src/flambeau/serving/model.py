@@ -15,25 +15,25 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
 from flambeau.logs.writer import Logs
 from flambeau.metrics.traffic import ModelTraffic
-from flambeau.serving.autoscaling import DEFAULT_IDLE_S, Limits
-from flambeau.serving.batching import AHEAD_OF_QUICK
-from flambeau.serving.crowding import Crowd
-from flambeau.serving.dependencies import THE_SERVERS_OWN
-from flambeau.serving.devices import count_cores
-from flambeau.serving.elasticity import Elasticity
-from flambeau.serving.grouping import Grouping
 from flambeau.serving.job import Job
 from flambeau.serving.measures import Measures
-from flambeau.serving.memory import resident_bytes_of
-from flambeau.serving.output import WorkerOutput
-from flambeau.serving.placement import threads_per_worker
-from flambeau.serving.priorities import NORMAL, priority_of
-from flambeau.serving.ranks import MeetingPoints
-from flambeau.serving.recovery import Death, should_retry
-from flambeau.serving.remote_worker import RemoteWorker
-from flambeau.serving.scheduling import contradictions, new_dispatcher
-from flambeau.serving.supervisor import Slot, Supervisor
-from flambeau.serving.worker_process import WorkerSpec, environment_for, worker_name
+from flambeau.serving.scheduling.batching import AHEAD_OF_QUICK
+from flambeau.serving.scheduling.choice import contradictions, new_dispatcher
+from flambeau.serving.scheduling.crowding import Crowd
+from flambeau.serving.scheduling.priorities import NORMAL, priority_of
+from flambeau.serving.sources.dependencies import THE_SERVERS_OWN
+from flambeau.serving.workers.autoscaling import DEFAULT_IDLE_S, Limits
+from flambeau.serving.workers.devices import count_cores
+from flambeau.serving.workers.elasticity import Elasticity
+from flambeau.serving.workers.grouping import Grouping
+from flambeau.serving.workers.memory import resident_bytes_of
+from flambeau.serving.workers.output import WorkerOutput
+from flambeau.serving.workers.placement import threads_per_worker
+from flambeau.serving.workers.ranks import MeetingPoints
+from flambeau.serving.workers.recovery import Death, should_retry
+from flambeau.serving.workers.remote_worker import RemoteWorker
+from flambeau.serving.workers.supervisor import Slot, Supervisor
+from flambeau.serving.workers.worker_process import WorkerSpec, environment_for, worker_name
 from flambeau.wire.messages import Load, Samples, Shared
 
 logger = logging.getLogger(__name__)

@@ -18,17 +18,17 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePassed, WorkersFailed
 from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
-from flambeau.serving.dependencies import Dependencies
-from flambeau.serving.devices import count_gpus
-from flambeau.serving.fetching import Fetcher, shown
 from flambeau.serving.host_watcher import HostWatcher
 from flambeau.serving.measures import Measures
 from flambeau.serving.model import Host, Model, Source
 from flambeau.serving.model_metrics import model_metrics
-from flambeau.serving.ranks import MeetingPoints
 from flambeau.serving.registry import Registry
-from flambeau.serving.store import Store
-from flambeau.serving.urls import compile_patterns
+from flambeau.serving.sources.dependencies import Dependencies
+from flambeau.serving.sources.fetching import Fetcher, shown
+from flambeau.serving.sources.store import Store
+from flambeau.serving.sources.urls import compile_patterns
+from flambeau.serving.workers.devices import count_gpus
+from flambeau.serving.workers.ranks import MeetingPoints
 from flambeau.serving.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool

@@ -82,7 +82,7 @@ def test_a_console_that_nobody_reads_holds_nobody_up(pipe, tmp_path, monkeypatch
 
 def test_python_logging_is_led_in_with_the_workers_name(pipe):
     logs = Logs(pipe[1], is_terminal=False)
-    logger = logging.Logger("flambeau.serving.supervisor")
+    logger = logging.Logger("flambeau.serving.workers.supervisor")
     logger.addHandler(QueueHandler(logs))
     logger.info("Retry worker: %d in %g seconds.", 9000, 1.0, extra={"worker": "W-9000-m_1.0"})
     try:
@@ -92,8 +92,10 @@ def test_python_logging_is_led_in_with_the_workers_name(pipe):
     logs.close()
     logger.info("last words")
     text = os.read(pipe[0], 10_000).decode()
-    assert re.match(TIME + r" \[INFO \] W-9000-m_1.0 flambeau.serving.supervisor - Retry worker: 9000 in 1 sec", text)
-    assert "[ERROR] main flambeau.serving.supervisor - failed\nTraceback" in text
+    assert re.match(
+        TIME + r" \[INFO \] W-9000-m_1.0 flambeau.serving.workers.supervisor - Retry worker: 9000 in 1 sec", text
+    )
+    assert "[ERROR] main flambeau.serving.workers.supervisor - failed\nTraceback" in text
     assert "ValueError: no" in text
     assert "last words" in text
 

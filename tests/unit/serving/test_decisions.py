@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from flambeau.serving.batching import AHEAD_OF_QUICK, BatchLimits, may_send_ahead, smoothed, wait_s
-from flambeau.serving.placement import next_device, threads_per_worker
-from flambeau.serving.recovery import Death, backoff_s, describe_exit, is_hopeless, should_retry
+from flambeau.serving.scheduling.batching import AHEAD_OF_QUICK, BatchLimits, may_send_ahead, smoothed, wait_s
+from flambeau.serving.workers.placement import next_device, threads_per_worker
+from flambeau.serving.workers.recovery import Death, backoff_s, describe_exit, is_hopeless, should_retry
 
 QUICK, SLOW = 0.0001, 0.5
 

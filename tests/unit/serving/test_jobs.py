@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from flambeau.errors import BadRequest, FlambeauError
 from flambeau.serving.job import Body, Job
-from flambeau.serving.queue import JobQueue
+from flambeau.serving.scheduling.queue import JobQueue
 from flambeau.wire.messages import Part
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from flambeau.archive.workflow import WorkflowManifest, read_workflow_manifest
 from flambeau.errors import ArchiveError, BrokenWorkflow, WorkflowNotFound
-from flambeau.serving.store import Store
-from flambeau.serving.urls import is_url
+from flambeau.serving.sources.store import Store
+from flambeau.serving.sources.urls import is_url
 from flambeau.serving.workflows.spec import Spec, read_spec
 
 MAX_SPEC_BYTES = 1 << 20

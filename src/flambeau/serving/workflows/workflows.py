@@ -17,10 +17,10 @@ from flambeau.errors import (
     WorkflowFailed,
     WorkflowNotFound,
 )
-from flambeau.serving.fetching import shown
 from flambeau.serving.model import Model, Source
 from flambeau.serving.registry import Registry
-from flambeau.serving.store import Store
+from flambeau.serving.sources.fetching import shown
+from flambeau.serving.sources.store import Store
 from flambeau.serving.workflows import running
 from flambeau.serving.workflows.archive import WorkflowSource, open_workflow
 from flambeau.serving.workflows.spec import Node

@@ -1,0 +1,1 @@
+"""Which job goes next, to which worker, and in whose company."""

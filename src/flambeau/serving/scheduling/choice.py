@@ -1,0 +1,60 @@
+"""How a model's jobs reach its workers: the queue and the dispatcher that its settings ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from flambeau.config.model import ModelConfig
+from flambeau.config.server import SequenceHeaders
+from flambeau.serving.job import Job
+from flambeau.serving.scheduling.batching import BatchLimits
+from flambeau.serving.scheduling.dispatch import Dispatcher
+from flambeau.serving.scheduling.queue import JobQueue
+from flambeau.serving.scheduling.sequence_dispatch import SequenceDispatcher
+from flambeau.serving.scheduling.sequences import SequenceLimits, Sequences
+from flambeau.serving.workers.remote_worker import RemoteWorker
+
+
+def new_dispatcher(
+    config: ModelConfig,
+    names: SequenceHeaders,
+    workers: list[RemoteWorker],
+    *,
+    min_workers: Callable[[], int],
+    refuse: Callable[[Job, str], None],
+) -> tuple[JobQueue, Dispatcher | SequenceDispatcher]:
+    """The queue and the dispatcher of a model; `refuse` answers jobs whose sequence has ended."""
+    limits = BatchLimits(
+        size=1 if config.continuous_batching else config.num_together,
+        delay_s=config.batch_delay_s if config.schedule in ("batches", "sequences") else None,
+        concurrency=config.num_together if config.continuous_batching else config.concurrency,
+    )
+    if not config.sequence_batching:
+        queue = JobQueue(config.queue_size)
+        return queue, Dispatcher(queue, workers, limits)
+    lives = SequenceLimits(
+        count=config.max_sequences,
+        queue_size=config.sequence_queue_size,
+        idle_s=config.sequence_max_idle_s or DEFAULT_IDLE_S,
+        total_s=config.sequence_timeout_s,
+    )
+    sequences = Sequences(lives, names, config.queue_size)
+    dispatcher = SequenceDispatcher(
+        sequences, workers, limits, min_workers=min_workers, needs_ticket=config.use_job_ticket, refuse=refuse
+    )
+    return sequences, dispatcher
+
+
+DEFAULT_IDLE_S = 60.0
+
+
+def contradictions(config: ModelConfig) -> Iterator[str]:
+    """What a model's settings ask for and do not get, with what they get instead."""
+    if config.async_communication and config.schedule != "async":
+        winner = "continuousBatching" if config.continuous_batching else "sequenceBatching"
+        yield f"asyncCommunication does not go with {winner}, which is used"
+    elif config.async_communication and config.batch_size > 1:
+        yield f"asyncCommunication sends requests one by one; batchSize {config.batch_size} is not used"
+    if config.sequence_batching and not config.sequence_max_idle_s:
+        limit = f"{DEFAULT_IDLE_S:g} s"
+        yield f"sequenceBatching needs sequenceMaxIdleMSec; without it a sequence ends after {limit} without a request"

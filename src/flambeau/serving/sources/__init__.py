@@ -1,0 +1,1 @@
+"""Where models come from: the store, URLs, and what else their code needs."""

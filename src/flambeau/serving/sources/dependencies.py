@@ -1,0 +1,211 @@
+"""Dependencies: a model's own requirements → an environment for its workers, built once and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import signal
+import site
+import sys
+import sysconfig
+import venv
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from flambeau.errors import DependenciesFailed
+from flambeau.serving.sources.requirements import constraints, key_of
+
+logger = logging.getLogger(__name__)
+
+BUILD_S = 3600
+POLL_S = 0.1
+KEPT_LINES = 20
+COMPLETE = "complete"
+# They would send packages elsewhere than into the environment that is being built.
+FOREIGN = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_ROOT", "PIP_PYTHON", "PIP_CONSTRAINT", "PYTHONHOME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonEnvironment:
+    """What a model's workers run on: an interpreter, and packages that come before those of the server."""
+
+    python: str = sys.executable
+    packages: Path | None = None
+
+    def extend(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The variables of a worker that shall find these packages."""
+        if self.packages is None:
+            return dict(variables)
+        path = os.pathsep.join(filter(None, [variables.get("PYTHONPATH"), str(self.packages)]))
+        return {**variables, "PYTHONPATH": path}
+
+
+THE_SERVERS_OWN = PythonEnvironment()
+
+
+class Dependencies:
+    """Builds environments in a cache that servers of one user share."""
+
+    def __init__(self, *, install: bool, tell: Callable[[str, str], None], cache: Path | None = None) -> None:
+        self._install = install
+        self._tell = tell  # a model, and what is being done for it
+        self._cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau"
+
+    async def prepare(self, model: str, folder: Path, named: str | None, *, use_venv: bool) -> PythonEnvironment:
+        """What this model's workers run on; built now, unless an equal one was built before."""
+        if not use_venv and not (self._install and named):
+            return THE_SERVERS_OWN
+        failure = f"Custom pip package installation failed for model {model}"
+        requirements = self._requirements(folder, named, failure) if self._install and named else None
+        try:
+            key = await asyncio.to_thread(lambda: key_of(requirements, folder, base()))
+            place = self._cache / "environments" / key
+            async with locked(place, model):
+                if not (place / COMPLETE).exists():
+                    await self._build(model, place, folder, requirements, failure)
+        except OSError as error:
+            text = f"Virtual environment creation failed for model {model}"
+            raise DependenciesFailed(text, cause=f"{error}; XDG_CACHE_HOME names another place") from None
+        if use_venv:
+            return PythonEnvironment(python=str(python_in(place)))
+        return PythonEnvironment(packages=packages_in(place))
+
+    @staticmethod
+    def _requirements(folder: Path, named: str, failure: str) -> Path:
+        path = folder / named
+        if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+            raise DependenciesFailed(failure, cause=f"its manifest names {named}, which is not in the archive")
+        return path
+
+    async def _build(self, model: str, place: Path, folder: Path, requirements: Path | None, failure: str) -> None:
+        logger.info("%s: building its Python environment in %s", model, place)
+        await asyncio.to_thread(create, place)
+        if requirements is not None:
+            command = [
+                *pip(),
+                *("--python", str(python_in(place)), "install", "--no-input", "--disable-pip-version-check"),
+                *("--progress-bar", "off", "--upgrade-strategy", "only-if-needed"),
+                *("--constraint", str(place / "constraints.txt"), "--requirement", str(requirements)),
+            ]
+            status, lines = await run(command, folder, lambda line: self._on_line(model, line))
+            if status:
+                logger.error("%s: its requirements could not be installed", model)
+                await asyncio.to_thread(shutil.rmtree, place, True)
+                raise DependenciesFailed(failure, cause="\n".join(lines))
+        (place / COMPLETE).touch()
+        logger.info("%s: its Python environment is ready", model)
+
+    def _on_line(self, model: str, line: str) -> None:
+        logger.info("%s: pip: %s", model, line)
+        self._tell(model, line.strip())
+
+
+def base() -> list[str]:
+    """What an environment depends on besides its requirements: this Python, and what is installed for it."""
+    installed = sorted({f"{name}=={version}" for name, version in distributions()})
+    return [sys.version, sys.executable, platform.platform(), *installed]
+
+
+def distributions() -> list[tuple[str, str]]:
+    """The names and versions of what this server can import."""
+    found = ((dist.metadata["Name"], dist.version) for dist in metadata.distributions())
+    return [(name, version) for name, version in found if name and version]
+
+
+def create(place: Path) -> None:
+    """An environment that inherits the server's packages, so that nothing the server has is installed again."""
+    shutil.rmtree(place, ignore_errors=True)
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(place)
+    folders = dict.fromkeys([*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    if site.ENABLE_USER_SITE:
+        folders[site.getusersitepackages()] = None
+    # `addsitedir` also follows the links of packages that are installed for development.
+    lines = [f"import site; site.addsitedir({folder!r})" for folder in folders]
+    (packages_in(place) / "inherited-site-packages.pth").write_text("\n".join([*lines, ""]))
+    (place / "constraints.txt").write_text("\n".join([*constraints(distributions()), ""]))
+
+
+def python_in(place: Path) -> Path:
+    """The interpreter of an environment."""
+    return place / "bin" / "python"
+
+
+def packages_in(place: Path) -> Path:
+    """Where an environment's own packages lie."""
+    return place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def pip() -> list[str]:
+    """The command that runs pip: the installed one, or the one that Python brings along."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    spec = importlib.util.find_spec("ensurepip")
+    bundled = sorted(Path(spec.origin).parent.glob("_bundled/pip-*.whl")) if spec and spec.origin else []
+    if not bundled:
+        raise FileNotFoundError("there is no pip; install it beside the server")
+    return [sys.executable, str(bundled[-1] / "pip")]
+
+
+async def run(command: list[str], folder: Path, on_line: Callable[[str], None]) -> tuple[int, list[str]]:
+    """Run a command in a folder and tell its lines as they come; return its status and last lines."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env={key: value for key, value in os.environ.items() if key not in FOREIGN},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    last: deque[str] = deque(maxlen=KEPT_LINES)
+    try:
+        async with asyncio.timeout(BUILD_S):
+            async for raw in process.stdout:
+                line = raw.decode("utf-8", "replace").rstrip()
+                last.append(line)
+                on_line(line)
+            return await process.wait(), list(last)
+    except TimeoutError:
+        return 1, [*last, f"it took longer than {BUILD_S} s"]
+    except ValueError:  # a line that is longer than a stream may hold
+        return 1, [*last, "pip printed a line without end"]
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+@asynccontextmanager
+async def locked(place: Path, model: str) -> AsyncIterator[None]:
+    """Hold an environment's lock, so that two servers do not build it at a time."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        told = False
+        while not take(fd):
+            if not told:
+                logger.info("%s: its Python environment is being built; waiting", model)
+                told = True
+            await asyncio.sleep(POLL_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def take(fd: int) -> bool:
+    """Try to lock a file."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,237 @@
+"""WorkerProcess: one worker's process, from its start to the cause of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import platform
+import re
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from flambeau.config.server import SequenceHeaders
+from flambeau.serving.workers import output
+from flambeau.serving.workers.recovery import Death, describe_exit
+from flambeau.wire.channel import ServerChannel
+from flambeau.wire.messages import Failed, Load
+
+logger = logging.getLogger(__name__)
+
+SOCKET_BUFFER_BYTES = 1 << 20
+TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which everybody can read
+LAST_WORDS_S = 0.5  # how long to wait for the end of its output: a daemon it started may hold the pipes open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """Everything a worker process needs to start."""
+
+    id: int
+    load: Load
+    environment: Mapping[str, str]
+    max_frame_bytes: int
+    transport: str = "unix"
+    python: str = sys.executable
+    others: tuple[WorkerSpec, ...] = ()  # this one is rank 0 of a group; these are the ranks that follow
+    keeps_step: bool = False  # every rank of the group gets every batch
+
+    @property
+    def name(self) -> str:
+        """What the worker is called in logs and metrics."""
+        return worker_name(self.id, self.load.model, self.load.version)
+
+
+class WorkerProcess:
+    """Starts the process, joins it to a channel, passes its output on, and tells how it ended."""
+
+    def __init__(
+        self, spec: WorkerSpec, new_channel: Callable[[], ServerChannel], worker_output: output.WorkerOutput
+    ) -> None:
+        self.load_failure: Failed | None = None  # what the worker itself said about its end
+        self._spec = spec
+        self._new_channel = new_channel
+        self._process: asyncio.subprocess.Process | None = None
+        self._output = worker_output
+        self._fate: Death | None = None  # decided by us, before the process is gone
+        self._kernel_kills = 0
+
+    @property
+    def pid(self) -> int:
+        """The process id, or -1 before there is one."""
+        return self._process.pid if self._process else -1
+
+    @property
+    def pids(self) -> list[int]:
+        """The same as a list, as a group has it."""
+        return [self.pid]
+
+    async def run(self) -> Death:
+        """Start the process, let it live, and return how it ended."""
+        self._kernel_kills = output.count_kernel_kills()
+        try:
+            if self._spec.transport == "tcp":
+                return await self._run_over_tcp()
+            return await self._run_over_socket_pair()
+        except Exception as error:  # whatever it is, the supervisor must hear of it
+            logger.exception("worker %d could not be looked after", self._spec.id)
+            return Death(reason=f"it could not be started: {error}")
+
+    async def _run_over_socket_pair(self) -> Death:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        try:
+            await self._start("--fd", str(theirs.fileno()), inherited=(theirs.fileno(),))
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        await asyncio.get_running_loop().create_unix_connection(self._new_channel, sock=ours)
+        return await self._watch()
+
+    async def _run_over_tcp(self) -> Death:
+        """A listener on loopback for this worker alone; the worker proves itself with a token."""
+        token = secrets.token_hex(16)
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: TokenGate(token.encode(), self._new_channel), "127.0.0.1", 0
+        )
+        port = listener.sockets[0].getsockname()[1]
+        try:
+            await self._start("--connect", f"127.0.0.1:{port}", variables={TOKEN_VARIABLE: token})
+            return await self._watch()
+        finally:
+            listener.close()
+
+    async def _start(
+        self, *arguments: str, inherited: tuple[int, ...] = (), variables: Mapping[str, str] | None = None
+    ) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(self._spec.python, "-P", "-m", "flambeau.worker", *arguments),
+            cwd=self._spec.load.folder,
+            env={**self._spec.environment, **(variables or {})},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=inherited,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the server, which then drains
+        )
+        self._output.say(f"[PID]{self.pid}", "Torch worker started.", f"Python runtime: {platform.python_version()}")
+        if self._fate is not None:
+            self._kill_group()
+
+    async def _watch(self) -> Death:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        async with asyncio.TaskGroup() as tasks:
+            readers = [
+                tasks.create_task(self._output.forward(process.stdout, is_error=False)),
+                tasks.create_task(self._output.forward(process.stderr, is_error=True)),
+            ]
+            try:
+                code = await process.wait()
+                self._kill_group()  # children that outlived it hold memory, ports and pipes
+                await asyncio.wait(readers, timeout=LAST_WORDS_S)
+            finally:
+                for reader in readers:
+                    reader.cancel()
+                self.kill(Death(reason="the server stopped"))
+        return self._death_from(code)
+
+    def kill(self, fate: Death) -> None:
+        """End the process and its children now; `fate` says why."""
+        if self._process is None:  # it is about to be started, and ends then
+            self._fate = self._fate or fate
+        elif self._process.returncode is None:
+            self._fate = self._fate or fate
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except OSError:
+            pass  # nobody is left
+
+    def _death_from(self, code: int) -> Death:
+        """Put together what is known about the end of the process."""
+        words, by_signal = describe_exit(code)
+        lines = self._output.tail.lines()
+        if self.load_failure is not None:
+            return Death(
+                reason=f"the model could not be loaded: {self.load_failure.message}",
+                exit_code=code,
+                out_of_memory=self.load_failure.status == 507,
+                while_loading=True,
+                last_lines=tuple(self.load_failure.detail.strip().splitlines()[-12:]) or lines,
+            )
+        if self._fate is not None:
+            return Death(
+                reason=self._fate.reason,
+                exit_code=code,
+                signal=by_signal,
+                out_of_memory=self._fate.out_of_memory,
+                by_server=True,
+                spares_jobs=self._fate.spares_jobs,
+                while_loading=self._fate.while_loading,
+                last_lines=lines,
+            )
+        by_kernel = by_signal == signal.SIGKILL and output.count_kernel_kills() > self._kernel_kills
+        if by_kernel:
+            words += ", by the kernel because memory ran out"
+        elif by_signal == signal.SIGKILL:
+            words += ", probably from outside: an operator, or the kernel's out-of-memory killer"
+        out_of_memory = by_kernel or code == 137  # 137: a shell's way to say SIGKILL
+        return Death(reason=words, exit_code=code, signal=by_signal, out_of_memory=out_of_memory, last_lines=lines)
+
+
+class TokenGate(asyncio.Protocol):
+    """Lets a TCP worker through once it has shown its token, and nobody else."""
+
+    def __init__(self, token: bytes, new_channel: Callable[[], ServerChannel]) -> None:
+        self._token = token
+        self._new_channel = new_channel
+        self._seen = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+
+    def data_received(self, data: bytes) -> None:
+        self._seen += data
+        if len(self._seen) < len(self._token):
+            return
+        if not hmac.compare_digest(self._seen, self._token):
+            self._transport.abort()
+            return
+        channel = self._new_channel()
+        self._transport.pause_reading()  # reading restarts in the way the new protocol wants it
+        self._transport.set_protocol(channel)
+        channel.connection_made(self._transport)
+        self._transport.resume_reading()
+
+
+def worker_name(number: int, model: str, version: str) -> str:
+    """What a worker is called in logs and metrics."""
+    return f"W-{number}-{model}_{version}"
+
+
+def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: SequenceHeaders) -> dict[str, str]:
+    """The environment of a worker: the server's, less what is hidden, with its share of threads."""
+    pattern = re.compile(hidden) if hidden else None
+    environment = {k: v for k, v in os.environ.items() if not (pattern and pattern.fullmatch(k))}
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.setdefault(variable, str(threads))
+    environment["TS_DECODE_INPUT_REQUEST"] = str(load.decode_input).lower()
+    environment["TS_REQUEST_SEQUENCE_ID"] = sequence_headers.id
+    environment["TS_REQUEST_SEQUENCE_START"] = sequence_headers.start
+    environment["TS_REQUEST_SEQUENCE_END"] = sequence_headers.end
+    return environment
