@@ -14,7 +14,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import StatusCode
 
-from flambeau.serving.model import resident_bytes
+from flambeau.metrics.system import resident_bytes
 from support.archives import pack_handler
 from support.grpc_calls import Client, grpc_flags, refusal, request
 
@@ -383,7 +383,7 @@ def test_huge_metadata_is_refused_and_forgotten(serve_orders):
 
 
 def test_the_access_log_has_a_line_for_each_call(serve):
-    server, client = serve()
+    server, client = serve("--access-log")
     client.predict(order={"do": "answer", "value": 1})
     refusal(client.predict, "nobody", {})
     path = "org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"

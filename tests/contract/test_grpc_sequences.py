@@ -11,8 +11,8 @@ from support.grpc_calls import Client, grpc_flags, request
 
 CONFIG = """
 sequenceBatching: true
-minWorkers: 1
-maxWorkers: 1
+minWorkers: 2
+maxWorkers: 2
 batchSize: 4
 maxNumSequence: 8
 sequenceMaxIdleMSec: 60000

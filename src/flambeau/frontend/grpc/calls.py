@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 from grpc import StatusCode
@@ -18,7 +17,6 @@ from flambeau.frontend.grpc.messages import parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
 
 logger = logging.getLogger(__name__)
-access_log = logging.getLogger("ACCESS_LOG")
 
 Context = Any  # grpc.aio.ServicerContext, which has no methods to get the status from
 Message = Any  # of protobuf
@@ -144,13 +142,3 @@ class Service:
 
 def nothing(code: StatusCode) -> None:
     """What is done where nobody wants to know."""
-
-
-def log_call(peer: str, path: str, code: int, seconds: float) -> None:
-    """The line of a call in the access log."""
-    access_log.info('%s "gRPC %s HTTP/2.0" %d %d', remote_of(peer), path, code, seconds * 1000)
-
-
-def remote_of(peer: str) -> str:
-    """A caller's address as the access log has it: `ipv4:127.0.0.1:40122` is `/127.0.0.1:40122`."""
-    return "/" + unquote(peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else peer)

@@ -17,7 +17,7 @@ from flambeau.config.server import Address, ServerConfig, Tls
 from flambeau.errors import CannotListen, ConfigError
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import health
-from flambeau.frontend.grpc.calls import Service, access_log, log_call
+from flambeau.frontend.grpc.calls import Service
 from flambeau.frontend.grpc.inference import inference_service
 from flambeau.frontend.grpc.management import management_service
 from flambeau.frontend.grpc.messages import POOL
@@ -37,7 +37,7 @@ class GrpcFrontend:
         self._server = server
         self._keys = keys
         # The one place where calls are logged and measured.
-        self._ended = log_call if access_log.isEnabledFor(logging.INFO) else None
+        self._ended = server.access_log.grpc if server.access_log else None
         self._ports: list[grpc.aio.Server] = []
         self._draining: asyncio.Task[None] | None = None
 

@@ -9,7 +9,6 @@ import pytest
 
 from flambeau.config.server import SequenceHeaders, ServerConfig
 from flambeau.errors import BadRequest
-from flambeau.frontend.grpc.calls import remote_of
 from flambeau.frontend.grpc.messages import PredictionsRequest
 from flambeau.frontend.grpc.sequences import SequenceStream, sequence_of
 
@@ -51,9 +50,3 @@ def test_a_mistake_of_ours_ends_the_stream_at_once():
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(call())
-
-
-def test_addresses_in_the_access_log():
-    assert remote_of("ipv4:127.0.0.1:40122") == "/127.0.0.1:40122"
-    assert remote_of("ipv6:%5B::1%5D:40122") == "/[::1]:40122"
-    assert remote_of("unix:") == "/unix:"
