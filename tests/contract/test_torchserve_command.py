@@ -310,20 +310,21 @@ def test_module_of_torchserve_is_the_command(command):
 
 def test_launcher_starts_registers_and_stops(command):
     program = (
-        "import flambeau.cli.launcher\n"
+        "import sys\nimport flambeau.cli.launcher\n"
         f"flambeau.cli.launcher.MANAGEMENT = 'http://127.0.0.1:{command.management_port}'\n"
         "from ts import launcher\n"
         "lines = launcher.start(model_store='store', snapshot_file='config.properties', no_config_snapshots=True,"
         " disable_token=True, enable_model_api=True)\n"
         "reply = launcher.register_model('parrot', 'echo.mar')\n"
-        "print('REPLY', reply.status_code, reply.json()['status'], flush=True)\n"
-        "print('AGAIN', launcher.register_model('parrot', 'echo.mar').status_code, flush=True)\n"
+        "again = launcher.register_model('parrot', 'echo.mar')\n"
+        "print('REPLY', reply.status_code, reply.json()['status'], file=sys.stderr)\n"
+        "print('AGAIN', again.status_code, file=sys.stderr)\n"
         "launcher.stop()\n"
         "while lines.get(timeout=20) is not None: pass\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, **command._where(None))
-    assert 'REPLY 200 Model "parrot" Version: 1.0 registered with 1 initial workers' in result.stdout, result.stderr
-    assert "AGAIN 409" in result.stdout
+    assert 'REPLY 200 Model "parrot" Version: 1.0 registered with 1 initial workers' in result.stderr, result.stdout
+    assert "AGAIN 409" in result.stderr
 
 
 def test_launcher_says_why_nothing_started(command):
