@@ -53,3 +53,9 @@ def configured(tmp_path: Path) -> Iterator[Callable[..., ConfiguredServer]]:
     yield start_server
     for server in running:
         server.stop(timeout=40)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests go first, so that no process is left with one of them at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

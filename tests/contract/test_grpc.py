@@ -433,7 +433,7 @@ def test_accepted_calls_are_answered_while_the_server_stops(serve, tmp_path):
 
 
 def test_no_accepted_call_is_lost_in_the_middle_of_a_stop(serve):
-    server, client = serve()
+    server, client = serve("--access-log")
     codes = []
     stop = threading.Event()
 

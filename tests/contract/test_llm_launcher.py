@@ -17,11 +17,12 @@ class Launched(RunningServer):
     """The server behind a launcher; signals reach the launcher only."""
 
     def __init__(self, folder, *words):
-        self.port, self.management_port, self.metrics_port = free_ports(3)
+        self.port, self.management_port, self.metrics_port, *grpc = free_ports(5)
         addresses = zip(
             ("inference", "management", "metrics"), (self.port, self.management_port, self.metrics_port), strict=True
         )
         lines = [f"{name}_address=http://127.0.0.1:{port}\n" for name, port in addresses]
+        lines += [f"grpc_{name}_port={port}\n" for name, port in zip(("inference", "management"), grpc, strict=True)]
         (folder / "config.properties").write_text("".join(lines))
         (folder / "tmp").mkdir()
         self.log_path = folder / "log"

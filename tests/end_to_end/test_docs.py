@@ -7,6 +7,8 @@ import json
 import pytest
 
 from flambeau.archive.pack import Recipe, pack
+from support.command import Command
+from support.running import HANDLERS
 from support.snippets import run, snippets
 
 
@@ -22,12 +24,29 @@ def test_readme_can_be_followed(start, tmp_path):
         "FLAMBEAU_URL": f"http://127.0.0.1:{server.port}",
         "FLAMBEAU_MANAGEMENT_URL": f"http://127.0.0.1:{server.management_port}",
     }
-    for shell in shells[2:]:
+    for shell in shells[2:-1]:
         result = run(shell.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}"), tmp_path, **urls)
         assert result.returncode == 0, result.stderr
         if "curl" in shell or "flambeau run" in shell:
             assert result.stdout.strip() == answer.strip()
     assert (tmp_path / "model_store" / "shout.mar").is_file()
+
+
+def test_torchserve_snippets_of_the_readme_and_the_migration_page_run(tmp_path):
+    command = Command(tmp_path)
+    pack(Recipe(model_name="my_model", handler=str(HANDLERS / "echo.py")), tmp_path / "model_store")
+    (tmp_path / "input.json").write_text("{}")
+    try:
+        for page, number in (("README.md", -1), ("docs/migrate.md", 0), ("docs/migrate.md", 1)):
+            shell = snippets(page, "sh")[number].replace("127.0.0.1:8080", f"127.0.0.1:{command.port}")
+            words = "\n".join(line for line in shell.splitlines() if not line.startswith("pip "))
+            words = words.replace("--models all", "--models all > out.txt 2>&1")  # the server keeps the pipes
+            words = words.replace("curl ", "curl -sS --fail --retry 60 --retry-connrefused --retry-delay 1 ")
+            result = run(words, tmp_path, TMPDIR=command.environment["TMPDIR"])
+            assert result.returncode == 0, result.stdout + result.stderr
+            run("torchserve --stop --foreground", tmp_path, TMPDIR=command.environment["TMPDIR"])
+    finally:
+        command.stop_all()
 
 
 @pytest.mark.parametrize("number", range(len(snippets("docs/handlers.md", "python"))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -206,6 +207,7 @@ def grpc_ports(server: Server, keys: Keys | None) -> AbstractAsyncContextManager
     config = server.config.grpc
     if config.inference is None and config.management is None:
         return nullcontext()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by us
     try:
         from flambeau.frontend.grpc.listeners import GrpcFrontend
     except ModuleNotFoundError as error:

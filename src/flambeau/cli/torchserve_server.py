@@ -178,7 +178,6 @@ async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
         wait=False,
         at_startup=wanted.saved is None,
     )
-    logger.info("Model %s loaded.", model.name)
     if wanted.saved and wanted.saved.is_default:
         try:
             server.registry.set_default(model.name, wanted.saved.version)

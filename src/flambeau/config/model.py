@@ -46,7 +46,7 @@ class ModelConfig:
     torchrun: Mapping[str, Any] = field(default_factory=dict)
     use_venv: bool = False
     target_queue_s: float = 0.1  # a worker is added, up to max_workers, when jobs wait longer than this
-    idle_s: float | None = None  # without a job for this long, workers beyond min_workers retire; None: they stay
+    idle_s: float = 60  # without a job for this long, workers beyond min_workers retire
     scales_to_zero: bool = False  # then the last one retires too, and the next job brings it back
     envelope: str | None = None  # None: the server's; "": none
     options: Mapping[str, Any] = field(default_factory=dict)

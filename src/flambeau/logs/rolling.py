@@ -36,7 +36,10 @@ class RollingFile:
         aside = free_name(self.path, self._written)
         os.replace(self.path, aside)
         self._open()
-        threading.Thread(target=self._compress, args=(aside,), name="compress-log").start()
+        try:
+            threading.Thread(target=self._compress, args=(aside,), name="compress-log").start()
+        except RuntimeError:
+            pass  # no more threads: the content is still there, uncompressed
 
     def close(self) -> None:
         """Close the file."""

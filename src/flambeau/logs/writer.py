@@ -7,6 +7,7 @@ import os
 import select
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ MAX_WAITING = 200_000  # entries; what comes while so many wait is dropped and c
 GATHER_S = 0.005  # between two writes: what comes meanwhile is written together
 GATHER_MANY_S = 0.05  # … where much comes: each waking of this thread takes the interpreter from the server
 MANY = 50
+AT_A_TIME = 500
 PATIENCE_S = 0.5  # how long a console may take nothing before lines are dropped
 PIPE_BYTES = 4096  # a pipe that is ready takes this much without blocking
 
@@ -107,7 +109,11 @@ class Logs:
             self._wake.wait()
             self._wake.clear()
             is_last = self._is_closing
-            count = self._write_all()
+            try:
+                count = self._write_all()
+            except Exception:  # whatever it is, the logs go on
+                traceback.print_exc()
+                count = 0
             if is_last:
                 break
             time.sleep(GATHER_MANY_S if count > MANY else GATHER_S)
@@ -115,10 +121,11 @@ class Logs:
     def _write_all(self) -> int:
         count = 0
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), 10_000))]
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), AT_A_TIME))]
             with self._writing:
                 self._write(batch)
             count += len(batch)
+            time.sleep(0)  # the server's turn
         if self.num_dropped > self._told_dropped:
             dropped, self._told_dropped = self.num_dropped - self._told_dropped, self.num_dropped
             text = f"{dropped} log lines were dropped: they came faster than they could be written"
@@ -134,12 +141,13 @@ class Logs:
             self.num_dropped += console.count(b"\n")
 
     def _write_at_once(self, entry: Entry) -> bool:
-        console, files = self._lay_out_all([entry])
-        if self._console is not None and (len(console) > PIPE_BYTES or not is_ready(self._console)):
+        """Write to the console alone: it is known whether that takes the line now, but not of a disk."""
+        if self._console is None or self._files:
             return False
-        for channel, data in files.items():
-            self._append(channel, data)
-        return self._console is None or write_patiently(self._console, console)
+        console, _ = self._lay_out_all([entry])
+        if len(console) > PIPE_BYTES or not is_ready(self._console):
+            return False
+        return write_patiently(self._console, console)
 
     def _lay_out_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
         console: list[str] = []

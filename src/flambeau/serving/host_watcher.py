@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 
 from flambeau.config.server import MetricsConfig
@@ -17,6 +20,7 @@ logger = logging.getLogger(__name__)
 FIRST_S = 0.3  # the processors' load needs a moment between two looks
 COMMAND_TIMEOUT_S = 60.0
 MAX_OUTPUT_BYTES = 1 << 20
+CHUNK_BYTES = 64 << 10
 
 
 class HostWatcher:
@@ -64,20 +68,35 @@ class HostWatcher:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
-        ids = ",".join(map(str, self._worker_pids()))
         try:
             async with asyncio.timeout(COMMAND_TIMEOUT_S):
-                output, _ = await process.communicate(f"{ids}\n".encode())
+                output = await self._converse(process)
         except TimeoutError:
             raise TimeoutError(f"{words[0]} did not end within {COMMAND_TIMEOUT_S:g} s") from None
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            raise OSError(f"{words[0]} ended with status {process.returncode}")
-        return output[:MAX_OUTPUT_BYTES].decode("utf-8", "replace").splitlines()
+            with contextlib.suppress(OSError):  # with whatever it has started
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if len(output) > MAX_OUTPUT_BYTES:
+            raise ValueError(f"{words[0]} printed more than {MAX_OUTPUT_BYTES} bytes")
+        return output.decode("utf-8", "replace").splitlines()
+
+    async def _converse(self, process: asyncio.subprocess.Process) -> bytes:
+        """Tell a command the workers, and take what it prints until it ends or has printed too much."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(ConnectionError):  # it need not listen
+            process.stdin.write((",".join(map(str, self._worker_pids())) + "\n").encode())
+            await process.stdin.drain()
+        process.stdin.close()
+        output = b""
+        while len(output) <= MAX_OUTPUT_BYTES and (chunk := await process.stdout.read(CHUNK_BYTES)):
+            output += chunk
+        if len(output) <= MAX_OUTPUT_BYTES and (status := await process.wait()):
+            raise OSError(f"the command ended with status {status}")
+        return output
 
 
 def understand(lines: Sequence[str]) -> tuple[list[Reading], dict[int, int]]:

@@ -22,7 +22,7 @@ from flambeau.serving.scheduling.choice import contradictions, new_dispatcher
 from flambeau.serving.scheduling.crowding import Crowd
 from flambeau.serving.scheduling.priorities import NORMAL, priority_of
 from flambeau.serving.sources.dependencies import THE_SERVERS_OWN
-from flambeau.serving.workers.autoscaling import DEFAULT_IDLE_S, Limits
+from flambeau.serving.workers.autoscaling import Limits
 from flambeau.serving.workers.devices import count_cores
 from flambeau.serving.workers.elasticity import Elasticity
 from flambeau.serving.workers.grouping import Grouping
@@ -217,7 +217,7 @@ class Model:
             minimum=self.min_workers,
             maximum=self.max_workers,
             target_queue_s=config.target_queue_s,
-            idle_s=DEFAULT_IDLE_S if config.idle_s is None else config.idle_s,
+            idle_s=config.idle_s,
             scales_to_zero=config.scales_to_zero,
         )
 

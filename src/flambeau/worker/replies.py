@@ -101,4 +101,6 @@ def to_part(job_id: int, body: bytes | bytearray, processor: RequestProcessor | 
     items = processor.get_response_headers().items()
     headers = [(str(key), str(value)) for key, value in items if key != STREAM_NEXT]
     status, phrase = int(processor.get_response_status_code()), processor.get_response_status_phrase()
+    if not 100 <= status <= 999:
+        raise BadResult(f"the handler set the status {status}, which HTTP does not have")
     return Part(job_id, body, last, status, str(phrase or ""), headers or None)  # type: ignore[arg-type]

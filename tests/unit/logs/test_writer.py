@@ -140,3 +140,15 @@ def test_files_are_rolled_every_day(tmp_path):
     assert path.read_bytes() == b"today\n"
     day = time.strftime("%d-%b", time.localtime(yesterday))
     assert gzip.decompress((tmp_path / f"access_log.{day}.log.gz").read_bytes()) == b"yesterday\n"
+
+
+def test_logs_go_on_after_a_line_that_cannot_be_laid_out(pipe, capsys):
+    logs = Logs(pipe[1])
+    logs.put(SERVER, logging.INFO, "main", "x", (lambda created: 1 / 0,))
+    logs.put(SERVER, logging.INFO, "main", "x", "lost with it")
+    while logs._waiting:
+        time.sleep(0.01)
+    logs.put(SERVER, logging.INFO, "main", "x", "still here")
+    logs.close()
+    assert "still here" in os.read(pipe[0], 10_000).decode()
+    assert "ZeroDivisionError" in capsys.readouterr().err

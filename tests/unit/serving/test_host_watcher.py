@@ -67,3 +67,8 @@ def test_a_command_that_fails_is_named_and_tried_again(tmp_path, caplog):
 def test_nothing_is_read_where_that_is_not_wanted():
     text, _ = watch(MetricsConfig(system=False, interval_s=0.01), lambda *_: True)
     assert "CPUUtilization{" not in text
+
+
+def test_a_command_that_prints_without_end_is_ended(caplog):
+    config = MetricsConfig(interval_s=0.05, system_command="yes")
+    watch(config, lambda text, _: "printed more than" in caplog.text)

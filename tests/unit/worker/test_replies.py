@@ -88,3 +88,11 @@ def test_the_marker_of_streams_is_left_to_the_server():
     processor.add_response_property("ts_stream_next", "true")
     processor.add_response_property("X-A", "b")
     assert to_part(1, b"", processor, last=True).headers == [("X-A", "b")]
+
+
+@pytest.mark.parametrize("status", [-5000, 0, 99, 1000])
+def test_status_that_http_does_not_have_is_refused(status):
+    processor = RequestProcessor({})
+    processor.report_status(status)
+    with pytest.raises(BadResult, match=f"the status {status}"):
+        to_part(1, b"", processor, last=True)
