@@ -13,14 +13,14 @@ CHANNELS = (SERVER, ACCESS, MODEL, TS_METRICS, MODEL_METRICS)
 _LEVELS = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 
 
-def short_line(created: float, message: str) -> str:
+def short_line(stamp: str, message: str) -> str:
     """`<time> - <message>`: the access log and the two metrics logs."""
-    return f"{local_time(created)} - {message}\n"
+    return f"{stamp} - {message}\n"
 
 
-def full_line(created: float, level: int, thread: str, logger: str, message: str) -> str:
+def full_line(stamp: str, level: int, thread: str, logger: str, message: str) -> str:
     """`<time> [<LEVEL>] <thread> <logger> - <message>`: ts_log, model_log and the console."""
-    return f"{local_time(created)} [{level_name(level)}] {thread} {logger} - {message}\n"
+    return f"{stamp} [{level_name(level)}] {thread} {logger} - {message}\n"
 
 
 def terminal_line(created: float, level: int, message: str) -> str:

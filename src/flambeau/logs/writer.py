@@ -12,7 +12,17 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS, full_line, short_line, terminal_line
+from flambeau.logs.layouts import (
+    ACCESS,
+    MODEL,
+    MODEL_METRICS,
+    SERVER,
+    TS_METRICS,
+    full_line,
+    local_time,
+    short_line,
+    terminal_line,
+)
 from flambeau.logs.rolling import RollingFile
 
 MAX_WAITING = 200_000  # entries; what comes while so many wait is dropped and counted
@@ -154,7 +164,9 @@ class Logs:
         files: dict[str, list[str]] = {channel: [] for channel in self._files}
         for entry in batch:
             self._lay_out(entry, console, files)
-        return encode(console), {channel: encode(lines) for channel, lines in files.items() if lines}
+        laid_out = {channel: encode(lines) for channel, lines in files.items() if lines}
+        is_same = not self.is_terminal and SERVER in files  # then the server's file has every line of the console
+        return laid_out.get(SERVER, b"") if is_same else encode(console), laid_out
 
     def _lay_out(self, entry: Entry, console: list[str], files: dict[str, list[str]]) -> None:
         channel, created, level, thread, logger, payload = entry
@@ -166,17 +178,19 @@ class Logs:
             messages = [payload[0](*payload[1:], created)]
         else:
             messages = [str(payload)]
-        for message in messages:
-            if self.is_terminal:
-                is_output = channel == MODEL
-                console.append(f"{thread} {message}\n" if is_output else terminal_line(created, level, message))
-            full = full_line(created, level, thread, logger, message) if not self.is_terminal or files else ""
-            if not self.is_terminal:
-                console.append(full)
-            if SERVER in files:
-                files[SERVER].append(full)
-            if channel in files and channel != SERVER:
-                files[channel].append(short_line(created, message) if channel in _SHORT else full)
+        if self.is_terminal:
+            is_output = channel == MODEL
+            console += [f"{thread} {m}\n" if is_output else terminal_line(created, level, m) for m in messages]
+            if not files:
+                return
+        stamp = local_time(created)
+        lines = [full_line(stamp, level, thread, logger, message) for message in messages]
+        if SERVER in files:
+            files[SERVER] += lines
+        elif not self.is_terminal:
+            console += lines
+        if channel in files and channel != SERVER:
+            files[channel] += [short_line(stamp, m) for m in messages] if channel in _SHORT else lines
 
     def _append(self, channel: str, data: bytes) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from flambeau.metrics.definitions import Definition
 from flambeau.metrics.registry import plain
@@ -31,8 +32,15 @@ def model_line(
 
 
 def _measured(definition: Definition, value: float, label_values: Iterable[str]) -> str:
-    named = ",".join([f"{key}:{text}" for key, text in zip(definition.dimensions, label_values, strict=False)])
-    return f"{definition.name}.{definition.unit}:{plain(value)}|#{named}"
+    head, named = _frame(definition.name, definition.unit, definition.dimensions, tuple(label_values))
+    return f"{head}{plain(value)}|#{named}"
+
+
+@lru_cache(10_000)
+def _frame(name: str, unit: str, dimensions: tuple[str, ...], label_values: tuple[str, ...]) -> tuple[str, str]:
+    """What stands before and after a measured value; the same for all measurements of one kind."""
+    pairs = zip(dimensions, label_values, strict=False)
+    return f"{name}.{unit}:", ",".join([f"{key}:{text}" for key, text in pairs])
 
 
 def parse_line(line: str) -> Sample | None:

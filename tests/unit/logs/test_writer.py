@@ -29,7 +29,7 @@ def pipe():
 def test_layouts():
     assert re.fullmatch(TIME, local_time(1717105563.6254))
     assert local_time(1717105563.6254).endswith(",625")
-    line = full_line(0, logging.WARNING, "W-9000-m_1.0-stderr", "MODEL_LOG", "hello")
+    line = full_line(local_time(0), logging.WARNING, "W-9000-m_1.0-stderr", "MODEL_LOG", "hello")
     assert re.fullmatch(TIME + r" \[WARN \] W-9000-m_1\.0-stderr MODEL_LOG - hello\n", line)
     assert terminal_line(0, logging.INFO, "hello") == "1970-01-01T00:00:00Z INFO    hello\n"
     assert printable("a\nb\x1b[31m") == r"a\nb\x1b[31m"
