@@ -323,7 +323,9 @@ def test_server_starts_with_a_store_that_holds_a_broken_archive(tmp_path):
     (store / "rubbish.mar").write_bytes(b"this is no zip")
     with ConfiguredServer(tmp_path, store, model_store=store) as server:
         assert server.predict("echo", {}).status == 200
-        assert server.manage("POST", "/models?url=rubbish.mar&model_name=empty").status == 200  # as a model without files
+        assert (
+            server.manage("POST", "/models?url=rubbish.mar&model_name=empty").status == 200
+        )  # as a model without files
         assert "rubbish.mar is neither a zip nor a gzipped tar" in server.log
 
 

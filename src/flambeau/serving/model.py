@@ -157,13 +157,9 @@ class Model:
             self.elasticity.wake(self.limits)
 
     def _expire(self, job: Job) -> None:
-        if not job.is_over:
-            assert self.config.client_timeout_s is not None
-            waited = f"{self.config.client_timeout_s * 1000:.0f} ms (clientTimeoutInMills)"
-            error = DeadlinePassed(f"Model {self.name!r} did not answer within {waited}.")
-            receiver = job.receiver
-            job.cancel()
-            receiver.on_error(error)
+        assert self.config.client_timeout_s is not None
+        waited = f"{self.config.client_timeout_s * 1000:.0f} ms (clientTimeoutInMills)"
+        job.expire(DeadlinePassed(f"Model {self.name!r} did not answer within {waited}."))
 
     def _refused(self, version: str | None, reason: str = "", *, retry_after_s: int | None = None) -> Unavailable:
         # Clients match this text, quotes and all; what follows it is ours.

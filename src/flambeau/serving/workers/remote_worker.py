@@ -280,6 +280,8 @@ class RemoteWorker:
                 job.deliver(parts)
             except Exception:  # a receiver's mistake must not cost the other jobs of this worker
                 logger.exception("request %s: its answer could not be delivered", job.request_id)
+                job.cancel()  # unless it is over: what follows is for nobody
+                job.tell(JobFailed("The answer could not be delivered.", status=500))  # so that no client hangs
         if last.last:
             if last.handler_s:
                 batch.handler_s = last.handler_s

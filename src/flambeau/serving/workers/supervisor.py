@@ -156,8 +156,13 @@ class Supervisor:
     def _own(self, work: asyncio._CoroutineLike[None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_done)
         return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s: a worker is no longer looked after", self.name, exc_info=error)
 
     # ---- the life of one slot ----
 
@@ -186,7 +191,8 @@ class Supervisor:
         """Run one worker; tell how it ended, whether it was ever ready, and whether it was of any use."""
         try:
             worker = slot.worker = self._new_worker(slot)
-        except OSError as error:  # no port is left for its processes to meet at
+        except Exception as error:  # whatever it is, the slot lives on: no port may be left for its processes, say
+            logger.exception("worker %d of %s could not be made", slot.id, self.name)
             return Death(reason=f"it could not be started: {error}", while_loading=True), False, False
         slot.started_at = worker.started_at
         slot.change("WORKER_STARTED")
