@@ -128,7 +128,8 @@ class Model:
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or say at once why not."""
-        job.usage = self.traffic.requested(requested_version)
+        if job.kind != "describe":  # a question of the management API is no inference
+            job.usage = self.traffic.requested(requested_version)
         if not self.supervisor.has_ready:
             self._check_hope(requested_version)
         if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
@@ -202,6 +203,8 @@ class Model:
         self._on_change()
         if wait:
             await self.supervisor.wait_started(fresh)
+            if self._is_closed:
+                raise Unavailable(f'Model "{self.name}" was unregistered before its workers had started.')
 
     @property
     def limits(self) -> Limits:

@@ -166,6 +166,7 @@ class Server:
                 await self._retire(model)
         except TimeoutError:
             await self._drop(model, f'Model "{name}" is being unregistered.')
+            self.on_change()
             raise DeadlinePassed(f"Timed out while cleaning resources: {name}") from None
         logger.info("unregistered %s", model)
         self.on_change()
@@ -231,7 +232,8 @@ class Server:
         return Model(name, manifest.version, handler or "", source, settings, self._host)
 
     async def _forget(self, model: Model) -> None:
-        self.registry.remove(model.name, model.version, even_default=True)
+        self.registry.discard(model)
+        self.on_change()
         await self._drop(model, f'The workers of model "{model.name}" could not start.')
 
     async def _retire(self, model: Model) -> None:
@@ -294,7 +296,11 @@ class Server:
 
     async def _close(self, *, now: bool) -> None:
         now = now or self._is_late
-        await asyncio.gather(*(model.close("The server is stopping.", now=now) for model in self.registry))
+        models = [*self.registry]
+        closing = (model.close("The server is stopping.", now=now) for model in models)
+        for model, error in zip(models, await asyncio.gather(*closing, return_exceptions=True), strict=True):
+            if error is not None:  # the others, and the files of all, are still to be seen to
+                logger.error("%s could not be closed", model, exc_info=error)
         await asyncio.to_thread(self.store.close)
         await self.workflows.close()
         if self.segments is not None:

@@ -285,7 +285,8 @@ class RemoteWorker:
         if last.last:
             if last.handler_s:
                 batch.handler_s = last.handler_s
-                self._traffic.predicted(last.handler_s, batch.ids)
+                if job is None or job.kind != "describe":
+                    self._traffic.predicted(last.handler_s, batch.ids)
             self._finish(job_id, job, batch, first.status if is_waited_for else 0)
         else:
             is_first_sign = batch.progress == batch.started

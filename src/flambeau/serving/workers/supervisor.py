@@ -77,6 +77,7 @@ class Supervisor:
         on_change: Callable[[], None],
     ) -> None:
         self.slots: list[Slot] = []
+        self.num_restarts = 0  # of all slots, also of those that are gone
         self.load_s: float | None = None  # how long the last worker took to load
         self.name = name
         self._new_worker = new_worker
@@ -150,6 +151,9 @@ class Supervisor:
         for slot in self.slots:
             self._own(self._retire(slot, timeout_s=0.0 if now else self._drain_timeout_s))
         self.slots.clear()
+        if now:  # also those that are being retired at their leisure
+            for worker in self._workers:
+                worker.kill(Death(reason="its time to stop was over", spares_jobs=True))
         while self._tasks:
             await asyncio.wait([*self._tasks])
 
@@ -173,6 +177,7 @@ class Supervisor:
             if slot.is_retired:
                 break
             self._tell_end(slot, death)
+            self.num_restarts += 1
             self._take_note(slot, death, was_ready=was_ready, was_useful=was_useful)
             slot.settled.set()
             if not was_ready and is_hopeless(slot.failures, slot.waited_s, self._max_retry_s):

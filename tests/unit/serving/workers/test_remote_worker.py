@@ -36,3 +36,14 @@ def test_worker_is_free_again_though_a_client_can_be_told_nothing(caplog):
 
     assert asyncio.run(answer())
     assert "could not be delivered" in caplog.text
+
+
+def test_description_is_not_measured_as_a_prediction():
+    async def answer(kind):
+        worker, job = new_worker(), new_job(kind=kind)
+        worker.send([job])
+        worker._receive([Part(job.id, b"x", handler_s=0.5)])
+        return worker._traffic.prediction_ms
+
+    assert asyncio.run(answer("describe")) is None
+    assert asyncio.run(answer("predict")) == 500

@@ -196,3 +196,19 @@ def test_task_that_fails_is_in_the_log(caplog):
 
     asyncio.run(fail())
     assert "a mistake of ours" in caplog.text
+
+
+def test_restarts_are_not_forgotten_with_their_slots():
+    async def live():
+        supervisor = new_supervisor([])
+        await supervisor.wait_started(supervisor.scale(1, 1))
+        worker = supervisor.slots[0].worker
+        worker.ended.set_result(CRASH)
+        async with asyncio.timeout(5):
+            while not (supervisor.has_ready and supervisor.slots[0].worker is not worker):
+                await asyncio.sleep(0.01)
+        supervisor.scale(0, 0)
+        await supervisor.close()
+        return supervisor.num_restarts
+
+    assert asyncio.run(live()) == 1
