@@ -20,14 +20,16 @@ from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
 from flambeau.serving.host_watcher import HostWatcher
 from flambeau.serving.measures import Measures
-from flambeau.serving.model import Host, Model, Source
+from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.registry import Registry
 from flambeau.serving.sources.dependencies import Dependencies
 from flambeau.serving.sources.fetching import Fetcher, shown
+from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.store import Store
 from flambeau.serving.sources.urls import compile_patterns
 from flambeau.serving.workers.devices import count_gpus
+from flambeau.serving.workers.making import Host
 from flambeau.serving.workers.ranks import MeetingPoints
 from flambeau.serving.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
@@ -134,11 +136,9 @@ class Server:
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
             model.workflow = workflow
-            model.environment = await self._dependencies.prepare(
-                model.name,
-                source.folder,
-                source.manifest.requirements_file if source.manifest else None,
-                use_venv=settings.use_venv,
+            requirements = source.manifest.requirements_file if source.manifest else None
+            model.run_on(
+                await self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
             )
             self.registry.add(model)
         except BaseException:

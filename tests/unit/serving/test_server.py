@@ -20,7 +20,7 @@ CRASH = Death(reason="it crashed", while_loading=True)
 
 @pytest.fixture(autouse=True)
 def workers(monkeypatch):
-    monkeypatch.setattr("flambeau.serving.model.RemoteWorker", FakeWorker)
+    monkeypatch.setattr("flambeau.serving.workers.making.RemoteWorker", FakeWorker)
     FakeWorker.all = []
     return FakeWorker.all
 

@@ -12,6 +12,7 @@ from flambeau.serving.scheduling.dispatch import Dispatcher
 from flambeau.serving.scheduling.queue import JobQueue
 from flambeau.serving.scheduling.sequence_dispatch import SequenceDispatcher
 from flambeau.serving.scheduling.sequences import SequenceLimits, Sequences
+from flambeau.serving.workers.devices import count_cores
 from flambeau.serving.workers.ranks import keeps_step
 from flambeau.serving.workers.remote_worker import RemoteWorker
 
@@ -28,7 +29,7 @@ def new_dispatcher(
     limits = limits_of(config)
     if not config.sequence_batching:
         queue = JobQueue(config.queue_size)
-        return queue, Dispatcher(queue, workers, limits)
+        return queue, Dispatcher(queue, workers, limits, count_cores())
     lives = SequenceLimits(
         count=config.max_sequences,
         queue_size=config.sequence_queue_size,

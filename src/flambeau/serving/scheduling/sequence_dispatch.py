@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from flambeau.serving.job import Job
+from flambeau.serving.scheduling.alarm import Alarm
 from flambeau.serving.scheduling.batching import BatchLimits, free_places, wait_s
-from flambeau.serving.scheduling.crowding import Crowd
 from flambeau.serving.scheduling.dispatch import NO_TICKET
 from flambeau.serving.scheduling.sequences import Sequence, SequenceReceiver, Sequences, per_worker
 from flambeau.serving.workers.remote_worker import RemoteWorker
@@ -39,8 +39,7 @@ class SequenceDispatcher:
         self._needs_ticket = needs_ticket
         self._refuse = refuse
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self.crowd: Crowd | None = None  # sequences cannot choose their worker, so nobody makes room for them
+        self._alarm = Alarm(self.feed)  # a batch has waited long enough for company
 
     # ---- what comes in ----
 
@@ -94,7 +93,7 @@ class SequenceDispatcher:
             return
         wait = wait_s(len(ready), self._loop.time() - ready[0].first.arrived, self._limits)
         if wait > 0:
-            self._wake_in(wait)
+            self._alarm.set(wait)
         elif ready[0].first.is_alone:
             worker.send([ready[0].take()])
         else:
@@ -143,18 +142,6 @@ class SequenceDispatcher:
         for job in self._queue.end(sequence):
             self._refuse(job, reason)
 
-    # ---- waiting for company ----
-
-    def _wake_in(self, delay_s: float) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(delay_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.feed()
-
     def close(self) -> None:
         """Stop waiting for batches to fill."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
