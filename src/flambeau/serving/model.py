@@ -11,9 +11,7 @@ from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFail
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.job import Job
 from flambeau.serving.refusals import no_worker, not_loaded, queue_full, refused
-from flambeau.serving.scheduling.batching import AHEAD_OF_QUICK
 from flambeau.serving.scheduling.choice import contradictions, new_dispatcher
-from flambeau.serving.scheduling.priorities import NORMAL, priority_of
 from flambeau.serving.sources.dependencies import PythonEnvironment
 from flambeau.serving.sources.source import Source
 from flambeau.serving.workers.autoscaling import DEFAULT_IDLE_S, Limits
@@ -89,10 +87,8 @@ class Model:
             job.usage = self.traffic.requested(requested_version)
         if not self.supervisor.has_ready:
             self._check_hope(requested_version)
-        if len(self.queue) + self._most_ahead >= self.queue.capacity and self.num_waiting >= self.queue.capacity:
+        if len(self.queue) + self.traffic.num_ahead >= self.queue.capacity:
             raise queue_full(self.name, requested_version, self.queue.capacity, drained_in_s=self._seconds_to_drain())
-        if (priority := priority_of(job.headers)) != NORMAL:
-            job.priority = priority
         if self._refusal is not None and (reason := self._refusal(job)):
             raise refused(self.name, requested_version, reason)
         if self.config.client_timeout_s is not None:
@@ -182,14 +178,7 @@ class Model:
     @property
     def num_waiting(self) -> int:
         """Jobs no worker has begun: those in the queue, and those sent ahead."""
-        ahead = (
-            batch for worker in self._workers if not worker.is_concurrent for batch in [*worker.batches][worker.depth :]
-        )
-        return len(self.queue) + sum(batch.remaining for batch in ahead)
-
-    @property
-    def _most_ahead(self) -> int:
-        return AHEAD_OF_QUICK * self.config.batch_size * len(self._workers)
+        return len(self.queue) + self.traffic.num_ahead
 
     @property
     def num_in_flight(self) -> int:

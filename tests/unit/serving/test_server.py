@@ -139,3 +139,17 @@ def test_question_of_the_management_api_is_no_inference(folder, workers):
             return described.usage, asked.usage.num_requests
 
     assert asyncio.run(ask()) == (None, 1)
+
+
+def test_queue_is_full_when_what_waits_and_what_was_sent_ahead_fill_it(folder, workers):
+    async def fill():
+        async with new_server() as server:
+            model = await register(server, folder, wait=False, wishes={"queue_size": 3})
+            await until(lambda: workers)
+            model.traffic.num_ahead = 2
+            model.add(new_job())
+            with pytest.raises(Unavailable, match="All 3 places"):
+                model.add(new_job())
+            return model.num_waiting
+
+    assert asyncio.run(fill()) == 3

@@ -107,7 +107,11 @@ class Supervisor:
     @property
     def has_ready(self) -> bool:
         """Whether a worker has the model loaded."""
-        return any(slot.is_ready for slot in self.slots)
+        for slot in self.slots:  # a plain loop: every request asks
+            worker = slot.worker
+            if worker is not None and worker.is_ready:
+                return True
+        return False
 
     @property
     def cannot_load(self) -> bool:
