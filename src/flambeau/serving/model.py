@@ -237,7 +237,7 @@ class Model:
             else:
                 job.fail(WorkerDied(cause=death.cause, out_of_memory=death.out_of_memory))
         self._on_change()
-        self._dispatcher.feed()
+        self._dispatcher.on_lost()
 
     def _refuse_all(self, error: Unavailable) -> None:
         for job in self.queue.take_all():

@@ -82,6 +82,10 @@ class Dispatcher:
                     self._queue.put_back(job)
         self.feed()
 
+    def on_lost(self) -> None:
+        """A worker has ended: others may have what it gave back."""
+        self.feed()
+
     def _pick(self, num_waiting: int) -> RemoteWorker | None:
         """The least busy worker that can take another batch."""
         best: RemoteWorker | None = None
