@@ -44,9 +44,6 @@ class SequenceDispatcher:
 
     def refusal(self, job: Job) -> str:
         """Why a job cannot be taken now; empty when it can."""
-        sequence = None if job.kind == "describe" else self._queue.find(job.headers)
-        if sequence is not None and self._queue.is_overdue(sequence, self._loop.time()):
-            self._end(sequence, EXPIRED)
         reason = "" if job.kind == "describe" else self._queue.refusal(job.headers)
         if not reason and self._needs_ticket and not self._has_ticket(job):
             return NO_TICKET

@@ -218,9 +218,9 @@ class Sequences(JobQueue):
 
     def overdue(self, now: float) -> list[Sequence]:
         """The sequences whose time has come."""
-        return [sequence for sequence in self.live() if self.is_overdue(sequence, now)]
+        return [sequence for sequence in self.live() if self._is_overdue(sequence, now)]
 
-    def is_overdue(self, sequence: Sequence, now: float) -> bool:
+    def _is_overdue(self, sequence: Sequence, now: float) -> bool:
         """Whether its time has come."""
         moment = ends_at(
             started=sequence.started,
