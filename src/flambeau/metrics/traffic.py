@@ -47,6 +47,7 @@ class ModelTraffic:
         self.queue = Histogram(SECONDS)
         self.batch_sizes = Histogram(SIZES)
         self.by_class: dict[int, Histogram] = {}
+        self.num_ahead = 0  # jobs that were sent to workers which have not begun them
         self.prediction_ms: float | None = None  # what the handler took for the last batch
         self._usages: dict[str | None, Usage] = {}
 

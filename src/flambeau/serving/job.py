@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from flambeau.metrics.traffic import Usage
 from flambeau.serving.scheduling.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
+
+logger = logging.getLogger(__name__)
 
 _ids = itertools.count(1)
 
@@ -152,7 +155,20 @@ class Job:
         """End the job with an error."""
         if not self.is_over:
             self._end()
+            self.tell(error)
+
+    def expire(self, error: FlambeauError) -> None:
+        """It has waited too long: whoever waits is told, and nobody works on it any more."""
+        if not self.is_over:
+            self.cancel()
+            self.tell(error)
+
+    def tell(self, error: FlambeauError) -> None:
+        """Tell the receiver of an error; its own mistake in that must not cost other jobs, nor a worker."""
+        try:
             self.receiver.on_error(error)
+        except Exception:
+            logger.exception("request %s: its error could not be delivered", self.request_id)
 
     def cancel(self) -> None:
         """Nobody waits any more: leave the queue, or tell the worker."""

@@ -30,7 +30,7 @@ def model_metrics(models: Iterable[Model]) -> Iterator[Metric]:
         waiting.update(model.num_waiting, labels)
         ready.update(model.supervisor.num_ready, labels)
         wanted.update(model.num_wanted, labels)
-        restarts.update(sum(slot.restarts for slot in model.supervisor.slots), labels)
+        restarts.update(model.supervisor.num_restarts, labels)
         traffic = model.traffic
         for status_class, histogram in traffic.by_class.items():
             fill(seconds, (*labels, ("status", f"{status_class}xx")), histogram)

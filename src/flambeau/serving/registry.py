@@ -65,6 +65,11 @@ class Registry:
             del self._versions[name], self._default[name]
         return model
 
+    def discard(self, model: Model) -> None:
+        """Take out this very model, if it is there: another may have its name and version by now."""
+        if self._versions.get(model.name, {}).get(model.version) is model:
+            self.remove(model.name, model.version, even_default=True)
+
     def set_default(self, name: str, version: str) -> None:
         """Send requests that name no version to this one."""
         self.find(name)

@@ -20,14 +20,16 @@ from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
 from flambeau.serving.host_watcher import HostWatcher
 from flambeau.serving.measures import Measures
-from flambeau.serving.model import Host, Model, Source
+from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.registry import Registry
 from flambeau.serving.sources.dependencies import Dependencies
 from flambeau.serving.sources.fetching import Fetcher, shown
+from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.store import Store
 from flambeau.serving.sources.urls import compile_patterns
 from flambeau.serving.workers.devices import count_gpus
+from flambeau.serving.workers.making import Host
 from flambeau.serving.workers.ranks import MeetingPoints
 from flambeau.serving.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
@@ -134,11 +136,9 @@ class Server:
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
             model.workflow = workflow
-            model.environment = await self._dependencies.prepare(
-                model.name,
-                source.folder,
-                source.manifest.requirements_file if source.manifest else None,
-                use_venv=settings.use_venv,
+            requirements = source.manifest.requirements_file if source.manifest else None
+            model.run_on(
+                await self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
             )
             self.registry.add(model)
         except BaseException:
@@ -166,6 +166,7 @@ class Server:
                 await self._retire(model)
         except TimeoutError:
             await self._drop(model, f'Model "{name}" is being unregistered.')
+            self.on_change()
             raise DeadlinePassed(f"Timed out while cleaning resources: {name}") from None
         logger.info("unregistered %s", model)
         self.on_change()
@@ -231,7 +232,8 @@ class Server:
         return Model(name, manifest.version, handler or "", source, settings, self._host)
 
     async def _forget(self, model: Model) -> None:
-        self.registry.remove(model.name, model.version, even_default=True)
+        self.registry.discard(model)
+        self.on_change()
         await self._drop(model, f'The workers of model "{model.name}" could not start.')
 
     async def _retire(self, model: Model) -> None:
@@ -294,7 +296,11 @@ class Server:
 
     async def _close(self, *, now: bool) -> None:
         now = now or self._is_late
-        await asyncio.gather(*(model.close("The server is stopping.", now=now) for model in self.registry))
+        models = [*self.registry]
+        closing = (model.close("The server is stopping.", now=now) for model in models)
+        for model, error in zip(models, await asyncio.gather(*closing, return_exceptions=True), strict=True):
+            if error is not None:  # the others, and the files of all, are still to be seen to
+                logger.error("%s could not be closed", model, exc_info=error)
         await asyncio.to_thread(self.store.close)
         await self.workflows.close()
         if self.segments is not None:

@@ -73,3 +73,15 @@ def test_shared_body_is_given_back_when_the_last_reader_lets_go():
     assert given == []
     body.release()
     assert given == [segment]
+
+
+def test_receiver_that_raises_costs_nobody_else_anything(caplog):
+    job = new_job()
+    job.receiver.on_error = lambda error: 1 / 0
+    job.fail(BadRequest("no"))
+    assert job.is_over
+    other = new_job()
+    other.receiver.on_error = lambda error: 1 / 0
+    other.expire(BadRequest("late"))
+    assert other.is_over
+    assert caplog.text.count("its error could not be delivered") == 2

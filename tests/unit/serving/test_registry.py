@@ -43,3 +43,15 @@ def test_default_version_goes_last(registry):
     registry.remove("b")
     with pytest.raises(ModelNotFound):
         registry.find("b")
+
+
+def test_only_the_very_model_is_discarded(registry):
+    registry.discard(SimpleNamespace(name="a", version="1"))
+    assert registry.find("a")
+    registry.discard(registry.find("a"))
+    with pytest.raises(ModelNotFound):
+        registry.find("a")
+    default = registry.find("b")
+    registry.discard(default)
+    registry.discard(default)
+    assert registry.find("b").version == "2"

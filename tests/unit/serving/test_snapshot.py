@@ -10,9 +10,9 @@ import pytest
 from flambeau.config.java import parse
 from flambeau.config.model import ModelConfig
 from flambeau.errors import ConfigError
-from flambeau.serving.model import Source
 from flambeau.serving.registry import Registry
 from flambeau.serving.snapshot import archive_name, moment_of, name_for, newest, read_snapshot, to_documents, to_text
+from flambeau.serving.sources.source import Source
 
 NOW = datetime(2026, 11, 15, 10, 21, 49, 533_999)
 SAVED = {

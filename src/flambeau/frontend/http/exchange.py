@@ -73,6 +73,7 @@ class Exchange:
         "method",
         "on_gone",
         "path",
+        "priority",
         "query",
         "request_id",
         "version",
@@ -90,6 +91,7 @@ class Exchange:
         self.body: Body | None = None
         self.keeps_alive = True
         self.request_id = ""
+        self.priority: str | None = None  # as its header says it
         self.is_started = False
         self.on_gone: Callable[[], object] | None = None
         self._has_body = True

@@ -14,6 +14,7 @@ from flambeau.frontend.http.health import health_routes
 from flambeau.frontend.http.problems import respond_json, respond_problem
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
+from flambeau.serving.scheduling.priorities import priority_named
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Kind, Part
 
@@ -146,6 +147,8 @@ def submit(reply: Prediction, job: Job, version: str | None) -> None:
     """Hand a job to its model; if the model cannot take it, say so at once."""
     reply.exchange.on_gone = job.cancel
     try:
+        if reply.exchange.priority is not None:
+            job.priority = priority_named(reply.exchange.priority)
         reply.model.add(job, requested_version=version)
     except FlambeauError as error:
         job.body.release()

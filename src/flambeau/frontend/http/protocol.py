@@ -22,6 +22,7 @@ from flambeau.frontend.http.exchange import COMMON, Exchange, Header, is_request
 from flambeau.logs.access import AccessLog, remote_of
 from flambeau.metrics.traffic import HostTraffic
 from flambeau.serving.job import Body
+from flambeau.serving.scheduling import priorities
 from flambeau.wire.shared import Segment, SegmentPool
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 RECEIVE_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
+PRIORITY = priorities.HEADER.encode()
+PRIORITY_SIZE = len(PRIORITY)
 LINGER_S = 2.0  # how long an answer to a request that was cut short may take to reach its client
 SLOW_CLIENT_BYTES = 64 << 20  # a client that lets this much pile up has stopped reading
 
@@ -107,6 +110,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_parser",
         "_parts",
         "_peer",
+        "_priority",
         "_reading",
         "_request_id",
         "_segment",
@@ -213,6 +217,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif size == 12:
             if name.lower() == b"x-request-id":
                 self._request_id = value.decode("latin-1")
+        elif size == PRIORITY_SIZE and name.lower() == PRIORITY:
+            self._priority: str | None = value.decode("latin-1")
         elif size == 6 and name.lower() == b"expect":
             self._wants_continue = value.lower() == b"100-continue"
 
@@ -408,6 +414,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         target = target_of(self._target)
         exchange = Exchange(self, self._method, target, self._headers, self._version, time.monotonic())
         exchange.keeps_alive = self._keeps_alive
+        exchange.priority = self._priority
         given = self._request_id
         exchange.request_id = given if given and is_request_id(given) else new_request_id()
         return exchange
@@ -443,6 +450,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._content_length = 0
         self._request_id = ""
+        self._priority = None
         self._wants_continue = False
         self._parts: list[bytes] = []
         self._size = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from flambeau.serving.job import Job
+from flambeau.serving.scheduling.alarm import Alarm
 from flambeau.serving.scheduling.batching import BatchLimits, free_places, may_send_ahead, wait_s
 from flambeau.serving.scheduling.crowding import Crowd
 from flambeau.serving.scheduling.queue import JobQueue
@@ -17,14 +18,15 @@ STUCK_S = 0.05  # a quick worker that has been on one batch this long gives back
 class Dispatcher:
     """Sends a batch to a worker whenever there is one to send and a worker to take it."""
 
-    def __init__(self, queue: JobQueue, workers: list[RemoteWorker], limits: BatchLimits) -> None:
+    def __init__(self, queue: JobQueue, workers: list[RemoteWorker], limits: BatchLimits, num_cores: int) -> None:
         self._queue = queue
+        self._num_cores = num_cores
         self._workers = workers
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self.feed)  # a batch has waited long enough for company
         self._is_woken = False
-        self.crowd: Crowd | None = None  # where there are more workers than cores
+        self._crowd: Crowd | None = None  # where there are more workers than cores
 
     def refusal(self, job: Job) -> str:
         """For models with job tickets: why a job cannot be taken now; empty when an idle worker is there for it."""
@@ -53,12 +55,25 @@ class Dispatcher:
             if limits.delay_s is not None and not queue.oldest.is_alone:
                 wait = wait_s(len(queue), self._loop.time() - queue.oldest.arrived, limits)
                 if wait > 0:
-                    self._wake_in(wait)
+                    self._alarm.set(wait)
                     return
             worker.send(queue.take(limits.size))
 
     def look_after(self) -> None:
-        """Give jobs that wait behind a stuck batch to a worker that has nothing to do; called every now and then."""
+        """See whether the workers are too many, and whether one is stuck; called every now and then."""
+        self._look_at_crowd()
+        self._free_stuck()
+
+    def _look_at_crowd(self) -> None:
+        if len(self._workers) <= self._num_cores:
+            self._crowd = None
+            return
+        self._crowd = self._crowd or Crowd(self._num_cores)
+        self._crowd.look(self._workers)
+        self.feed()
+
+    def _free_stuck(self) -> None:
+        """Give jobs that wait behind a stuck batch to a worker that has nothing to do."""
         if len(self._workers) < 2 or self._queue or not any(worker.is_idle for worker in self._workers):
             return
         for worker in self._workers:
@@ -67,10 +82,14 @@ class Dispatcher:
                     self._queue.put_back(job)
         self.feed()
 
+    def on_lost(self) -> None:
+        """A worker has ended: others may have what it gave back."""
+        self.feed()
+
     def _pick(self, num_waiting: int) -> RemoteWorker | None:
         """The least busy worker that can take another batch."""
         best: RemoteWorker | None = None
-        may_wake = self.crowd is None or not self._is_crowded(self.crowd)
+        may_wake = self._crowd is None or not self._is_crowded(self._crowd)
         for worker in self._workers:
             if not worker.is_ready or worker.is_retiring:
                 continue
@@ -109,20 +128,10 @@ class Dispatcher:
             depth=worker.depth,
         )
 
-    def _wake_in(self, delay_s: float) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(delay_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.feed()
-
     def _on_woken(self) -> None:
         self._is_woken = False
         self.feed()
 
     def close(self) -> None:
         """Stop waiting for batches to fill."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()

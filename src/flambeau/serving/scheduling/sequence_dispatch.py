@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 
 from flambeau.serving.job import Job
+from flambeau.serving.scheduling.alarm import Alarm
 from flambeau.serving.scheduling.batching import BatchLimits, free_places, wait_s
-from flambeau.serving.scheduling.crowding import Crowd
 from flambeau.serving.scheduling.dispatch import NO_TICKET
 from flambeau.serving.scheduling.sequences import Sequence, SequenceReceiver, Sequences, per_worker
 from flambeau.serving.workers.remote_worker import RemoteWorker
@@ -39,14 +38,12 @@ class SequenceDispatcher:
         self._needs_ticket = needs_ticket
         self._refuse = refuse
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self.crowd: Crowd | None = None  # sequences cannot choose their worker, so nobody makes room for them
+        self._alarm = Alarm(self.feed)  # a batch has waited long enough for company
 
     # ---- what comes in ----
 
     def refusal(self, job: Job) -> str:
         """Why a job cannot be taken now; empty when it can."""
-        self._end_overdue()
         reason = "" if job.kind == "describe" else self._queue.refusal(job.headers)
         if not reason and self._needs_ticket and not self._has_ticket(job):
             return NO_TICKET
@@ -59,20 +56,22 @@ class SequenceDispatcher:
         else:
             sequence = self._queue.put_in_sequence(job, self._loop.time())
             job.receiver = SequenceReceiver(job.receiver, sequence, self._on_reply)
+            if is_lost(sequence.worker):
+                self._end(sequence, LOST)
         self.feed()
 
     def _has_ticket(self, job: Job) -> bool:
         sequence = None if job.kind == "describe" else self._queue.find(job.headers)
         bound = sequence.worker if sequence else None
         candidates = [bound] if bound else self._with_room()
-        ahead = sum(len(other.waiting) for other in self._queue.live() if other.worker in (None, *candidates))
+        pending = self._queue.pending
+        ahead = sum(len(other.waiting) for worker in (None, *candidates) for other in pending.of(worker))
         return sum(free_places(worker, self._limits) for worker in candidates) > ahead + self._queue.num_lone
 
     # ---- what goes out ----
 
     def feed(self) -> None:
         """Send whatever workers can take now."""
-        self._end_lost()
         self._assign()
         for worker in self._workers:
             places = free_places(worker, self._limits)
@@ -84,7 +83,7 @@ class SequenceDispatcher:
 
     def _feed_one(self, worker: RemoteWorker, places: int) -> None:
         """Send the jobs that have waited longest, of different sequences, as one batch or into the running one."""
-        ready = [sequence for sequence in self._queue.live() if sequence.worker is worker and sequence.may_send]
+        ready = [sequence for sequence in self._queue.pending.of(worker) if sequence.may_send]
         if not ready:
             return
         ready.sort(key=lambda sequence: sequence.first.arrived)
@@ -94,7 +93,7 @@ class SequenceDispatcher:
             return
         wait = wait_s(len(ready), self._loop.time() - ready[0].first.arrived, self._limits)
         if wait > 0:
-            self._wake_in(wait)
+            self._alarm.set(wait)
         elif ready[0].first.is_alone:
             worker.send([ready[0].take()])
         else:
@@ -103,58 +102,46 @@ class SequenceDispatcher:
 
     def _assign(self) -> None:
         """Give each new sequence the worker that has the fewest."""
-        for sequence in self._queue.live():
-            if sequence.worker is None and sequence.waiting:
-                candidates = self._with_room()
-                if not candidates:
-                    return
-                counts = self._counts()
-                sequence.worker = min(candidates, key=lambda worker: (counts[worker], worker.num_batches))
+        counts = self._queue.num_of
+        for sequence in self._queue.pending.of(None):
+            candidates = self._with_room()
+            if not candidates:
+                return
+            self._queue.assign(sequence, min(candidates, key=lambda worker: (counts[worker], worker.num_batches)))
 
     def _with_room(self) -> list[RemoteWorker]:
-        counts = self._counts()
+        counts = self._queue.num_of
         room = per_worker(self._queue.limits.count, self._min_workers())
-        return [w for w in self._workers if w.is_ready and not w.is_retiring and counts[w] < room]
-
-    def _counts(self) -> Counter[RemoteWorker]:
-        return Counter(sequence.worker for sequence in self._queue.live() if sequence.worker is not None)
+        return [worker for worker in self._workers if not is_lost(worker) and counts[worker] < room]
 
     # ---- how sequences end ----
 
     def look_after(self) -> None:
-        """End the sequences whose time has come; called every now and then."""
-        self._end_overdue()
+        """End the sequences whose time has come, or whose worker retires; called every now and then."""
+        for sequence in self._queue.overdue(self._loop.time()):
+            self._end(sequence, EXPIRED)
+        self.on_lost()
+
+    def on_lost(self) -> None:
+        """A worker has ended, and with it what it remembered."""
+        for sequence in self._queue.live():
+            if is_lost(sequence.worker):
+                self._end(sequence, LOST)
         self.feed()
 
     def _on_reply(self, sequence: Sequence, parts: list[Part]) -> None:
         for ended in self._queue.on_reply(sequence, parts, self._loop.time()):
             self._end(ended, CLOSED)
 
-    def _end_overdue(self) -> None:
-        for sequence in self._queue.overdue(self._loop.time()):
-            self._end(sequence, EXPIRED)
-
-    def _end_lost(self) -> None:
-        for sequence in self._queue.live():
-            if sequence.worker is not None and (not sequence.worker.is_ready or sequence.worker.is_retiring):
-                self._end(sequence, LOST)
-
     def _end(self, sequence: Sequence, reason: str) -> None:
         for job in self._queue.end(sequence):
             self._refuse(job, reason)
 
-    # ---- waiting for company ----
-
-    def _wake_in(self, delay_s: float) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(delay_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.feed()
-
     def close(self) -> None:
         """Stop waiting for batches to fill."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
+
+
+def is_lost(worker: RemoteWorker | None) -> bool:
+    """Whether the worker of a sequence takes no more jobs; one that is not chosen yet is not lost."""
+    return worker is not None and (not worker.is_ready or worker.is_retiring)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -70,13 +70,14 @@ def with_sequence(headers: Headers, names: SequenceHeaders) -> tuple[str, Header
 class Sequence:
     """One sequence: the jobs that wait, those a worker has, and the worker it stays with."""
 
-    def __init__(self, id: str, now: float) -> None:
+    def __init__(self, id: str, now: float, pending: Pending) -> None:
         self.id = id
         self.started = now
         self.last_active = now
         self.worker: RemoteWorker | None = None
         self.waiting: OrderedDict[int, Job] = OrderedDict()
         self._sent: list[Job] = []
+        self._pending = pending
 
     @property
     def first(self) -> Job:
@@ -98,16 +99,66 @@ class Sequence:
         """Add a job at the end."""
         job.on_cancel = self.remove
         self.waiting[job.id] = job
+        self._pending.add(self)
 
     def take(self) -> Job:
         """The next job, which is about to be sent."""
         job = self.waiting.popitem(last=False)[1]
+        self._pending.remove(self)
         self._sent = [*(sent for sent in self._sent if not sent.is_over), job]
         return job
 
     def remove(self, job: Job) -> None:
         """Forget a job that was cancelled or has expired."""
-        self.waiting.pop(job.id, None)
+        if self.waiting.pop(job.id, None) is not None:
+            self._pending.remove(self)
+
+    def clear(self) -> list[Job]:
+        """The jobs that wait, which are not to wait any longer."""
+        jobs = [*self.waiting.values()]
+        self.waiting.clear()
+        self._pending.remove(self, len(jobs))
+        return jobs
+
+    def assign(self, worker: RemoteWorker) -> None:
+        """Stay with that worker from now on."""
+        self._pending.move(self, worker)
+        self.worker = worker
+
+
+class Pending:
+    """The sequences with jobs that wait, by worker (None: not assigned), and how many jobs that are."""
+
+    def __init__(self) -> None:
+        self.num_jobs = 0
+        self._of: defaultdict[RemoteWorker | None, dict[Sequence, None]] = defaultdict(dict)  # in order of arrival
+
+    def of(self, worker: RemoteWorker | None) -> list[Sequence]:
+        """Those of one worker."""
+        return [*self._of[worker]] if worker in self._of else []
+
+    def add(self, sequence: Sequence) -> None:
+        """A job has come."""
+        self.num_jobs += 1
+        self._of[sequence.worker][sequence] = None
+
+    def remove(self, sequence: Sequence, num_jobs: int = 1) -> None:
+        """Jobs have gone."""
+        self.num_jobs -= num_jobs
+        if not sequence.waiting:
+            self._drop(sequence)
+
+    def move(self, sequence: Sequence, worker: RemoteWorker) -> None:
+        """Its worker is chosen."""
+        self._drop(sequence)
+        if sequence.waiting:
+            self._of[worker][sequence] = None
+
+    def _drop(self, sequence: Sequence) -> None:
+        mine = self._of[sequence.worker]
+        mine.pop(sequence, None)
+        if not mine:
+            del self._of[sequence.worker]  # workers come and go
 
 
 class Sequences(JobQueue):
@@ -117,10 +168,12 @@ class Sequences(JobQueue):
         super().__init__(capacity + limits.count * limits.queue_size)
         self.limits = limits
         self._names = names
+        self.pending = Pending()
+        self.num_of: Counter[RemoteWorker] = Counter()  # live sequences of each worker
         self._live: dict[str, Sequence] = {}
 
     def __len__(self) -> int:
-        return self.num_lone + sum(len(sequence.waiting) for sequence in self._live.values())
+        return super().__len__() + self.pending.num_jobs
 
     def live(self) -> list[Sequence]:
         """The sequences there are, in the order in which they came."""
@@ -149,7 +202,7 @@ class Sequences(JobQueue):
         id, job.headers = with_sequence(job.headers, self._names)
         sequence = self._live.get(id)
         if sequence is None:
-            sequence = self._live[id] = Sequence(id, now)
+            sequence = self._live[id] = Sequence(id, now, self.pending)
         sequence.last_active = now
         sequence.put(job)
         return sequence
@@ -165,25 +218,32 @@ class Sequences(JobQueue):
 
     def overdue(self, now: float) -> list[Sequence]:
         """The sequences whose time has come."""
-        found = []
-        for sequence in self.live():
-            moment = ends_at(
-                started=sequence.started,
-                last_active=sequence.last_active,
-                is_busy=sequence.is_busy,
-                limits=self.limits,
-            )
-            if moment is not None and now >= moment:
-                found.append(sequence)
-        return found
+        return [sequence for sequence in self.live() if self._is_overdue(sequence, now)]
+
+    def _is_overdue(self, sequence: Sequence, now: float) -> bool:
+        """Whether its time has come."""
+        moment = ends_at(
+            started=sequence.started,
+            last_active=sequence.last_active,
+            is_busy=sequence.is_busy,
+            limits=self.limits,
+        )
+        return moment is not None and now >= moment
+
+    def assign(self, sequence: Sequence, worker: RemoteWorker) -> None:
+        """A sequence stays with that worker from now on."""
+        sequence.assign(worker)
+        self.num_of[worker] += 1
 
     def end(self, sequence: Sequence) -> list[Job]:
         """Forget a sequence; return the jobs that waited in it."""
         if self._live.get(sequence.id) is sequence:
             del self._live[sequence.id]
-        jobs = [*sequence.waiting.values()]
-        sequence.waiting.clear()
-        return jobs
+            if (worker := sequence.worker) is not None:
+                self.num_of[worker] -= 1
+                if not self.num_of[worker]:
+                    del self.num_of[worker]  # workers come and go
+        return sequence.clear()
 
     def take_all(self) -> list[Job]:
         """End every sequence, and empty the queue."""

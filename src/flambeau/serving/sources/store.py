@@ -18,8 +18,8 @@ from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES, handler_of, manifes
 from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
 from flambeau.archive.unpack import unpack
 from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
-from flambeau.serving.model import Source
 from flambeau.serving.sources.fetching import Fetcher, shown, sweep_parts
+from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.urls import file_name_of, is_allowed, is_url, local_path_of
 
 logger = logging.getLogger(__name__)

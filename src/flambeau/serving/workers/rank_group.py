@@ -152,8 +152,7 @@ class RankGroup:
         shares = all(ready.can_share_memory for ready in self._ready.values())
         if self._lockstep is not None:
             return [Ready(can_share_memory=shares)]
-        leader = self._ready[0]
-        return [Ready(leader.is_concurrent, leader.can_share_memory, leader.depth)]
+        return [self._ready[0]]
 
     def _look_for_stragglers(self, lockstep: Lockstep) -> None:
         if not lockstep.stragglers:

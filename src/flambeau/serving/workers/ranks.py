@@ -47,7 +47,7 @@ class Ranks:
         threads = config.torchrun.get("OMP_NUMBER_THREADS", 1)
         return cls(
             count=config.parallel_level,
-            keeps_step=config.parallel_type != "pp",
+            keeps_step=keeps_step(config),
             threads=threads if isinstance(threads, int) and threads > 0 else 1,
         )
 
@@ -93,6 +93,11 @@ class Ranks:
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store where the ranks meet
         }
+
+
+def keeps_step(config: ModelConfig) -> bool:
+    """Whether every rank of a worker gets every batch, and the next one when all are done with it."""
+    return config.parallel_type in ("tp", "pptp") and config.parallel_level > 0
 
 
 def _check(torchrun: Mapping[str, Any]) -> None:

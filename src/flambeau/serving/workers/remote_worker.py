@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from flambeau.errors import JobFailed
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.job import Job
 from flambeau.serving.scheduling.batching import smoothed
+from flambeau.serving.workers.holding import Batch, Holding
 from flambeau.serving.workers.output import WorkerOutput
 from flambeau.serving.workers.rank_group import RankGroup
 from flambeau.serving.workers.recovery import Death
@@ -24,18 +23,6 @@ logger = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 2.0  # between the end of the channel and SIGKILL
 LAST_FRAMES_S = 0.5  # between the end of the process and that of the channel
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Jobs sent together; `progress` is when the worker last showed a sign of work on it."""
-
-    size: int
-    remaining: int
-    progress: float
-    started: float
-    handler_s: float = 0.0  # how long the handler took
-    ids: list[str] = field(default_factory=list)  # of its requests, where the log names them
 
 
 class RemoteWorker:
@@ -69,12 +56,12 @@ class RemoteWorker:
         self.ready_at: float | None = None
         self.has_answered = False
         self.has_suspect = False  # the job sent last has seen a worker die
-        self.batches: deque[Batch] = deque()
-        self._jobs: dict[int, tuple[Job | None, Batch]] = {}
+        self._held = Holding(traffic)
+        self.batches = self._held.batches
+        self._jobs = self._held.jobs
         self._on_free = on_free
         self._on_lost = on_lost
         self._on_samples = on_samples
-        self._heard_at = 0.0
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
         self._traffic = traffic
         self._output = output
@@ -129,23 +116,7 @@ class RemoteWorker:
         self.is_ready = False
         if self._channel is not None:
             self._channel.close()
-        begun = [*self.batches] if self.is_concurrent else [*self.batches][: self.depth]
-        # They shared the process, as a batch does.
-        company = len(self._jobs) if self.is_concurrent else sum(b.size for b in begun) if self.depth > 1 else 0
-        suspects, innocent = [], []
-        for job, batch in self._jobs.values():
-            if job is None:
-                continue
-            if job.body.segment is not None:
-                job.body.release()
-            if job.is_over:
-                continue
-            if batch in begun:
-                suspects.append((job, company or batch.size))
-            else:
-                innocent.append(job)
-        self._jobs.clear()
-        self.batches.clear()
+        suspects, innocent = self._held.part()
         if not self.ready.done():
             self.ready.cancel()
         self.ended.set_result(death)
@@ -171,9 +142,7 @@ class RemoteWorker:
 
     def send(self, jobs: Sequence[Job]) -> None:
         """Send these jobs as one batch."""
-        now = self._now()
-        batch = Batch(len(jobs), len(jobs), now, now)
-        self.batches.append(batch)
+        batch = self._held.add(jobs, self._now())
         self.has_suspect = jobs[0].crashes > 0
         if self._traffic.note is not None:
             batch.ids = [job.request_id for job in jobs]
@@ -181,7 +150,6 @@ class RemoteWorker:
         requests = []
         for job in jobs:
             job.on_cancel = self._cancel
-            self._jobs[job.id] = (job, batch)
             if job.body.segment is not None:
                 job.body.hold()
             requests.append(job.to_request(share=share))
@@ -192,16 +160,7 @@ class RemoteWorker:
 
     def take_back(self) -> list[Job]:
         """Jobs it has not begun, taken away from it so that an idle worker can have them."""
-        if self.is_concurrent or len(self.batches) <= self.depth:
-            return []
-        begun = [*self.batches][: self.depth]
-        taken: dict[int, Job] = {}
-        for job_id, (job, batch) in self._jobs.items():
-            if batch not in begun and job is not None and not job.is_over and job.body.segment is None:
-                taken[job_id] = job
-        for job_id, job in taken.items():
-            self._jobs[job_id] = (None, self._jobs[job_id][1])
-            job.renew_id()  # the old one stays with this worker until it has let go
+        taken = self._held.take_back()
         if taken and self._channel is not None:
             self._channel.send(Cancel([*taken]))
         return [*taken.values()]
@@ -214,26 +173,18 @@ class RemoteWorker:
 
     def seconds_without_progress(self) -> float:
         """How long the batch it works on has shown no sign of progress; 0 when it is idle."""
-        if not self.batches:
-            return 0.0
-        if self.is_continuous:  # one call answers all: whatever it says is a sign for each
-            return self._now() - max(self.batches[0].progress, self._heard_at)
-        stalled = min(batch.progress for batch in self.batches) if self.is_concurrent else self.batches[0].progress
-        return self._now() - stalled
+        return self._held.seconds_without_progress(self._now())
 
     def blame_silent(self, limit_s: float) -> None:
         """Where jobs run beside others: those silent for so long are to blame, and not tried again with the rest."""
-        if self.is_concurrent and not self.is_continuous:
-            for job, batch in self._jobs.values():
-                if job is not None and self._now() - batch.progress > limit_s:
-                    job.crashes += 1
+        self._held.blame_silent(limit_s, self._now())
 
     # ---- what it says ----
 
     def _receive(self, messages: list[ToServer]) -> None:
         """Take what has arrived; parts of one reply that arrived together are passed on together."""
         if self.is_continuous:
-            self._heard_at = self._now()
+            self._held.heard_at = self._now()
         i = 0
         while i < len(messages):
             message = messages[i]
@@ -255,10 +206,10 @@ class RemoteWorker:
                 self._on_samples(message)
 
     def _on_ready(self, message: Ready) -> None:
-        self.is_concurrent = message.is_concurrent
+        self.is_concurrent = self._held.is_concurrent = message.is_concurrent
+        self.is_continuous = self._held.is_continuous = message.is_continuous
+        self.depth = self._held.depth = message.depth
         self.shares_memory = message.can_share_memory
-        self.is_continuous = message.is_continuous
-        self.depth = message.depth
         self.is_ready = True
         self.ready_at = self._now()
         self.load_s = self.ready_at - self._began
@@ -280,10 +231,13 @@ class RemoteWorker:
                 job.deliver(parts)
             except Exception:  # a receiver's mistake must not cost the other jobs of this worker
                 logger.exception("request %s: its answer could not be delivered", job.request_id)
+                job.cancel()  # unless it is over: what follows is for nobody
+                job.tell(JobFailed("The answer could not be delivered.", status=500))  # so that no client hangs
         if last.last:
             if last.handler_s:
                 batch.handler_s = last.handler_s
-                self._traffic.predicted(last.handler_s, batch.ids)
+                if job is None or job.kind != "describe":
+                    self._traffic.predicted(last.handler_s, batch.ids)
             self._finish(job_id, job, batch, first.status if is_waited_for else 0)
         else:
             is_first_sign = batch.progress == batch.started
@@ -315,20 +269,13 @@ class RemoteWorker:
         now = self._now()
         if status and job is not None and job.usage is not None:
             self._traffic.answered(job.usage, now - job.arrived, batch.started - job.arrived, status)
-        del self._jobs[job_id]
         self.has_answered = True
         if job is not None and job.body.segment is not None:
             job.body.release()
-        batch.remaining -= 1
-        if batch.remaining:
-            batch.progress = now
+        if not self._held.finish(job_id, batch, now):
             return
         self._traffic.batch_done(batch.size, now - batch.started - batch.handler_s)
         self.service_s = smoothed(self.service_s, now - batch.started)
-        self.batches.remove(batch)
-        if self.batches and not self.is_concurrent:
-            following = self.batches[0]
-            following.started = following.progress = now
         self._on_free()
 
     def _on_channel_closed(self, fault: str) -> None:

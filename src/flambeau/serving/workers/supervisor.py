@@ -77,6 +77,7 @@ class Supervisor:
         on_change: Callable[[], None],
     ) -> None:
         self.slots: list[Slot] = []
+        self.num_restarts = 0  # of all slots, also of those that are gone
         self.load_s: float | None = None  # how long the last worker took to load
         self.name = name
         self._new_worker = new_worker
@@ -106,7 +107,11 @@ class Supervisor:
     @property
     def has_ready(self) -> bool:
         """Whether a worker has the model loaded."""
-        return any(slot.is_ready for slot in self.slots)
+        for slot in self.slots:  # a plain loop: every request asks
+            worker = slot.worker
+            if worker is not None and worker.is_ready:
+                return True
+        return False
 
     @property
     def cannot_load(self) -> bool:
@@ -150,14 +155,22 @@ class Supervisor:
         for slot in self.slots:
             self._own(self._retire(slot, timeout_s=0.0 if now else self._drain_timeout_s))
         self.slots.clear()
+        if now:  # also those that are being retired at their leisure
+            for worker in self._workers:
+                worker.kill(Death(reason="its time to stop was over", spares_jobs=True))
         while self._tasks:
             await asyncio.wait([*self._tasks])
 
     def _own(self, work: asyncio._CoroutineLike[None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_done)
         return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s: a worker is no longer looked after", self.name, exc_info=error)
 
     # ---- the life of one slot ----
 
@@ -168,6 +181,7 @@ class Supervisor:
             if slot.is_retired:
                 break
             self._tell_end(slot, death)
+            self.num_restarts += 1
             self._take_note(slot, death, was_ready=was_ready, was_useful=was_useful)
             slot.settled.set()
             if not was_ready and is_hopeless(slot.failures, slot.waited_s, self._max_retry_s):
@@ -186,7 +200,8 @@ class Supervisor:
         """Run one worker; tell how it ended, whether it was ever ready, and whether it was of any use."""
         try:
             worker = slot.worker = self._new_worker(slot)
-        except OSError as error:  # no port is left for its processes to meet at
+        except Exception as error:  # whatever it is, the slot lives on: no port may be left for its processes, say
+            logger.exception("worker %d of %s could not be made", slot.id, self.name)
             return Death(reason=f"it could not be started: {error}", while_loading=True), False, False
         slot.started_at = worker.started_at
         slot.change("WORKER_STARTED")

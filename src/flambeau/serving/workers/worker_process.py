@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 SOCKET_BUFFER_BYTES = 1 << 20
 TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which everybody can read
+TOKEN_TIMEOUT_S = 10.0  # a worker shows it as soon as it is connected
 LAST_WORDS_S = 0.5  # how long to wait for the end of its output: a daemon it started may hold the pipes open
 
 
@@ -100,8 +101,9 @@ class WorkerProcess:
     async def _run_over_tcp(self) -> Death:
         """A listener on loopback for this worker alone; the worker proves itself with a token."""
         token = secrets.token_hex(16)
+        strangers: set[TokenGate] = set()
         listener = await asyncio.get_running_loop().create_server(
-            lambda: TokenGate(token.encode(), self._new_channel), "127.0.0.1", 0
+            lambda: TokenGate(token.encode(), self._new_channel, strangers), "127.0.0.1", 0
         )
         port = listener.sockets[0].getsockname()[1]
         try:
@@ -109,6 +111,8 @@ class WorkerProcess:
             return await self._watch()
         finally:
             listener.close()
+            for gate in [*strangers]:
+                gate.close()
 
     async def _start(
         self, *arguments: str, inherited: tuple[int, ...] = (), variables: Mapping[str, str] | None = None
@@ -197,21 +201,37 @@ class WorkerProcess:
 class TokenGate(asyncio.Protocol):
     """Lets a TCP worker through once it has shown its token, and nobody else."""
 
-    def __init__(self, token: bytes, new_channel: Callable[[], ServerChannel]) -> None:
+    def __init__(self, token: bytes, new_channel: Callable[[], ServerChannel], strangers: set[TokenGate]) -> None:
         self._token = token
         self._new_channel = new_channel
+        self._strangers = strangers  # those who have not shown it yet
         self._seen = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._timer = asyncio.get_running_loop().call_later(TOKEN_TIMEOUT_S, self.close)
+        self._strangers.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._let_go()
+
+    def close(self) -> None:
+        """Turn whoever it is away."""
+        self._let_go()
+        self._transport.abort()
+
+    def _let_go(self) -> None:
+        self._timer.cancel()
+        self._strangers.discard(self)
 
     def data_received(self, data: bytes) -> None:
         self._seen += data
         if len(self._seen) < len(self._token):
             return
         if not hmac.compare_digest(self._seen, self._token):
-            self._transport.abort()
+            self.close()
             return
+        self._let_go()
         channel = self._new_channel()
         self._transport.pause_reading()  # reading restarts in the way the new protocol wants it
         self._transport.set_protocol(channel)

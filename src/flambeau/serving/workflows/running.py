@@ -13,6 +13,7 @@ from flambeau.errors import FlambeauError, NodeFailed
 from flambeau.serving.answer import Answer
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
+from flambeau.serving.scheduling.priorities import priority_of
 from flambeau.serving.workflows.spec import Node, Spec
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ async def _ask(model: Model, node: Node, call: Call, given: Input) -> bytes:
         arrived=asyncio.get_running_loop().time(),
         fields=given.fields,
     )
+    job.priority = priority_of(call.headers)
     model.add(job)
     try:
         async with asyncio.timeout(node.settings.timeout_ms / 1000):

@@ -17,9 +17,10 @@ from flambeau.errors import (
     WorkflowFailed,
     WorkflowNotFound,
 )
-from flambeau.serving.model import Model, Source
+from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
 from flambeau.serving.sources.fetching import shown
+from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.store import Store
 from flambeau.serving.workflows import running
 from flambeau.serving.workflows.archive import WorkflowSource, open_workflow

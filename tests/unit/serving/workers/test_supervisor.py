@@ -166,12 +166,13 @@ def test_worker_that_answered_anything_ends_the_back_off():
     assert slot.failures == 1
 
 
-def test_worker_that_cannot_even_be_made_is_a_failure_like_others():
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, KeyError])
+def test_worker_that_cannot_even_be_made_is_a_failure_like_others(kind):
     async def fail():
         supervisor = new_supervisor([])
 
         def new_worker(slot):
-            raise OSError("no port is free")
+            raise kind("no port is free")
 
         supervisor._new_worker = new_worker
         fresh = supervisor.scale(1, 1)
@@ -180,4 +181,34 @@ def test_worker_that_cannot_even_be_made_is_a_failure_like_others():
         await supervisor.close()
         return caught.value.cause
 
-    assert asyncio.run(fail()) == "it could not be started: no port is free"
+    assert asyncio.run(fail()) == f"it could not be started: {kind('no port is free')}"
+
+
+def test_task_that_fails_is_in_the_log(caplog):
+    async def fail():
+        supervisor = new_supervisor([])
+
+        async def stumble():
+            raise RuntimeError("a mistake of ours")
+
+        supervisor._own(stumble())
+        await supervisor.close()
+
+    asyncio.run(fail())
+    assert "a mistake of ours" in caplog.text
+
+
+def test_restarts_are_not_forgotten_with_their_slots():
+    async def live():
+        supervisor = new_supervisor([])
+        await supervisor.wait_started(supervisor.scale(1, 1))
+        worker = supervisor.slots[0].worker
+        worker.ended.set_result(CRASH)
+        async with asyncio.timeout(5):
+            while not (supervisor.has_ready and supervisor.slots[0].worker is not worker):
+                await asyncio.sleep(0.01)
+        supervisor.scale(0, 0)
+        await supervisor.close()
+        return supervisor.num_restarts
+
+    assert asyncio.run(live()) == 1

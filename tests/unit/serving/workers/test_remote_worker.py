@@ -1,0 +1,49 @@
+"""What a worker's end on the server does with what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.support.jobs import Clumsy, new_job, new_worker
+
+from flambeau.errors import JobFailed
+from flambeau.wire.messages import Cancel, Part
+
+
+def test_client_whose_answer_cannot_be_delivered_is_told_so():
+    async def answer(last):
+        worker, job = new_worker(), new_job(Clumsy())
+        worker.send([job])
+        worker._receive([Part(job.id, b"x", last)])
+        return job, worker
+
+    job, worker = asyncio.run(answer(last=True))
+    assert [(str(error), error.status) for error in job.receiver.errors] == [
+        ("The answer could not be delivered.", 500)
+    ]
+    assert not worker.batches
+    job, worker = asyncio.run(answer(last=False))
+    assert [type(error) for error in job.receiver.errors] == [JobFailed]
+    assert worker._channel.sent[-1] == Cancel([job.id])  # nobody waits for the rest
+
+
+def test_worker_is_free_again_though_a_client_can_be_told_nothing(caplog):
+    async def answer():
+        worker, job = new_worker(), new_job(Clumsy(even_errors=True))
+        worker.send([job])
+        worker._receive([Part(job.id, b"x")])
+        return worker.is_idle
+
+    assert asyncio.run(answer())
+    assert "could not be delivered" in caplog.text
+
+
+def test_description_is_not_measured_as_a_prediction():
+    async def answer(kind):
+        worker, job = new_worker(), new_job(kind=kind)
+        worker.send([job])
+        worker._receive([Part(job.id, b"x", handler_s=0.5)])
+        return worker._traffic.prediction_ms
+
+    assert asyncio.run(answer("describe")) is None
+    assert asyncio.run(answer("predict")) == 500
