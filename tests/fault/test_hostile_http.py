@@ -281,3 +281,109 @@ def test_odd_paths(server, path):
         with dial(server, port) as client:
             client.sendall(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
             assert statuses(read_all(client))[0] in (400, 404, 405)
+
+
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def answer_to_endless(server, message, piece):
+    """What a client is told after two megabytes of a message that goes on."""
+    with dial(server) as client:
+        client.settimeout(5)
+        try:
+            client.sendall(message)
+            for _ in range(1 + (2 << 20) // len(piece)):
+                client.sendall(piece)
+        except (TimeoutError, ConnectionError):
+            pass
+        return statuses(read_all(client))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CHUNKED + b"0\r\nX: ",
+        CHUNKED + b"0\r\n",
+        CHUNKED + b"1;",
+        CHUNKED + b"1\r\na\r\n0\r\nX: ",
+        CHUNKED + b"10000\r\n" + b"x" * 65536 + b"\r\n0\r\nX: ",
+        POST + b"X: ",
+    ],
+)
+def test_what_is_not_body_does_not_grow_without_end(server, message):
+    piece = b"x: y\r\n" * 10_000 if message.endswith(b"0\r\n") else b"a" * 65536
+    assert answer_to_endless(server, message, piece) == [400]
+    assert answers(server)
+
+
+def test_extensions_of_chunks_are_bounded_by_the_body_they_carry(server):
+    assert answer_to_endless(server, CHUNKED, b"1;" + b"x" * 100_000 + b"\r\na\r\n") == [400]
+    assert answers(server)
+
+
+def test_small_chunks_cost_about_their_size(server):
+    before = resident_mb(server)
+    with dial(server) as client:
+        client.sendall(CHUNKED)
+        for _ in range(20):
+            client.sendall(b"2\r\nab\r\n" * 100_000)
+        time.sleep(0.5)
+        assert resident_mb(server) - before < 40  # 4 MB of body
+        client.sendall(b"0\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+    assert answers(server)
+
+
+def test_wishes_for_another_protocol_in_a_row_are_bounded(server):
+    wish = b"GET /livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
+    with dial(server) as client:
+        client.sendall(wish * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert statuses(read_all(client)) in ([200] * 3, [])
+    with dial(server) as client:
+        try:
+            client.sendall(wish * 4400)
+        except ConnectionError:
+            pass
+        assert len(statuses(read_all(client))) < 100
+    assert "RecursionError" not in server.log
+    assert answers(server)
+
+
+def test_pipelined_requests_of_any_total_are_answered(server):
+    one = POST + b"Content-Length: 1000\r\n\r\n" + b"x" * 1000
+    with dial(server) as client:
+        client.sendall(one * 150)
+        client.settimeout(10)
+        received = b""
+        while len(statuses(received)) < 150:
+            received += client.recv(1 << 20)
+        assert statuses(received) == [200] * 150
+
+
+def test_slow_large_bodies_leave_files_for_the_others(tmp_path):
+    with ConfiguredServer(tmp_path, ECHO, max_files=600) as server, ExitStack() as stack:
+        for port in (server.port, server.management_port, server.metrics_port):
+            for _ in range(150):
+                client = stack.enter_context(dial(server, port))
+                client.sendall(POST + b"Content-Length: 6500000\r\n\r\nx")
+        server.until(lambda: answers(server))
+        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 560
+        assert server.manage("GET", "/models").status == 200
+        big = server.request("POST", "/predictions/echo", b"x" * 1_000_000)
+        assert big.status == 200
+
+
+def test_bodies_that_do_not_arrive_are_bounded_together(tmp_path):
+    settings = {"max_request_bytes": 400 << 20}
+    with ConfiguredServer(tmp_path, ECHO, **settings) as server, ExitStack() as stack:
+        slow = []
+        for _ in range(8):  # 3.2 GB are announced where 1.6 GB may be
+            client = stack.enter_context(dial(server))
+            client.sendall(POST + b"Content-Length: 400000000\r\n\r\nx")
+            slow.append(client)
+            time.sleep(0.05)
+        server.until(lambda: "those that dawdle most are closed" in server.log)
+        assert is_closed(slow[0], b"x")
+        assert not is_closed(slow[-1], b"x")
+        assert answers(server)

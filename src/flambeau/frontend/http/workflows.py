@@ -10,6 +10,7 @@ from typing import Any
 from flambeau.errors import BadRequest
 from flambeau.frontend import operations
 from flambeau.frontend.http.app import Endpoint, not_allowed, not_found, query_of
+from flambeau.frontend.http.describe import model_document
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.management import boolean, integer, parameters, positive, text
 from flambeau.frontend.http.problems import JSON_TYPE, respond_json
@@ -42,11 +43,14 @@ async def workflows(server: Server, exchange: Exchange, segments: list[str]) -> 
 
 
 async def predict(server: Server, exchange: Exchange, segments: list[str]) -> None:
-    """/wfpredict/{workflow}: any method runs it; when the client goes, its nodes are told."""
+    """/wfpredict/{workflow}: any method but OPTIONS runs it; when the client goes, its nodes are told."""
     if len(segments) < 2:
         not_found(exchange)
         return
-    server.workflows.find(segments[1])
+    workflow = server.workflows.find(segments[1])
+    if exchange.method == "OPTIONS":
+        respond_json(exchange, 200, model_document(workflow.name))
+        return
     body = exchange.take_body()
     content = body.content if body.segment is None else bytes(body.segment.memory[: body.size_bytes])
     body.release()
