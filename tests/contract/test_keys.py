@@ -170,3 +170,20 @@ def test_large_body_is_refused_before_it_is_sent_unless_it_has_a_key(server, fol
     assert b"100 Continue" in first_answer(server.port, head + key + b"Expect: 100-continue\r\n" + size + b"\r\n")
     whole = server.request("POST", "/predictions/echo", b"x" * 1_000_000, bearer(folder, "inference"))
     assert whole.status == 200
+
+
+def test_probes_tell_nothing_that_is_behind_a_key(tmp_path):
+    (tmp_path / "secret.py").write_text("raise RuntimeError('password')\n")
+    settings = {"keys": KeysConfig(is_on=True), "error_details": False}
+    server = ConfiguredServer(tmp_path, tmp_path / "secret.py", **settings)
+    try:
+        server.until(lambda: "password" in server.log and is_listening(server.port), timeout=30)
+        for path in ("/readyz", "/startupz"):
+            assert [*server.request("GET", path).json] == ["status"]
+    finally:
+        server.stop()
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
