@@ -387,3 +387,81 @@ def test_bodies_that_do_not_arrive_are_bounded_together(tmp_path):
         assert is_closed(slow[0], b"x")
         assert not is_closed(slow[-1], b"x")
         assert answers(server)
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+PART = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+
+
+@pytest.fixture(scope="module")
+def two_models(tmp_path_factory):
+    other = tmp_path_factory.mktemp("two") / "other.py"
+    other.write_bytes(ECHO.read_bytes())
+    running = RunningServer(other.parent / "log", str(ECHO), str(other)).wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"a&" * 3_000_000, "application/x-www-form-urlencoded"),
+        (b"a=1&" * 1_500_000, "application/x-www-form-urlencoded"),
+        (PART * 120_000 + b"--b--\r\n", FORM["Content-Type"]),
+        (PART.replace(b'"a"', b'"a"; filename="f"') * 60_000 + b"--b--\r\n", FORM["Content-Type"]),
+        (b"x", "multipart/form-data; boundary=" + "b" * 50_000),
+    ],
+)
+def test_forms_without_end_hold_nobody_up(two_models, body, kind):
+    slowest = []
+
+    def look():
+        began = time.monotonic()
+        reply = two_models.request("GET", "/livez")
+        slowest.append(time.monotonic() - began)
+        return reply
+
+    with Load(look, threads=1) as load:
+        reply = two_models.request("POST", "/invocations", body, {"Content-Type": kind}, timeout=60)
+    assert reply.status == 400, reply.body[:300]
+    assert not load.errors
+    assert max(slowest) < 1
+
+
+def test_form_still_names_its_model(two_models):
+    named = PART.replace(b'"a"', b'"model_name"').replace(b"1\r\n", b"other\r\n")
+    reply = two_models.request("POST", "/invocations", PART * 500 + named + PART + b"--b--\r\n", FORM)
+    assert reply.status == 200
+    fields = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert two_models.request("POST", "/invocations", b"a=1&model_name=echo", fields).status == 200
+
+
+@pytest.mark.parametrize("key", ["max_batch_delay", "response_timeout", "startup_timeout", "batch_size"])
+@pytest.mark.parametrize("digits", [10, 19, 400, 4000, 5000])
+def test_huge_numbers_are_no_server_errors(server, key, digits):
+    number = "9" * digits
+    reply = server.manage("POST", f"/models?url=nothing.mar&{key}={number}")
+    assert reply.status == 404
+    body = f'{{"url": "nothing.mar", "{key}": {number}}}'.encode()
+    assert server.manage("POST", "/models", body, headers={"Content-Type": "application/json"}).status == 400
+
+
+def test_more_workers_than_any_machine_holds_are_refused(server):
+    assert server.manage("PUT", "/models/echo?min_worker=2000000000&max_worker=2000000000").status == 400
+    assert server.manage("POST", "/models?url=nothing.mar&initial_workers=2000000000").status == 400
+    assert answers(server)
+
+
+def test_parameters_of_a_call_are_bounded(server):
+    body = b'{"url": "nothing.mar", "x": "' + b"y" * 70_000 + b'"}'
+    reply = server.manage("POST", "/models", body, headers={"Content-Type": "application/json"})
+    assert (reply.status, "parameters may have 65536" in reply.json["message"]) == (400, True)
+
+
+def test_names_from_outside_forge_no_lines(server):
+    forged = "x%0a2026-01-01T00:00:00Z%20WARNING%20forged"
+    assert server.manage("POST", f"/models?url=http://h/{forged}").status in (400, 404)
+    assert server.manage("POST", f"/models?url={ECHO}&model_name={forged}").status in (400, 404)
+    assert server.request("GET", f"/predictions/{forged}").status == 404
+    assert server.manage("DELETE", f"/models/{forged}").status == 404
+    assert not any(line.startswith("2026-01-01") for line in server.log.splitlines())

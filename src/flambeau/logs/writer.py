@@ -12,7 +12,18 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS, full_line, short_line, terminal_line
+from flambeau.logs.layouts import (
+    ACCESS,
+    MODEL,
+    MODEL_METRICS,
+    SERVER,
+    TS_METRICS,
+    full_line,
+    printable,
+    short_line,
+    terminal_line,
+    tidy,
+)
 from flambeau.logs.rolling import RollingFile
 
 MAX_WAITING = 200_000  # entries; what comes while so many wait is dropped and counted
@@ -204,7 +215,7 @@ class QueueHandler(logging.Handler):
         thread = getattr(record, "worker", None) or record.threadName or "main"
         thread = "main" if thread == "MainThread" else thread
         channel = record.name if record.name in (ACCESS, MODEL, TS_METRICS, MODEL_METRICS) else SERVER
-        self._logs.put_now(channel, record.levelno, thread, record.name, message)
+        self._logs.put_now(channel, record.levelno, printable(thread), record.name, tidy(message))
 
 
 def encode(lines: list[str]) -> bytes:

@@ -27,11 +27,16 @@ def model_line(
 ) -> str:
     """A measurement of a handler, as model_metrics.log has it."""
     measured = _measured(definition, value, label_values)
-    return f"{measured}|#hostname:{host},requestID:{ids},timestamp:{int(seconds)}"
+    return f"{measured}|#hostname:{host},requestID:{_one_line(ids)},timestamp:{int(seconds)}"
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def _measured(definition: Definition, value: float, label_values: Iterable[str]) -> str:
-    named = ",".join([f"{key}:{text}" for key, text in zip(definition.dimensions, label_values, strict=False)])
+    pairs = zip(definition.dimensions, label_values, strict=False)
+    named = ",".join([f"{key}:{_one_line(text)}" for key, text in pairs])
     return f"{definition.name}.{definition.unit}:{plain(value)}|#{named}"
 
 

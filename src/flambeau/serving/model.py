@@ -13,6 +13,7 @@ from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
+from flambeau.logs.layouts import printable
 from flambeau.logs.writer import Logs
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.job import Job
@@ -117,7 +118,7 @@ class Model:
         self.elasticity = Elasticity(str(self), self.supervisor, self._workers, self.queue, host.make_room)
 
     def __str__(self) -> str:
-        return f"{self.name} {self.version}"
+        return printable(f"{self.name} {self.version}")
 
     @property
     def is_listed(self) -> bool:

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flambeau.errors import DefaultVersionInUse, ModelExists, ModelNotFound, VersionNotFound
-from flambeau.serving.registry import Registry
+from flambeau.errors import BadRequest, DefaultVersionInUse, ModelExists, ModelNotFound, VersionNotFound
+from flambeau.serving.registry import Registry, check_name
 
 
 @pytest.fixture
@@ -43,3 +43,10 @@ def test_default_version_goes_last(registry):
     registry.remove("b")
     with pytest.raises(ModelNotFound):
         registry.find("b")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\x00", "a\u2028b"])
+def test_names_hold_no_control_characters(name):
+    with pytest.raises(BadRequest, match="may hold no control characters"):
+        check_name(name)
+    check_name("Größe 模型-1.0")

@@ -14,6 +14,7 @@ from flambeau.frontend.http.describe import model_document
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.management import boolean, integer, parameters, positive, text
 from flambeau.frontend.http.problems import JSON_TYPE, respond_json
+from flambeau.logs.layouts import masked
 from flambeau.serving.server import Server
 from flambeau.serving.workflows.running import Call
 from flambeau.serving.workflows.workflows import Workflow
@@ -98,7 +99,7 @@ def page(server: Server, query: Mapping[str, str]) -> dict[str, Any]:
     end = start + (limit if 0 <= limit <= operations.PAGE else operations.PAGE)
     everything = [*server.workflows]
     token = {"nextPageToken": str(end)} if end < len(everything) else {}
-    shown = [{"workflowName": one.name, "workflowUrl": one.source.url} for one in everything[start:end]]
+    shown = [{"workflowName": one.name, "workflowUrl": masked(one.source.url)} for one in everything[start:end]]
     return {**token, "workflows": shown}
 
 
@@ -107,7 +108,7 @@ def document(workflow: Workflow) -> dict[str, Any]:
     settings = workflow.source.spec.settings
     return {
         "workflowName": workflow.name,
-        "workflowUrl": workflow.source.url,
+        "workflowUrl": masked(workflow.source.url),
         "minWorkers": settings.min_workers,
         "maxWorkers": settings.max_workers,
         "batchSize": settings.batch_size,
