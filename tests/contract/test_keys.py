@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -124,3 +125,65 @@ def test_one_port_for_both_apis_keeps_their_keys_apart(tmp_path):
             assert server.request("GET", path, headers=management).json == REFUSED
         assert server.request("GET", "/token?type=management", headers=bearer(tmp_path, "API")).status == 200
         assert b"flambeau_workers_ready" in server.request("GET", "/metrics").body
+
+
+def test_preflight_needs_no_key_and_runs_nothing(tmp_path):
+    cors = (("Access-Control-Allow-Origin", "*"), ("Access-Control-Allow-Methods", "*"))
+    with ConfiguredServer(tmp_path, HANDLERS / "echo.py", keys=KeysConfig(is_on=True), cors=cors) as server:
+        for path in ("/predictions/echo", "/predictions/nobody", "/wfpredict/any", "/v2/repository/index", "/v2"):
+            reply = server.request("OPTIONS", path)
+            assert (reply.status, reply.body) == (200, b"")
+            assert reply.headers["access-control-allow-origin"] == "*"
+        for path in ("/models", "/models/echo", "/models/nobody", "/workflows"):
+            assert (server.manage("OPTIONS", path).status, server.manage("OPTIONS", path).body) == (200, b"")
+        described = server.request("OPTIONS", "/predictions/echo", headers=bearer(tmp_path, "inference"))
+        assert described.json["info"]["title"] == "RESTful API for: echo"
+        assert server.request("OPTIONS", "/predictions/echo", headers={"Authorization": "Bearer x"}).json == REFUSED
+
+
+def first_answer(port, message):
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.settimeout(20)
+        client.sendall(message)
+        return client.recv(65536)
+
+
+def test_large_body_is_refused_before_it_is_sent_unless_it_has_a_key(server, folder):
+    head = b"POST /predictions/echo HTTP/1.1\r\nContent-Type: application/octet-stream\r\n"
+    size = b"Content-Length: 5000000\r\n"
+    for path in (b"/predictions/echo", b"/predictions/nobody", b"/livez", b"/", b"/nowhere"):
+        refusal = first_answer(server.port, head.replace(b"/predictions/echo", path) + size + b"\r\nx")
+        assert refusal.startswith(b"HTTP/1.1 400"), refusal
+        assert b"connection: close" in refusal
+    assert first_answer(server.metrics_port, b"POST /metrics HTTP/1.1\r\n" + size + b"\r\nx").startswith(
+        b"HTTP/1.1 400"
+    )
+    assert first_answer(server.management_port, b"POST /models HTTP/1.1\r\n" + size + b"\r\n").startswith(
+        b"HTTP/1.1 400"
+    )
+    waits = first_answer(server.port, head + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+    assert b"InvalidKeyException" in waits
+    assert b"100 Continue" not in waits
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n20000\r\n" + b"x" * 0x20000
+    assert first_answer(server.port, chunked).startswith(b"HTTP/1.1 400")
+    key = f"Authorization: {bearer(folder, 'inference')['Authorization']}\r\n".encode()
+    assert b"100 Continue" in first_answer(server.port, head + key + b"Expect: 100-continue\r\n" + size + b"\r\n")
+    whole = server.request("POST", "/predictions/echo", b"x" * 1_000_000, bearer(folder, "inference"))
+    assert whole.status == 200
+
+
+def test_probes_tell_nothing_that_is_behind_a_key(tmp_path):
+    (tmp_path / "secret.py").write_text("raise RuntimeError('password')\n")
+    settings = {"keys": KeysConfig(is_on=True), "error_details": False}
+    server = ConfiguredServer(tmp_path, tmp_path / "secret.py", **settings)
+    try:
+        server.until(lambda: "password" in server.log and is_listening(server.port), timeout=30)
+        for path in ("/readyz", "/startupz"):
+            assert [*server.request("GET", path).json] == ["status"]
+    finally:
+        server.stop()
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

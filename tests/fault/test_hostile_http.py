@@ -281,3 +281,187 @@ def test_odd_paths(server, path):
         with dial(server, port) as client:
             client.sendall(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
             assert statuses(read_all(client))[0] in (400, 404, 405)
+
+
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def answer_to_endless(server, message, piece):
+    """What a client is told after two megabytes of a message that goes on."""
+    with dial(server) as client:
+        client.settimeout(5)
+        try:
+            client.sendall(message)
+            for _ in range(1 + (2 << 20) // len(piece)):
+                client.sendall(piece)
+        except (TimeoutError, ConnectionError):
+            pass
+        return statuses(read_all(client))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CHUNKED + b"0\r\nX: ",
+        CHUNKED + b"0\r\n",
+        CHUNKED + b"1;",
+        CHUNKED + b"1\r\na\r\n0\r\nX: ",
+        CHUNKED + b"10000\r\n" + b"x" * 65536 + b"\r\n0\r\nX: ",
+        POST + b"X: ",
+    ],
+)
+def test_what_is_not_body_does_not_grow_without_end(server, message):
+    piece = b"x: y\r\n" * 10_000 if message.endswith(b"0\r\n") else b"a" * 65536
+    assert answer_to_endless(server, message, piece) == [400]
+    assert answers(server)
+
+
+def test_extensions_of_chunks_are_bounded_by_the_body_they_carry(server):
+    assert answer_to_endless(server, CHUNKED, b"1;" + b"x" * 100_000 + b"\r\na\r\n") == [400]
+    assert answers(server)
+
+
+def test_small_chunks_cost_about_their_size(server):
+    before = resident_mb(server)
+    with dial(server) as client:
+        client.sendall(CHUNKED)
+        for _ in range(20):
+            client.sendall(b"2\r\nab\r\n" * 100_000)
+        time.sleep(0.5)
+        assert resident_mb(server) - before < 40  # 4 MB of body
+        client.sendall(b"0\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+    assert answers(server)
+
+
+def test_wishes_for_another_protocol_in_a_row_are_bounded(server):
+    wish = b"GET /livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
+    with dial(server) as client:
+        client.sendall(wish * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert statuses(read_all(client)) in ([200] * 3, [])
+    with dial(server) as client:
+        try:
+            client.sendall(wish * 4400)
+        except ConnectionError:
+            pass
+        assert len(statuses(read_all(client))) < 100
+    assert "RecursionError" not in server.log
+    assert answers(server)
+
+
+def test_pipelined_requests_of_any_total_are_answered(server):
+    one = POST + b"Content-Length: 1000\r\n\r\n" + b"x" * 1000
+    with dial(server) as client:
+        client.sendall(one * 150)
+        client.settimeout(10)
+        received = b""
+        while len(statuses(received)) < 150:
+            received += client.recv(1 << 20)
+        assert statuses(received) == [200] * 150
+
+
+def test_slow_large_bodies_leave_files_for_the_others(tmp_path):
+    with ConfiguredServer(tmp_path, ECHO, max_files=600) as server, ExitStack() as stack:
+        for port in (server.port, server.management_port, server.metrics_port):
+            for _ in range(150):
+                client = stack.enter_context(dial(server, port))
+                client.sendall(POST + b"Content-Length: 6500000\r\n\r\nx")
+        server.until(lambda: answers(server))
+        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 560
+        assert server.manage("GET", "/models").status == 200
+        big = server.request("POST", "/predictions/echo", b"x" * 1_000_000)
+        assert big.status == 200
+
+
+def test_bodies_that_do_not_arrive_are_bounded_together(tmp_path):
+    settings = {"max_request_bytes": 400 << 20}
+    with ConfiguredServer(tmp_path, ECHO, **settings) as server, ExitStack() as stack:
+        slow = []
+        for _ in range(8):  # 3.2 GB are announced where 1.6 GB may be
+            client = stack.enter_context(dial(server))
+            client.sendall(POST + b"Content-Length: 400000000\r\n\r\nx")
+            slow.append(client)
+            time.sleep(0.05)
+        server.until(lambda: "those that dawdle most are closed" in server.log)
+        assert is_closed(slow[0], b"x")
+        assert not is_closed(slow[-1], b"x")
+        assert answers(server)
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+PART = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+
+
+@pytest.fixture(scope="module")
+def two_models(tmp_path_factory):
+    other = tmp_path_factory.mktemp("two") / "other.py"
+    other.write_bytes(ECHO.read_bytes())
+    running = RunningServer(other.parent / "log", str(ECHO), str(other)).wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"a&" * 3_000_000, "application/x-www-form-urlencoded"),
+        (b"a=1&" * 1_500_000, "application/x-www-form-urlencoded"),
+        (PART * 120_000 + b"--b--\r\n", FORM["Content-Type"]),
+        (PART.replace(b'"a"', b'"a"; filename="f"') * 60_000 + b"--b--\r\n", FORM["Content-Type"]),
+        (b"x", "multipart/form-data; boundary=" + "b" * 50_000),
+    ],
+)
+def test_forms_without_end_hold_nobody_up(two_models, body, kind):
+    slowest = []
+
+    def look():
+        began = time.monotonic()
+        reply = two_models.request("GET", "/livez")
+        slowest.append(time.monotonic() - began)
+        return reply
+
+    with Load(look, threads=1) as load:
+        reply = two_models.request("POST", "/invocations", body, {"Content-Type": kind}, timeout=60)
+    assert reply.status == 400, reply.body[:300]
+    assert not load.errors
+    assert max(slowest) < 1
+
+
+def test_form_still_names_its_model(two_models):
+    named = PART.replace(b'"a"', b'"model_name"').replace(b"1\r\n", b"other\r\n")
+    reply = two_models.request("POST", "/invocations", PART * 500 + named + PART + b"--b--\r\n", FORM)
+    assert reply.status == 200
+    fields = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert two_models.request("POST", "/invocations", b"a=1&model_name=echo", fields).status == 200
+
+
+@pytest.mark.parametrize("key", ["max_batch_delay", "response_timeout", "startup_timeout", "batch_size"])
+@pytest.mark.parametrize("digits", [10, 19, 400, 4000, 5000])
+def test_huge_numbers_are_no_server_errors(server, key, digits):
+    number = "9" * digits
+    reply = server.manage("POST", f"/models?url=nothing.mar&{key}={number}")
+    assert reply.status == 404
+    body = f'{{"url": "nothing.mar", "{key}": {number}}}'.encode()
+    assert server.manage("POST", "/models", body, headers={"Content-Type": "application/json"}).status == 400
+
+
+def test_more_workers_than_any_machine_holds_are_refused(server):
+    assert server.manage("PUT", "/models/echo?min_worker=2000000000&max_worker=2000000000").status == 400
+    assert server.manage("POST", "/models?url=nothing.mar&initial_workers=2000000000").status == 400
+    assert answers(server)
+
+
+def test_parameters_of_a_call_are_bounded(server):
+    body = b'{"url": "nothing.mar", "x": "' + b"y" * 70_000 + b'"}'
+    reply = server.manage("POST", "/models", body, headers={"Content-Type": "application/json"})
+    assert (reply.status, "parameters may have 65536" in reply.json["message"]) == (400, True)
+
+
+def test_names_from_outside_forge_no_lines(server):
+    forged = "x%0a2026-01-01T00:00:00Z%20WARNING%20forged"
+    assert server.manage("POST", f"/models?url=http://h/{forged}").status in (400, 404)
+    assert server.manage("POST", f"/models?url={ECHO}&model_name={forged}").status in (400, 404)
+    assert server.request("GET", f"/predictions/{forged}").status == 404
+    assert server.manage("DELETE", f"/models/{forged}").status == 404
+    assert not any(line.startswith("2026-01-01") for line in server.log.splitlines())

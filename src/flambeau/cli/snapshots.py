@@ -52,6 +52,9 @@ class SnapshotWriter:
         name = name_for(kind, now, self._last)
         text = to_text(name, now, self._given, models, self._server.config.model_store)
         draft = self._folder / f".{name}.draft"
-        draft.write_text(text, encoding="iso-8859-1")
+        # Only for this user: the settings may hold keystore_pass, which a start from the snapshot needs again.
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="iso-8859-1") as file:
+            file.write(text)
         os.replace(draft, self._folder / name)  # whoever reads it finds the whole of it
         self._last = name

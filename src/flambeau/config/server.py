@@ -149,7 +149,7 @@ class ServerConfig:
     limit_max_image_pixels: bool = True
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
-    error_details: bool | None = None  # None: only on a loopback bind
+    error_details: bool | None = None  # None: only where every bind is a loopback one
     install_dependencies: bool = False  # what an archive's requirements name
     first_distribution_port: int = 29500  # of workers that are groups of processes
     sequence_headers: SequenceHeaders = SequenceHeaders()
@@ -177,7 +177,9 @@ class ServerConfig:
     @property
     def tells_details(self) -> bool:
         """Whether error answers may carry tracebacks and a worker's last words."""
-        return self.inference.is_loopback if self.error_details is None else self.error_details
+        if self.error_details is not None:
+            return self.error_details
+        return not self.public and (self.metrics is None or self.metrics.is_loopback)
 
 
 def check_protection(config: ServerConfig) -> None:

@@ -26,6 +26,7 @@ API = "API"
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
 MIN_CHARACTERS = 32
+MAX_FILE_BYTES = 64 * 1024
 VARIABLES = {
     "management": "FLAMBEAU_MANAGEMENT_KEY",
     "inference": "FLAMBEAU_INFERENCE_KEY",
@@ -70,9 +71,10 @@ class Keys:
         """Replace a key for whoever shows the API key; the old one opens nothing from now on."""
         if kind is None or kind not in get_args(Kind) or not self._keys[API].opens(bearer(authorization), self._now()):
             raise InvalidKey(NOT_RENEWED)
-        self._keys[kind] = self._new_key(kind)
+        keys = {**self._keys, kind: self._new_key(kind)}
         if self.file is not None:
-            write_private(self.file, self._document())
+            write_private(self.file, to_document(keys))  # first: a key that nobody could read would lock everybody out
+        self._keys = keys
         logger.info("the %s key was renewed", kind)
 
     def _new_key(self, kind: str) -> Key:
@@ -87,22 +89,16 @@ class Keys:
             if key.expires_at is None or key.expires_at > self._now()
         }
 
-    def _document(self) -> dict[str, dict[str, str]]:
-        return {
-            kind: {"key": key.secret, **({_EXPIRY: to_instant(key.expires_at)} if key.expires_at else {})}
-            for kind, key in self._keys.items()
-        }
-
     def _save_somewhere(self, wanted: Path, *, is_needed: bool) -> Path | None:
         """Write the file where it should be, else where it can be; None where it neither can nor has to be."""
         try:
-            write_private(wanted, self._document())
+            write_private(wanted, to_document(self._keys))
             return wanted
         except OSError as error:
             reason = error.strerror
         try:
             spare = Path(tempfile.mkdtemp(prefix="flambeau-keys-")) / wanted.name
-            write_private(spare, self._document())
+            write_private(spare, to_document(self._keys))
         except OSError:
             if is_needed:
                 names = ", ".join(VARIABLES.values())
@@ -135,15 +131,40 @@ def supplied_keys(environment: Mapping[str, str]) -> dict[str, Key]:
 
 
 def read_keys(file: Path) -> dict[str, Key]:
-    """The keys in a file of an earlier run, or of the operator's; those that are too short are left out."""
+    """The keys in a file of an earlier run, or of the operator's; those that anybody else may know are left out."""
     try:
-        document = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        with file.open("rb") as stream:
+            problem = why_not_private(os.fstat(stream.fileno()))
+            document = json.loads(stream.read(MAX_FILE_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(document, dict):
         return {}
     found = {kind: read_key(document.get(kind)) for kind in VARIABLES}
-    return {kind: key for kind, key in found.items() if key is not None}
+    keys = {kind: key for kind, key in found.items() if key is not None}
+    if len({key.secret for key in keys.values()}) < len(keys):
+        problem = "some of its keys are equal"
+    if problem and keys:
+        logger.warning("the keys in %s are replaced by new ones: %s", file, problem)
+        return {}
+    return keys
+
+
+def why_not_private(status: os.stat_result) -> str:
+    """Why a file of keys is no secret; empty if it is one."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return "it belongs to another user"
+    if status.st_mode & 0o077:
+        return f"others may read or change it (its mode is {status.st_mode & 0o777:04o}, and should be 0600)"
+    return ""
+
+
+def to_document(keys: Mapping[str, Key]) -> dict[str, dict[str, str]]:
+    """Keys as the file has them."""
+    return {
+        kind: {"key": key.secret, **({_EXPIRY: to_instant(key.expires_at)} if key.expires_at else {})}
+        for kind, key in keys.items()
+    }
 
 
 def read_key(entry: Any) -> Key | None:

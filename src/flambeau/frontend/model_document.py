@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
+from flambeau.logs.layouts import masked
 from flambeau.metrics.system import resident_bytes
 from flambeau.serving.model import Model
 from flambeau.serving.workers.memory import resident_bytes_of
@@ -23,7 +24,7 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
     document: dict[str, Any] = {
         "modelName": model.name,
         "modelVersion": model.version,
-        "modelUrl": model.source.url,
+        "modelUrl": masked(model.source.url),
         "runtime": model.source.manifest.runtime if model.source.manifest else "python",
         "minWorkers": model.min_workers,
         "maxWorkers": model.max_workers,

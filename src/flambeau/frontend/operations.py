@@ -11,6 +11,7 @@ from typing import Any
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
 from flambeau.frontend.model_document import model_document
+from flambeau.logs.layouts import masked
 from flambeau.serving.answer import Answer
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
@@ -18,6 +19,7 @@ from flambeau.serving.server import Server
 from flambeau.serving.workers.devices import gpu_usage
 
 PAGE = 100
+MAX_WORKERS = 10_000  # of a model; more are a slip of the finger, or an attack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ async def register(server: Server, asked: Registration) -> Outcome:
         raise BadRequest("Parameter url is required.")
     defaults = server.config
     workers = max(0, defaults.default_workers if asked.initial_workers is None else asked.initial_workers)
+    check_workers(workers)
     config = ModelConfig(
         min_workers=workers,
         max_workers=workers,
@@ -90,6 +93,7 @@ async def scale(
     server: Server, name: str, version: str | None, minimum: int, maximum: int, *, synchronous: bool
 ) -> Outcome:
     """Change the number of a model's workers."""
+    check_workers(minimum)
     await asyncio.shield(server.scale(name, version, minimum, maximum, wait=synchronous))
     if not synchronous:
         return Outcome(202, "Processing worker updates...")
@@ -118,7 +122,7 @@ def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
     if start + limit < len(everything):
         document["nextPageToken"] = str(start + limit)
     page = everything[start : start + limit]
-    document["models"] = [{"modelName": model.name, "modelUrl": model.source.url} for model in page]
+    document["models"] = [{"modelName": model.name, "modelUrl": masked(model.source.url)} for model in page]
     return document
 
 
@@ -141,6 +145,12 @@ def check_model_api(server: Server) -> None:
     """Refuse to change the set of models, unless that was allowed at start."""
     if not server.config.model_api:
         raise NotAllowed("Requested method is not allowed, please refer to API document.")
+
+
+def check_workers(count: int) -> None:
+    """Refuse to start more workers than any machine has room for."""
+    if count > MAX_WORKERS:
+        raise BadRequest(f"{count} workers are too many; a model may have {MAX_WORKERS}")
 
 
 async def ask_handler(model: Model) -> dict[str, Any]:

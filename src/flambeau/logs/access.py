@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from flambeau.logs.layouts import ACCESS, printable
+from flambeau.logs.layouts import ACCESS, masked, printable
 from flambeau.logs.writer import Logs
 
 
@@ -28,7 +28,7 @@ def http_line(
     remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float, created: float
 ) -> str:
     """The line of an HTTP exchange."""
-    target = printable(f"{path}?{query}" if query else path or "-")
+    target = printable(f"{path}?{masked(query)}" if query else path or "-")
     return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {max(0, round(seconds * 1000))}'
 
 

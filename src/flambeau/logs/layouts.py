@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from functools import lru_cache
 
@@ -10,6 +11,16 @@ SERVER, ACCESS, MODEL = "SERVER", "ACCESS_LOG", "MODEL_LOG"
 TS_METRICS, MODEL_METRICS = "TS_METRICS", "MODEL_METRICS"
 CHANNELS = (SERVER, ACCESS, MODEL, TS_METRICS, MODEL_METRICS)
 
+# Parameters of a URL that let whoever knows them in: signatures of S3, Google and Azure, and their like. A URL within
+# another one's query may be encoded once more.
+_SECRETS = re.compile(
+    r"((?:^|[?&]|%3f|%26)"
+    r"(?:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|googleaccessid|signature|sig"
+    r"|access_token|token|password|secret)(?:=|%3d))"
+    r"(?:(?!&|%26).)+",
+    re.IGNORECASE | re.DOTALL,
+)
+_CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
 _LEVELS = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 
 
@@ -56,3 +67,15 @@ def level_name(level: int) -> str:
 def printable(text: str) -> str:
     """Text from outside on one line: control characters are shown, not obeyed."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def tidy(text: str) -> str:
+    """A message as it may be written: its lines stay lines, what else would move a terminal's cursor is shown."""
+    if text.isprintable():
+        return text
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def masked(url: str) -> str:
+    """A URL, or the query of one, without the values that would let others in."""
+    return _SECRETS.sub(r"\1***", url) if "=" in url or "%3" in url else url

@@ -20,8 +20,10 @@ from flambeau.logs.layouts import (
     TS_METRICS,
     full_line,
     local_time,
+    printable,
     short_line,
     terminal_line,
+    tidy,
 )
 from flambeau.logs.rolling import RollingFile
 
@@ -218,7 +220,7 @@ class QueueHandler(logging.Handler):
         thread = getattr(record, "worker", None) or record.threadName or "main"
         thread = "main" if thread == "MainThread" else thread
         channel = record.name if record.name in (ACCESS, MODEL, TS_METRICS, MODEL_METRICS) else SERVER
-        self._logs.put_now(channel, record.levelno, thread, record.name, message)
+        self._logs.put_now(channel, record.levelno, printable(thread), record.name, tidy(message))
 
 
 def encode(lines: list[str]) -> bytes:

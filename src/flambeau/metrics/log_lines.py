@@ -28,7 +28,11 @@ def model_line(
 ) -> str:
     """A measurement of a handler, as model_metrics.log has it."""
     measured = _measured(definition, value, label_values)
-    return f"{measured}|#hostname:{host},requestID:{ids},timestamp:{int(seconds)}"
+    return f"{measured}|#hostname:{host},requestID:{_one_line(ids)},timestamp:{int(seconds)}"
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def _measured(definition: Definition, value: float, label_values: Iterable[str]) -> str:
@@ -40,7 +44,7 @@ def _measured(definition: Definition, value: float, label_values: Iterable[str])
 def _frame(name: str, unit: str, dimensions: tuple[str, ...], label_values: tuple[str, ...]) -> tuple[str, str]:
     """What stands before and after a measured value; the same for all measurements of one kind."""
     pairs = zip(dimensions, label_values, strict=False)
-    return f"{name}.{unit}:", ",".join([f"{key}:{text}" for key, text in pairs])
+    return f"{name}.{unit}:", ",".join([f"{key}:{_one_line(text)}" for key, text in pairs])
 
 
 def parse_line(line: str) -> Sample | None:

@@ -8,6 +8,7 @@ from collections import Counter
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
+from flambeau.logs.layouts import printable
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.job import Job
 from flambeau.serving.refusals import no_worker, not_loaded, queue_full, refused
@@ -72,7 +73,7 @@ class Model:
         self._maker.environment = environment
 
     def __str__(self) -> str:
-        return f"{self.name} {self.version}"
+        return printable(f"{self.name} {self.version}")
 
     @property
     def is_listed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flambeau.errors import DefaultVersionInUse, ModelExists, ModelNotFound, VersionNotFound
+from flambeau.errors import BadRequest, DefaultVersionInUse, ModelExists, ModelNotFound, VersionNotFound
 from flambeau.serving.model import Model
 
 
@@ -76,3 +76,9 @@ class Registry:
         if version not in self._versions[name]:
             raise VersionNotFound(f"Model version {version} does not exist for model {name}")
         self._default[name] = version
+
+
+def check_name(name: str) -> None:
+    """Refuse a name or version that would be more than a name in a log, a metric or a header."""
+    if not name.isprintable():
+        raise BadRequest(f"names and versions may hold no control characters, as {name[:100]!r} does")

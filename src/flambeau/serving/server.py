@@ -22,7 +22,7 @@ from flambeau.serving.host_watcher import HostWatcher
 from flambeau.serving.measures import Measures
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
-from flambeau.serving.registry import Registry
+from flambeau.serving.registry import Registry, check_name
 from flambeau.serving.sources.dependencies import Dependencies
 from flambeau.serving.sources.fetching import Fetcher, shown
 from flambeau.serving.sources.source import Source
@@ -219,6 +219,8 @@ class Server:
             raise BrokenArchive("Model name is not defined.", cause=source.problem)
         if runtime not in (None, "python", "python3", "LSP"):
             raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+        check_name(name)
+        check_name(manifest.version)
         self.registry.check_free(name, manifest.version)
         handler = handler or manifest.handler or self.config.default_handler
         if source.problem and settings.min_workers > 0:

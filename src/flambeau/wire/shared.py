@@ -6,6 +6,7 @@ could be guessed or left behind, and the kernel frees it when the server ends, h
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import os
@@ -53,7 +54,9 @@ class Segment:
 class SegmentPool:
     """Hands out segments by size and keeps a few free ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_open: int = 1 << 30) -> None:
+        self.max_open = max_open  # segments at a time, free ones included: each is an open file
+        self.num_open = 0
         self._serials = itertools.count(1)
         self._free: defaultdict[int, list[Segment]] = defaultdict(list)
         self._free_bytes = 0
@@ -64,17 +67,21 @@ class SegmentPool:
         return sys.platform == "linux" and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
     def take(self, size_bytes: int) -> Segment:
-        """A segment that holds at least `size_bytes`."""
+        """A segment that holds at least `size_bytes`; raises OSError when there can be no more."""
         capacity = max(SMALLEST, 1 << (size_bytes - 1).bit_length())
         if free := self._free[capacity]:
             self._free_bytes -= capacity
             return free.pop()
-        return Segment(next(self._serials), capacity)
+        if self.num_open >= self.max_open:
+            self._close_one()
+        segment = Segment(next(self._serials), capacity)
+        self.num_open += 1
+        return segment
 
     def give_back(self, segment: Segment) -> None:
         """Keep a segment for reuse, or free it when enough are kept."""
         if self._free_bytes + segment.capacity > KEPT_BYTES:
-            segment.close()
+            self._close(segment)
             return
         self._free_bytes += segment.capacity
         self._free[segment.capacity].append(segment)
@@ -83,9 +90,22 @@ class SegmentPool:
         """Free every segment that is not in use."""
         for free in self._free.values():
             for segment in free:
-                segment.close()
+                self._close(segment)
         self._free.clear()
         self._free_bytes = 0
+
+    def _close_one(self) -> None:
+        """Close a free segment, so that another may be opened."""
+        for capacity, free in self._free.items():
+            if free:
+                self._free_bytes -= capacity
+                self._close(free.pop())
+                return
+        raise OSError(errno.EMFILE, f"{self.num_open} bodies lie in shared memory already")
+
+    def _close(self, segment: Segment) -> None:
+        segment.close()
+        self.num_open -= 1
 
 
 class SegmentReader:

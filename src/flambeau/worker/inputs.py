@@ -105,9 +105,12 @@ class InputReader:
         if not boundary:
             raise BadRequest("multipart/form-data needs a boundary in its content type")
         row = Form()
+        num_parts = 0
 
         def take(part: Any) -> None:
-            if len(row) >= MAX_FIELDS:
+            nonlocal num_parts
+            num_parts += 1
+            if num_parts > MAX_FIELDS:
                 raise BadRequest(f"a form may have at most {MAX_FIELDS} fields")
             name = (part.field_name or b"").decode("utf-8", "replace")
             if hasattr(part, "file_object"):
@@ -119,8 +122,8 @@ class InputReader:
                 row[name] = bytearray(part.value or b"")
 
         config = {"MAX_MEMORY_FILE_SIZE": len(raw) + 1, "MAX_BODY_SIZE": float("inf")}
-        parser = FormParser("multipart/form-data", take, take, boundary=boundary, config=config)
         try:
+            parser = FormParser("multipart/form-data", take, take, boundary=boundary, config=config)
             parser.write(bytes(raw))
             parser.finalize()
         except FormParserError as error:

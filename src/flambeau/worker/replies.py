@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -14,11 +15,16 @@ import msgspec
 from flambeau.wire.messages import Part
 from flambeau.worker.context import Context, RequestProcessor
 
+logger = logging.getLogger(__name__)
+
 STREAM_NEXT = "ts_stream_next"  # TorchServe's marker on a reply: whether another part follows
 
 _encode_json = msgspec.json.Encoder().encode
 # What msgspec writes differently from the standard library: exponents, where they begin, NaN (as null), non-ASCII, DEL.
 _DOUBTFUL = re.compile(rb"\de|\b0\.0000|null|[\x7f-\xff]")
+
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 
 
 class BadResult(Exception):
@@ -99,8 +105,26 @@ def to_part(job_id: int, body: bytes | bytearray, processor: RequestProcessor | 
         return Part(job_id, body, last)  # type: ignore[arg-type]
     # The marker of streams is the server's to send.
     items = processor.get_response_headers().items()
-    headers = [(str(key), str(value)) for key, value in items if key != STREAM_NEXT]
-    status, phrase = int(processor.get_response_status_code()), processor.get_response_status_phrase()
-    if not 100 <= status <= 999:
-        raise BadResult(f"the handler set the status {status}, which HTTP does not have")
+    headers = [(str(key), str(value)) for key, value in items if key != STREAM_NEXT and is_header(str(key))]
+    status, phrase = status_of(processor), processor.get_response_status_phrase()
     return Part(job_id, body, last, status, str(phrase or ""), headers or None)  # type: ignore[arg-type]
+
+
+def status_of(processor: RequestProcessor) -> int:
+    """The status a handler set; one below 200 would announce another response, not be one."""
+    given = processor.get_response_status_code()
+    try:
+        status = int(given)
+    except (TypeError, ValueError, OverflowError):
+        status = 0
+    if not 200 <= status <= 999:
+        raise BadResult(f"the handler set the status {str(given)[:20]}, which no HTTP response has")
+    return status
+
+
+def is_header(name: str) -> bool:
+    """Whether HTTP has headers of this name; one that it has not could be read as the end of the head, or a length."""
+    if _TOKEN.fullmatch(name):
+        return True
+    logger.warning("a header of the handler was left out, for its name is none: %.100r", name)
+    return False

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from flambeau.config.model import ModelConfig, read_options
-from flambeau.config.server import Address, ServerConfig
+from flambeau.config.server import Address, GrpcConfig, ServerConfig
 from flambeau.errors import ConfigError
 
 
@@ -34,6 +34,9 @@ def test_details_are_for_this_machine_only():
     assert ServerConfig().tells_details
     assert not ServerConfig(inference=Address("0.0.0.0", 1)).tells_details
     assert ServerConfig(inference=Address("0.0.0.0", 1), error_details=True).tells_details
+    public = Address("0.0.0.0", 1)
+    for listeners in ({"management": public}, {"metrics": public}, {"grpc": GrpcConfig(inference=public)}):
+        assert not ServerConfig(**listeners).tells_details
     assert str(Address("::1", 7)) == "http://[::1]:7"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,51 @@ def test_without_any_place_to_write_keys_must_be_supplied(tmp_path, monkeypatch)
     keys = Keys(config, {f"FLAMBEAU_{name}_KEY": letter * 32 for name, letter in zip(names, "mia", strict=True)})
     assert keys.file is None
     keys.check("management", "Bearer " + "m" * 32)
+
+
+def private(file, document):
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    file.chmod(0o600)
+
+
+def test_renewal_that_cannot_be_written_leaves_the_old_key(new, monkeypatch):
+    keys = new()
+    old = secrets_in(keys)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("flambeau.frontend.authorization.write_private", full)
+    with pytest.raises(OSError, match="No space"):
+        keys.renew("inference", f"Bearer {old['API']}")
+    keys.check("inference", f"Bearer {old['inference']}")
+
+
+def test_key_file_that_others_may_read_is_replaced(new, config, caplog):
+    old = secrets_in(new())
+    config.file.chmod(0o644)
+    found = secrets_in(new())
+    assert not {*old.values()} & {*found.values()}
+    assert "others may read or change it (its mode is 0644, and should be 0600)" in caplog.text
+    assert config.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_key_file_of_another_user_is_replaced(new, monkeypatch, caplog):
+    old = secrets_in(new())
+    monkeypatch.setattr("flambeau.frontend.authorization.os.geteuid", lambda: 4242)
+    monkeypatch.setattr(
+        "flambeau.frontend.authorization.os.fstat", lambda _: os.stat_result((0o100600, 1, 1, 1, 77, 77, 1, 1, 1, 1))
+    )
+    assert not {*old.values()} & {*secrets_in(new()).values()}
+    assert "it belongs to another user" in caplog.text
+
+
+def test_equal_keys_are_replaced(new, config, caplog):
+    private(config.file, {kind: {"key": "A" * 40} for kind in ("management", "inference", "API")})
+    assert len({*secrets_in(new()).values()} | {"A" * 40}) == 4
+    assert "some of its keys are equal" in caplog.text
+
+
+def test_key_file_that_is_nested_without_end_is_replaced(new, config):
+    private(config.file, "[" * 60_000)
+    assert len(secrets_in(new())) == 3

@@ -41,3 +41,9 @@ def test_lines_that_handlers_print(line, sample):
 
 def test_a_hostile_line_is_read_in_no_time():
     assert parse_line("a " * 50_000 + ".ms:1|#") is None
+
+
+def test_labels_stay_on_their_line():
+    line = server_line(DEFINITION, 2, ("a\nb\x1b",), "vm", 17)
+    assert line == "QueueTime.Milliseconds:2.0|#Level:a\\nb\\x1b|#hostname:vm,timestamp:17"
+    assert "\n" not in model_line(DEFINITION, 2, ("a",), "vm", "id\nid", 17)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flambeau.errors import DefaultVersionInUse, ModelExists, ModelNotFound, VersionNotFound
-from flambeau.serving.registry import Registry
+from flambeau.errors import BadRequest, DefaultVersionInUse, ModelExists, ModelNotFound, VersionNotFound
+from flambeau.serving.registry import Registry, check_name
 
 
 @pytest.fixture
@@ -55,3 +55,10 @@ def test_only_the_very_model_is_discarded(registry):
     registry.discard(default)
     registry.discard(default)
     assert registry.find("b").version == "2"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\x00", "a\u2028b"])
+def test_names_hold_no_control_characters(name):
+    with pytest.raises(BadRequest, match="may hold no control characters"):
+        check_name(name)
+    check_name("Größe 模型-1.0")

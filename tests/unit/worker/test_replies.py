@@ -96,3 +96,20 @@ def test_status_that_http_does_not_have_is_refused(status):
     processor.report_status(status)
     with pytest.raises(BadResult, match=f"the status {status}"):
         to_part(1, b"", processor, last=True)
+
+
+@pytest.mark.parametrize("status", [-5, 0, 99, 100, 101, 199, 1000, 10**30, "x", None])
+def test_status_that_no_response_has_is_refused(status):
+    processor = RequestProcessor({})
+    processor.report_status(status)
+    with pytest.raises(BadResult, match="which no HTTP response has"):
+        to_part(1, b"", processor, last=True)
+
+
+def test_headers_whose_names_are_none_are_left_out(caplog):
+    processor = RequestProcessor({})
+    for name in ("transfer-encoding ", "a:b", "", "x\r\ny", "é", "a b"):
+        processor.add_response_property(name, "chunked")
+    processor.add_response_property("X-Fine_1", "kept")
+    assert to_part(1, b"", processor, last=True).headers == [("X-Fine_1", "kept")]
+    assert "'transfer-encoding '" in caplog.text

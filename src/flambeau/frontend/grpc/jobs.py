@@ -53,7 +53,10 @@ def to_body(server: Server, values: list[bytes]) -> Body:
     size = sum(map(len, values))
     if server.segments is None or size < server.config.shared_memory_from_bytes:
         return Body(values[0] if len(values) == 1 else b"".join(values))
-    segment = server.segments.take(size)
+    try:
+        segment = server.segments.take(size)
+    except OSError:
+        return Body(values[0] if len(values) == 1 else b"".join(values))
     start = 0
     for value in values:
         segment.memory[start : start + len(value)] = value

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, unquote
 
-from flambeau.errors import FlambeauError
+from flambeau.errors import BadRequest, FlambeauError
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.problems import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, problem, respond_problem
 
@@ -17,15 +17,27 @@ logger = logging.getLogger(__name__)
 Endpoint = Callable[[Exchange, list[str]], Coroutine[Any, Any, None] | None]
 
 
+@runtime_checkable
+class Guarded(Protocol):
+    """An endpoint that can tell who may come in before the body has."""
+
+    def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
+        """Answer, or return the work that will."""
+
+    def check(self, exchange: Exchange, segments: list[str]) -> None:
+        """Raise InvalidKey unless the caller may come in."""
+
+
 ANYTHING = "*"  # the route of every path that has no other
 
 
 class RoutedApp:
     """Routes by the first segment of the path; `""` is the root."""
 
-    def __init__(self, routes: Mapping[str, Endpoint], *, details: bool) -> None:
+    def __init__(self, routes: Mapping[str, Endpoint], *, details: bool, has_keys: bool = False) -> None:
         self.routes = routes
         self.details = details
+        self.has_keys = has_keys
         self._otherwise = routes[ANYTHING]
 
     def handle(self, exchange: Exchange) -> None:
@@ -39,6 +51,20 @@ class RoutedApp:
             return
         if work is not None:
             exchange.run(self._guard(exchange, work))
+
+    def admit(self, exchange: Exchange) -> None:
+        """Raise what keeps a large body out: a key that is missing, or a path that is open to all and takes none."""
+        if not self.has_keys:
+            return
+        segments = segments_of(exchange.path)
+        endpoint = self.routes.get(segments[0], self._otherwise)
+        if not isinstance(endpoint, Guarded):
+            raise BadRequest("There is no use for a body here.")
+        endpoint.check(exchange, segments)
+
+    def refuse(self, exchange: Exchange, error: Exception) -> None:
+        """Answer a request that was not admitted."""
+        self._answer_error(exchange, error)
 
     def too_large(self, exchange: Exchange, limit: int) -> None:
         """Answer a request whose body is over the limit."""

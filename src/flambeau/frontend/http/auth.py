@@ -21,20 +21,33 @@ def guard(routes: Mapping[str, Endpoint], keys: Keys | None, kind: Kind, config:
     free = NEVER if config.keys.ping_needs_key else NEVER | {"ping"}
     has_preflights = bool(config.cors)
     return {
-        name: endpoint if name in free else behind_key(endpoint, keys, kind, has_preflights=has_preflights)
+        name: endpoint if name in free else BehindKey(endpoint, keys, kind, has_preflights=has_preflights)
         for name, endpoint in routes.items()
     }
 
 
-def behind_key(endpoint: Endpoint, keys: Keys, kind: Kind, *, has_preflights: bool) -> Endpoint:
-    """An endpoint that only callers with the key reach; a browser's preflight request cannot carry one."""
+class BehindKey:
+    """An endpoint that only callers with the key reach; a browser's preflight, which cannot carry one, ends here."""
 
-    def check(exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
-        if exchange.method != "OPTIONS" or not has_preflights:
-            keys.check(kind, exchange.header("authorization"))
-        return endpoint(exchange, segments)
+    __slots__ = ("_endpoint", "_has_preflights", "_keys", "_kind")
 
-    return check
+    def __init__(self, endpoint: Endpoint, keys: Keys, kind: Kind, *, has_preflights: bool) -> None:
+        self._endpoint = endpoint
+        self._keys = keys
+        self._kind: Kind = kind
+        self._has_preflights = has_preflights
+
+    def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
+        """Answer those who may come in."""
+        if exchange.method == "OPTIONS" and self._has_preflights and exchange.header("authorization") is None:
+            exchange.respond(200, b"")  # what a browser wants to know is in the headers of every response
+            return None
+        self._keys.check(self._kind, exchange.header("authorization"))
+        return self._endpoint(exchange, segments)
+
+    def check(self, exchange: Exchange, segments: list[str]) -> None:
+        """Raise InvalidKey unless the caller may come in."""
+        self._keys.check(self._kind, exchange.header("authorization"))
 
 
 def token_route(keys: Keys | None) -> Endpoint:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,7 +16,11 @@ from flambeau.errors import BadRequest, NotJson
 from flambeau.frontend.http.exchange import Exchange
 
 MODEL_NAME = "model_name"
-NEARLY_JSON_BYTES = 64 * 1024
+MAX_FIELDS = 1000
+PARAMETERS_BYTES = 64 * 1024  # of a body that holds the parameters of a call
+NEARLY_JSON_BYTES = 16 * 1024  # read a hundred times slower than JSON is
+SLICE_BYTES = 64 * 1024  # of a form, between two looks at what else there is to do
+READING_S = 2.0  # how long a form may take to read
 
 
 def bytes_of(exchange: Exchange) -> bytes:
@@ -30,37 +36,69 @@ def media_type_of(exchange: Exchange) -> str:
     return (exchange.header("content-type") or "").partition(";")[0].strip().lower()
 
 
-def field_of(exchange: Exchange, name: str = MODEL_NAME) -> str | None:
-    """A field of a form; None if there is no such field, or no form."""
-    kind = media_type_of(exchange)
-    if kind == "application/x-www-form-urlencoded":
-        return dict(parse_qsl(bytes_of(exchange).decode("latin-1"))).get(name)
-    return multipart_field(exchange, name) if kind == "multipart/form-data" else None
+def is_form(exchange: Exchange) -> bool:
+    """Whether the body of a request is a form."""
+    return media_type_of(exchange) in ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
-def multipart_field(exchange: Exchange, name: str) -> str | None:
+async def field_of(exchange: Exchange, name: str = MODEL_NAME) -> str | None:
+    """A field of a form; None if there is no such field."""
+    if media_type_of(exchange) == "multipart/form-data":
+        return await multipart_field(exchange, name)
+    try:
+        return dict(parse_qsl(bytes_of(exchange).decode("latin-1"), max_num_fields=MAX_FIELDS)).get(name)
+    except ValueError:
+        raise too_many_fields() from None
+
+
+async def multipart_field(exchange: Exchange, name: str) -> str | None:
     """A field of a multipart form; of one that cannot be read, what was read before the fault."""
     boundary = parse_options_header(exchange.header("content-type"))[1].get(b"boundary")
     if not boundary:
         return None
     found: dict[str, str] = {}
+    num_parts = 0
 
-    def take(field: Any) -> None:
-        found[(field.field_name or b"").decode("utf-8", "replace")] = (field.value or b"").decode("utf-8", "replace")
+    def take(part: Any) -> None:
+        nonlocal num_parts
+        num_parts += 1
+        if num_parts > MAX_FIELDS:
+            raise too_many_fields()
+        if hasattr(part, "value"):
+            key = (part.field_name or b"").decode("utf-8", "replace")
+            found[key] = (part.value or b"").decode("utf-8", "replace")
 
     content = bytes_of(exchange)
     config = {"MAX_MEMORY_FILE_SIZE": len(content) + 1, "MAX_BODY_SIZE": float("inf")}
-    parser = FormParser("multipart/form-data", take, lambda file: None, boundary=boundary, config=config)
     try:
-        parser.write(content)
-        parser.finalize()
+        parser = FormParser("multipart/form-data", take, take, boundary=boundary, config=config)
+    except FormParserError as error:
+        raise BadRequest(f"the form could not be read: {error}") from None
+    deadline = time.monotonic() + READING_S
+    try:
+        for start in range(0, len(content), SLICE_BYTES):
+            parser.write(content[start : start + SLICE_BYTES])
+            if name in found:
+                break
+            await asyncio.sleep(0)
+            if time.monotonic() > deadline:
+                raise BadRequest(f"the form could not be read within {READING_S:g} s; name the model in the query")
+        else:
+            parser.finalize()
     except FormParserError:
         pass  # the worker will say what is wrong with it
     return found.get(name)
 
 
+def too_many_fields() -> BadRequest:
+    """The answer to a form without end."""
+    return BadRequest(f"a form may have at most {MAX_FIELDS} fields")
+
+
 def read_lenient(raw: bytes) -> dict[str, Any]:
     """A JSON object, or nearly one: TorchServe took single quotes and bare words, so existing scripts have them."""
+    if len(raw) > PARAMETERS_BYTES:
+        raise BadRequest(f"the body has {len(raw)} bytes; parameters may have {PARAMETERS_BYTES}")
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -35,7 +35,10 @@ def health_routes(server: Server) -> dict[str, Endpoint]:
 
 def waiting_for(server: Server) -> dict[str, Any]:
     """The models that cannot answer yet, each with its reason; empty when there are none."""
-    models = [why_not_ready(model, details=server.config.tells_details) for model in server.not_ready()]
+    details = server.config.tells_details
+    if server.config.needs_keys and not details:
+        return {}  # the probes ask for no key, so they tell nothing that is behind one
+    models = [why_not_ready(model, details=details) for model in server.not_ready()]
     return {"models": models} if models else {}
 
 

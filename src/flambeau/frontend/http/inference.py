@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed
 from flambeau.frontend.http import catalogue, describe
 from flambeau.frontend.http.app import ANYTHING, Endpoint, not_found, query_of
 from flambeau.frontend.http.exchange import Exchange
-from flambeau.frontend.http.forms import field_of
+from flambeau.frontend.http.forms import field_of, is_form
 from flambeau.frontend.http.health import health_routes
 from flambeau.frontend.http.problems import respond_json, respond_problem
 from flambeau.serving.job import Job
@@ -59,13 +61,26 @@ def predict(server: Server, kind: Kind, details: bool, exchange: Exchange, segme
     submit(reply, job, version)
 
 
-def invocations(server: Server, details: bool, exchange: Exchange, segments: list[str]) -> None:
+def invocations(
+    server: Server, details: bool, exchange: Exchange, segments: list[str]
+) -> Coroutine[Any, Any, None] | None:
     """/invocations: SageMaker's path; the model is named by the query or the body, or is the only one."""
     if len(segments) > 1:
         not_found(exchange)
-        return
+        return None
     at_start = {model.name for model in server.registry if model.loaded_at_startup}
-    name = query_of(exchange).get("model_name") or (at_start.pop() if len(at_start) == 1 else field_of(exchange))
+    name = query_of(exchange).get("model_name") or (at_start.pop() if len(at_start) == 1 else "")
+    if not name and is_form(exchange):
+        return invoke_by_form(server, details, exchange)
+    if not name:
+        raise BadRequest("Parameter model_name is required.")
+    predict_with_query(server, details, exchange, name, None)
+    return None
+
+
+async def invoke_by_form(server: Server, details: bool, exchange: Exchange) -> None:
+    """/invocations where a field of the form names the model."""
+    name = await field_of(exchange)
     if not name:
         raise BadRequest("Parameter model_name is required.")
     predict_with_query(server, details, exchange, name, None)

@@ -71,6 +71,8 @@ def v2(server: Server, exchange: Exchange, segments: list[str]) -> None:
     respond = V2_SERVER.get("/".join(segments[1:])) if server.config.open_inference else None
     if respond is None:
         not_found(exchange)
+    elif exchange.method == "OPTIONS":
+        exchange.respond(200, b"")
     else:
         respond(server, exchange)
 

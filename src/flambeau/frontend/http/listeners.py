@@ -9,7 +9,9 @@ import os
 import resource
 import socket
 import ssl
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -30,6 +32,7 @@ BACKLOG = 4096
 SWEEP_S = 5.0
 RESERVED_FILES = 256  # of those that the process may open, for workers, archives and logs
 MANY_FILES = 1 << 20
+UNFINISHED_BYTES, UNFINISHED_BODIES = 1 << 30, 4  # what may be arriving at a port at once; the larger counts
 LAST_CALL_S = 0.1  # how long clients that are on their way are still let in, after readiness has gone
 
 
@@ -48,7 +51,10 @@ class HttpFrontend:
     async def __aenter__(self) -> Self:
         try:
             apis = routes_by_address(self._server, self._keys)
-            room = max(1, (raise_file_limit() - RESERVED_FILES) // len(apis))
+            files = max(len(apis), raise_file_limit() - RESERVED_FILES)
+            room = max(1, files * 3 // 4 // len(apis))
+            if self._server.segments is not None:  # a large body is a file too
+                self._server.segments.max_open = files // 4
             for address, routes in apis.items():
                 await self._listen(address, routes, room)
         except BaseException:
@@ -87,9 +93,10 @@ class HttpFrontend:
             keep_alive_s=config.keep_alive_s,
             read_timeout_s=config.request_read_timeout_s,
             max_connections=room,
+            max_unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_BODIES * config.max_request_bytes),
         )
         listener = Listener(
-            RoutedApp(routes, details=config.tells_details),
+            RoutedApp(routes, details=config.tells_details, has_keys=self._keys is not None),
             limits,
             self._server.segments,
             common_headers(config.cors),
@@ -155,6 +162,9 @@ def raise_file_limit() -> int:
 
 def remove_orphan(path: str) -> None:
     """Remove the socket of a server that is gone; one that answers is in use, and asyncio would not mind."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "there is a file of this name that is no socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -184,5 +194,7 @@ def why_not(address: Address, error: OSError) -> str:
         return f"{address} is in use by another process; stop it, or choose another port"
     if error.errno == errno.EACCES:
         return f"{address} may not be opened by this user; choose a port above 1023"
+    if error.errno == errno.EEXIST:
+        return f"{address} is the name of a file that is no socket; choose another, or remove it"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"{address} could not be opened: {reason}"

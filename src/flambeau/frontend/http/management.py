@@ -16,6 +16,7 @@ from flambeau.frontend.http.health import health_routes
 from flambeau.frontend.http.problems import respond_json
 from flambeau.serving.server import Server
 
+LARGEST = 2**31 - 1
 WHOLE_NUMBERS = (
     "batch_size",
     "max_batch_delay",
@@ -122,8 +123,16 @@ def parameters(exchange: Exchange) -> Mapping[str, Any]:
     document = read_lenient(bytes_of(exchange))
     for key in WHOLE_NUMBERS:
         if document.get(key) not in (None, "") and whole(document, key) is None:
-            raise BadRequest(f"{key} must be a whole number, not {document[key]!r}")
+            raise BadRequest(f"{key} must be a whole number, not {repr_of(document[key])}")
     return document
+
+
+def repr_of(value: Any) -> str:
+    """A value for an error text; Python writes no number of thousands of digits."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return "so large a one"
 
 
 def text(given: Mapping[str, Any], key: str) -> str | None:
@@ -133,11 +142,12 @@ def text(given: Mapping[str, Any], key: str) -> str | None:
 
 
 def integer(given: Mapping[str, Any], key: str, default: int) -> int:
-    """A parameter as a whole number."""
+    """A parameter as a whole number, of 32 bits as in TorchServe."""
     try:
-        return int(given.get(key, default))
+        value = int(given.get(key, default))
     except (TypeError, ValueError, OverflowError):
         return default
+    return value if abs(value) <= LARGEST else default
 
 
 def whole(given: Mapping[str, Any], key: str) -> int | None:

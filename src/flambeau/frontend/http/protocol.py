@@ -28,10 +28,13 @@ from flambeau.wire.shared import Segment, SegmentPool
 logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024  # in a row that are not body: a head, a trailer, the extension of a chunk
+MAX_OVERHEAD = 8  # of a chunked body, for each byte of it; chunks of a single byte have five
 MAX_PIPELINED = 8
 PRIORITY = priorities.HEADER.encode()
 PRIORITY_SIZE = len(PRIORITY)
+MAX_UPGRADES = 16  # wishes for another protocol that are overheard in one read
+SMALL_BODY_BYTES = 64 * 1024  # a body up to this size is received before anybody asks who sends it
 LINGER_S = 2.0  # how long an answer to a request that was cut short may take to reach its client
 SLOW_CLIENT_BYTES = 64 << 20  # a client that lets this much pile up has stopped reading
 
@@ -48,6 +51,7 @@ class HttpLimits:
     keep_alive_s: float
     read_timeout_s: float
     max_connections: int = 1 << 30
+    max_unfinished_bytes: int = 1 << 60  # of large bodies that are still arriving, all together
 
 
 class App(Protocol):
@@ -55,6 +59,12 @@ class App(Protocol):
 
     def handle(self, exchange: Exchange) -> None:
         """Answer now, or later from a task of the exchange."""
+
+    def admit(self, exchange: Exchange) -> None:
+        """Raise what keeps a request out before its body has arrived: that it may send none, or lacks a key."""
+
+    def refuse(self, exchange: Exchange, error: Exception) -> None:
+        """Answer a request that is not admitted."""
 
     def too_large(self, exchange: Exchange, limit: int) -> None:
         """Answer a request whose body is over the limit."""
@@ -75,6 +85,7 @@ class Listener:
     access_log: AccessLog | None = None
     connections: set[HttpConnection] = field(default_factory=set)
     is_draining: bool = False
+    unfinished_bytes: int = 0  # of large bodies: announced, or arrived if their size is not known
 
     def connect(self) -> HttpConnection:
         """A protocol for a new connection."""
@@ -85,6 +96,17 @@ class Listener:
         waiting = sorted((c for c in self.connections if c.is_waiting), key=lambda connection: connection.since)
         logger.warning("%d connections are too many; those that have idled longest are closed", len(self.connections))
         for connection in waiting[: 1 + len(waiting) // 10]:
+            connection.abort()
+
+    def shed(self, newest: HttpConnection) -> None:
+        """Too much is arriving at once: close those whose bodies have not grown for longest."""
+        logger.warning("large bodies arrive faster than they end; those that dawdle most are closed")
+        enough = self.limits.max_unfinished_bytes * 9 // 10
+        arriving = (c for c in self.connections if c.unfinished_bytes and c is not newest)
+        for connection in sorted(arriving, key=lambda connection: connection.since):
+            if self.unfinished_bytes <= enough:
+                return
+            connection.uncount()
             connection.abort()
 
     def sweep(self, now: float) -> None:
@@ -98,8 +120,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_active",
+        "_content",
         "_content_length",
         "_discarding",
+        "_fed",
         "_filled",
         "_head_bytes",
         "_headers",
@@ -108,11 +132,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_loop",
         "_method",
         "_parser",
-        "_parts",
         "_peer",
         "_priority",
         "_reading",
         "_request_id",
+        "_seen",
         "_segment",
         "_since",
         "_size",
@@ -126,6 +150,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_wants_continue",
         "common",
         "listener",
+        "unfinished_bytes",
     )
 
     def __init__(self, listener: Listener) -> None:
@@ -144,7 +169,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._since = 0.0  # when the present state, idle or reading, began
         self._segment: Segment | None = None
         self._filled = 0  # bytes of the body that lie in the segment
+        self._content: bytes | bytearray = b""  # … or are gathered here
+        self._size = 0  # as many of them
+        self._fed = self._head_bytes = 0
         self._peer = ""  # who the client is, once the log has asked
+        self.unfinished_bytes = 0  # of a large body, as its listener counts them
         self._reset()
 
     # ---- asyncio's side ----
@@ -180,6 +209,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.listener.connections.discard(self)
+        self.uncount()
         self._transport = None
         self._parser = None  # it holds our methods: without this the two would wait for the garbage collector
         owed, self._active = [*filter(None, [self._active]), *self._waiting], None
@@ -236,6 +266,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._content_length > limits.max_body_bytes:
             self._refuse(self._too_large)
             return
+        if self._content_length > SMALL_BODY_BYTES or self._wants_continue:
+            if not self._is_admitted():
+                return
+            self._count(self._content_length)
         if self._wants_continue and self._active is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self.listener.segments is not None and self._content_length >= limits.share_from_bytes:
@@ -253,24 +287,34 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._filled = end
             return
         self._size += len(data)
-        if self._size > self.listener.limits.max_body_bytes:
-            self._refuse(self._too_large)
-            return
-        self._parts.append(data)
+        if self._size > SMALL_BODY_BYTES and not self._content_length:  # nobody said how large it would be
+            if self._size > self.listener.limits.max_body_bytes:
+                self._refuse(self._too_large)
+                return
+            if not self.unfinished_bytes and not self._is_admitted():
+                return
+            self._count(len(data))
+        if not self._content:
+            self._content = data
+        else:
+            if type(self._content) is bytes:
+                self._content = bytearray(self._content)
+            self._content += data
 
     def on_message_complete(self) -> None:
         if self._discarding or self._upgrades:
             return
         self._reading = False
+        if self.unfinished_bytes:
+            self.uncount()
         exchange = self._new_exchange()
         segment = self._segment
         if segment is not None:
             assert self.listener.segments is not None
             exchange.body = Body.shared(segment, self._content_length, self.listener.segments.give_back)
             self._segment = None
-        elif self._parts:
-            parts = self._parts
-            exchange.body = Body(parts[0] if len(parts) == 1 else b"".join(parts))
+        elif self._content:
+            exchange.body = Body(bytes(self._content))
         if self._active is None and not self._waiting:
             self._active = exchange
             self.listener.app.handle(exchange)
@@ -283,21 +327,60 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _parse(self, data: memoryview) -> None:
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            head = self._head_without_upgrade()
-            self._parser = httptools.HttpRequestParser(self)
-            self._parse(memoryview(head + data[upgrade.args[0] :]))
+            for _ in range(MAX_UPGRADES):
+                try:
+                    self._parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as upgrade:
+                    head = self._head_without_upgrade()
+                    self._parser = httptools.HttpRequestParser(self)
+                    data = memoryview(head + data[upgrade.args[0] :])
+            else:
+                self._refuse(partial(self.listener.app.malformed, reason="too many wishes for another protocol"))
         except httptools.HttpParserCallbackError:
             logger.exception("a request could not be handled; its connection is closed")
             self.abort()
         except httptools.HttpParserError as error:
             if not self._discarding:
                 self._refuse(partial(self.listener.app.malformed, reason=str(error)))
-        if self._in_head and not self._discarding:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(partial(self.listener.app.malformed, reason="the head of the request is too long"))
+        if self._reading and not self._discarding:
+            self._limit_overhead(len(data))
+
+    def _limit_overhead(self, size: int) -> None:
+        """Refuse a request that goes on and on without a body: the parser would gather all of it."""
+        if self._fed < 0:  # it began within these bytes; how much of them is its own nobody knows
+            self._fed, self._seen = 0, self._size
+            return
+        self._fed += size
+        self._head_bytes = self._head_bytes + size if self._size == self._seen else 0
+        self._seen = self._size
+        allowed = MAX_HEAD_BYTES + (1 + MAX_OVERHEAD) * self._size
+        if self._segment is None and (self._head_bytes > MAX_HEAD_BYTES or self._fed > allowed):
+            where = "head" if self._in_head else "framing"
+            self._refuse(partial(self.listener.app.malformed, reason=f"the {where} of the request is too long"))
+
+    def _is_admitted(self) -> bool:
+        """Whether a body may be sent; if not, the client is told so now."""
+        exchange = self._new_exchange()
+        try:
+            self.listener.app.admit(exchange)
+        except Exception as error:
+            self._refuse(partial(self.listener.app.refuse, error=error), exchange)
+            return False
+        return True
+
+    def _count(self, size: int) -> None:
+        """Add to the bytes that are arriving."""
+        listener = self.listener
+        self.unfinished_bytes += size
+        listener.unfinished_bytes += size
+        if listener.unfinished_bytes > listener.limits.max_unfinished_bytes:
+            listener.shed(self)
+
+    def uncount(self) -> None:
+        """The body has arrived, or never will."""
+        self.listener.unfinished_bytes -= self.unfinished_bytes
+        self.unfinished_bytes = 0
 
     def _head_without_upgrade(self) -> bytes:
         """The request again without its wish for another protocol, which every client can do without."""
@@ -422,15 +505,18 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _too_large(self, exchange: Exchange) -> None:
         self.listener.app.too_large(exchange, self.listener.limits.max_body_bytes)
 
-    def _refuse(self, answer: Callable[[Exchange], None]) -> None:
+    def _refuse(self, answer: Callable[[Exchange], None], exchange: Exchange | None = None) -> None:
         """Stop listening to this client and answer it a last time; answers it is owed come first and end it."""
         self._discarding = True
         self._reading = False
+        self.uncount()
         if self._active is not None:
             (self._waiting[-1] if self._waiting else self._active).keeps_alive = False
             return
-        self._active = exchange = Exchange(self, "", "", [], "1.1", self._since)
-        exchange.request_id = new_request_id()
+        if exchange is None:
+            exchange = Exchange(self, "", "", [], "1.1", self._since)
+            exchange.request_id = new_request_id()
+        self._active = exchange
         exchange.keeps_alive = False
         answer(exchange)
 
@@ -447,11 +533,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._keeps_alive = True
         self._upgrades = False
         self._headers: list[Header] = []
-        self._head_bytes = 0
+        self._fed = -1  # bytes of this message after the read in which it began
+        self._seen = 0  # how large the body was after the last read
+        self._head_bytes = 0  # … and how many bytes have come since without any of it
         self._content_length = 0
         self._request_id = ""
         self._priority = None
         self._wants_continue = False
-        self._parts: list[bytes] = []
+        self._content = b""
         self._size = 0
         self._filled = 0

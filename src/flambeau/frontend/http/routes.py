@@ -9,7 +9,7 @@ from typing import Any
 from flambeau.config.server import Address
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http import catalogue, describe
-from flambeau.frontend.http.app import Endpoint
+from flambeau.frontend.http.app import Endpoint, Guarded
 from flambeau.frontend.http.auth import guard, token_route
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.inference import inference_routes, is_invoke
@@ -33,7 +33,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     inference = {**inference_routes(server), **kserve_routes(server), **workflow_inference_routes(server)}
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
-        inference["models"] = either(inference["models"], management["models"])
+        inference["models"] = Either(inference["models"], management["models"])
         inference[""] = describe.root([*catalogue.INFERENCE, *catalogue.MANAGEMENT])
         inference["api-description"] = describe.always([*catalogue.INFERENCE, *catalogue.MANAGEMENT])
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
@@ -44,10 +44,23 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     return apis
 
 
-def either(inference: Endpoint, management: Endpoint) -> Endpoint:
+class Either:
     """/models where both APIs share an address: one path below it predicts, the others manage."""
 
-    def models(exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
-        return (inference if is_invoke(segments) else management)(exchange, segments)
+    __slots__ = ("_inference", "_management")
 
-    return models
+    def __init__(self, inference: Endpoint, management: Endpoint) -> None:
+        self._inference = inference
+        self._management = management
+
+    def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
+        """Pass a call on to its API."""
+        return self._of(segments)(exchange, segments)
+
+    def check(self, exchange: Exchange, segments: list[str]) -> None:
+        """Raise InvalidKey unless the caller may come in."""
+        if isinstance(endpoint := self._of(segments), Guarded):
+            endpoint.check(exchange, segments)
+
+    def _of(self, segments: list[str]) -> Endpoint:
+        return self._inference if is_invoke(segments) else self._management

@@ -10,9 +10,11 @@ from typing import Any
 from flambeau.errors import BadRequest
 from flambeau.frontend import operations
 from flambeau.frontend.http.app import Endpoint, not_allowed, not_found, query_of
+from flambeau.frontend.http.describe import model_document
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.management import boolean, integer, parameters, positive, text
 from flambeau.frontend.http.problems import JSON_TYPE, respond_json
+from flambeau.logs.layouts import masked
 from flambeau.serving.server import Server
 from flambeau.serving.workflows.running import Call
 from flambeau.serving.workflows.workflows import Workflow
@@ -42,11 +44,14 @@ async def workflows(server: Server, exchange: Exchange, segments: list[str]) -> 
 
 
 async def predict(server: Server, exchange: Exchange, segments: list[str]) -> None:
-    """/wfpredict/{workflow}: any method runs it; when the client goes, its nodes are told."""
+    """/wfpredict/{workflow}: any method but OPTIONS runs it; when the client goes, its nodes are told."""
     if len(segments) < 2:
         not_found(exchange)
         return
-    server.workflows.find(segments[1])
+    workflow = server.workflows.find(segments[1])
+    if exchange.method == "OPTIONS":
+        respond_json(exchange, 200, model_document(workflow.name))
+        return
     body = exchange.take_body()
     content = body.content if body.segment is None else bytes(body.segment.memory[: body.size_bytes])
     body.release()
@@ -94,7 +99,7 @@ def page(server: Server, query: Mapping[str, str]) -> dict[str, Any]:
     end = start + (limit if 0 <= limit <= operations.PAGE else operations.PAGE)
     everything = [*server.workflows]
     token = {"nextPageToken": str(end)} if end < len(everything) else {}
-    shown = [{"workflowName": one.name, "workflowUrl": one.source.url} for one in everything[start:end]]
+    shown = [{"workflowName": one.name, "workflowUrl": masked(one.source.url)} for one in everything[start:end]]
     return {**token, "workflows": shown}
 
 
@@ -103,7 +108,7 @@ def document(workflow: Workflow) -> dict[str, Any]:
     settings = workflow.source.spec.settings
     return {
         "workflowName": workflow.name,
-        "workflowUrl": workflow.source.url,
+        "workflowUrl": masked(workflow.source.url),
         "minWorkers": settings.min_workers,
         "maxWorkers": settings.max_workers,
         "batchSize": settings.batch_size,

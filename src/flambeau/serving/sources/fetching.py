@@ -22,6 +22,7 @@ from urllib.parse import urljoin
 from uuid import uuid4
 
 from flambeau.errors import DownloadFailed, FileTaken
+from flambeau.logs.layouts import printable
 from flambeau.serving.sources.signing import Credentials, signed_headers
 from flambeau.serving.sources.urls import WebAddress, file_name_of, is_allowed, is_public, local_path_of, parse_web_url
 
@@ -112,7 +113,9 @@ class Download:
                 self._write(file)
             self._arrive(part, target)
         except (Refused, OSError, ValueError, http.client.HTTPException) as error:
-            logger.error("%s could not be downloaded: %s", shown(self._url), error or type(error).__name__)
+            logger.error(
+                "%s could not be downloaded: %s", shown(self._url), printable(str(error)) or type(error).__name__
+            )
             raise DownloadFailed(self._url, cause=str(error)) from None
         finally:
             part.unlink(missing_ok=True)
@@ -238,7 +241,7 @@ class Download:
 
 def shown(url: str) -> str:
     """A URL for the log: without its query, which may be a signature."""
-    return url.partition("?")[0][:500]
+    return printable(url.partition("?")[0][:500])
 
 
 def sweep_parts(folder: Path) -> None:

@@ -18,6 +18,7 @@ from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES, handler_of, manifes
 from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
 from flambeau.archive.unpack import unpack
 from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
+from flambeau.logs.layouts import printable
 from flambeau.serving.sources.fetching import Fetcher, shown, sweep_parts
 from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.urls import file_name_of, is_allowed, is_url, local_path_of
@@ -91,7 +92,9 @@ class Store:
         except (OSError, ValueError):
             raise ModelNotFound(f"Model not found at: {url}") from None  # a name that no file system takes
         if own.is_dir():
-            logger.warning("%s is outside the model store; allowed_urls may allow it, as file://%s", url, own)
+            logger.warning(
+                "%s is outside the model store; allowed_urls may allow it, as file://%s", shown(url), shown(str(own))
+            )
         raise ModelNotFound(f"Model not found at: {url}")
 
     def open_path(self, path: Path, url: str | None = None, *, keep_broken: bool = False) -> Source:
@@ -127,7 +130,8 @@ class Store:
         except BrokenArchive as error:
             if not keep_broken:
                 raise
-            logger.error("%s; it is registered as a model without files, whose workers cannot start", error)
+            text = printable(str(error))
+            logger.error("%s; it is registered as a model without files, whose workers cannot start", text)
             return str(error)
         return ""
 

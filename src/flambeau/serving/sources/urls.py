@@ -14,6 +14,8 @@ from flambeau.errors import ConfigError
 SCHEMES = ("http://", "https://", "file://")
 # Public by number, but they answer only to the machines of a cloud, and tell secrets: Azure's and Oracle's metadata.
 _METADATA = (ipaddress.ip_network("168.63.129.16/32"), ipaddress.ip_network("192.0.0.0/24"))
+# Never given to anybody, though Python takes them for public: the old private addresses, and those for documents.
+_NOBODYS = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("3fff::/20"))
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -101,7 +103,7 @@ def is_public(text: str) -> bool:
 def _is_global(address: Ip) -> bool:
     if address.is_multicast or address.is_unspecified or address.is_reserved:
         return False
-    return address.is_global and not any(address in network for network in _METADATA)
+    return address.is_global and not any(address in network for network in (*_METADATA, *_NOBODYS))
 
 
 def _stands_for(address: Ip) -> list[Ip]:

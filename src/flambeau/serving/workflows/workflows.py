@@ -18,7 +18,7 @@ from flambeau.errors import (
     WorkflowNotFound,
 )
 from flambeau.serving.model import Model
-from flambeau.serving.registry import Registry
+from flambeau.serving.registry import Registry, check_name
 from flambeau.serving.sources.fetching import shown
 from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.store import Store
@@ -109,6 +109,7 @@ class Workflows:
             queue_size=defaults.job_queue_size,
         )
         try:
+            check_name(workflow.name)
             if workflow.name in self._workflows or workflow.name in self._coming:
                 raise WorkflowExists(workflow.name)
             self._coming.add(workflow.name)

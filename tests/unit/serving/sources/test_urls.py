@@ -32,6 +32,8 @@ from flambeau.serving.sources.urls import (
         "240.0.0.1",
         "::1",
         "::",
+        "fec0::1",
+        "3fff::1",
         "fe80::1",
         "fe80::1%eth0",
         "fd00:ec2::254",  # metadata of AWS
