@@ -223,6 +223,8 @@ def test_what_cannot_be_registered(place, server):
     flow(place, "starts", {"left": ["report"], "right": ["report"]})
     flow(place, "itself", {"begin": ["begin"]})
     flow(place, "yaml", {}, spec="models: [")
+    levels = [f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 9)]
+    flow(place, "merged", {}, spec="\n".join(["a0: &a0 {k: v}", *levels]))
     flow(place, "unnamed", {"begin": []}, manifest={"createdOn": "x", "archiverVersion": "1", "workflow": {}})
     flow(place, "undated", {"begin": []}, manifest={"workflow": {"workflowName": "u", "specFile": "spec.yaml"}})
     (place / "flows" / "rubbish.war").write_text("no archive")
@@ -236,6 +238,7 @@ def test_what_cannot_be_registered(place, server):
     assert refused("starts.war") == (400, "InvalidDAGException", "DAG should have only one start node")
     assert refused("itself.war") == (400, "InvalidDAGException", "Self loop exception")
     assert refused("yaml.war") == (500, "InvalidWorkflowException", "Failed to parse yaml.")
+    assert refused("merged.war") == (500, "InvalidWorkflowException", "Failed to parse yaml.")
     assert refused("unnamed.war") == (500, "InvalidWorkflowException", "Workflow name is not defined.")
     assert refused("undated.war") == (500, "InvalidWorkflowException", "Workflow archive createdOn is not defined.")
     assert refused("rubbish.war") == (500, "InvalidWorkflowException", "Workflow name is not defined.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import socket
 import subprocess
 import sys
@@ -61,6 +63,14 @@ def hostile_tar(path):
         archive.addfile(entry, io.BytesIO(content))
 
 
+def pointing_out(path):
+    pipe = path.parent / "pipe"
+    os.mkfifo(pipe)
+    manifest = {"model": {"modelName": "bad", "handler": "h.py", "configFile": str(pipe)}}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+
+
 def truncated(path):
     pack_handler(path.parent, "echo", file=path.name)
     path.write_bytes(path.read_bytes()[:-30])
@@ -75,6 +85,7 @@ def rubbish(path):
     [
         (hostile_zip, "bad.mar", "../../escaped.txt"),
         (hostile_tar, "bad.tar.gz", "out"),
+        (pointing_out, "bad.mar", "configFile"),
         (truncated, "bad.mar", "bad.mar"),
         (rubbish, "bad.mar", "neither a zip nor"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -86,7 +87,7 @@ def parse_manifest(content: bytes, source: str) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of an unpacked archive; None when it has none, which is legal."""
+    """Read the manifest of an unpacked archive, whose files lie in it; None when it has none, which is legal."""
     file = folder / MANIFEST
     try:
         content = file.read_bytes()
@@ -94,7 +95,37 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     except OSError as error:
         raise BrokenArchive(f"{file} cannot be read: {error.strerror}") from error
-    return parse_manifest(content, str(file))
+    manifest = parse_manifest(content, str(file))
+    check_files(manifest, folder)
+    return manifest
+
+
+def check_files(manifest: Manifest, folder: Path) -> None:
+    """Refuse a manifest that names a file elsewhere, or one that is none: a pipe would be waited for without end.
+
+    A link may lead anywhere: unpacking lets none out of the folder, and in a folder of their own they are the
+    operator's. Whether a file is missing is for those who need it to say.
+    """
+    named = {
+        "serializedFile": manifest.serialized_file,
+        "modelFile": manifest.model_file,
+        "requirementsFile": manifest.requirements_file,
+        "configFile": manifest.config_file,
+    }
+    for field_name, name in named.items():
+        if name and not _is_own(folder, name):
+            raise BrokenArchive(f"The manifest names {name!r} as {field_name}, which is no file of the model's folder.")
+
+
+def _is_own(folder: Path, name: str) -> bool:
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        return False
+    try:
+        kind = (folder / path).stat().st_mode
+    except (OSError, ValueError):  # there is none, or no file system takes the name
+        return True
+    return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
 
 
 def _text(model: Mapping[str, Any], name: str) -> str | None:

@@ -18,6 +18,8 @@ Labels = tuple[tuple[str, str], ...]
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 MAX_SERIES = 10_000  # per metric: labels that never repeat must not fill the memory
 
+MAX_DETECTED = 1000  # names that a handler makes up as it goes must not either
+
 
 class Metric:
     """One named series per set of labels."""
@@ -114,6 +116,7 @@ class Metrics:
         self._server = {name: NamedMetric(one) for name, one in (server or {}).items()}
         self._model = {name: NamedMetric(one, "Hostname") for name, one in (model or {}).items()}
         self._complained: set[str] = set()
+        self._num_new = 0  # names that no configuration has
 
     def server_metric(self, name: str, kind: str) -> NamedMetric | None:
         """One of the server's own metrics; None if the configuration leaves it out."""
@@ -128,6 +131,8 @@ class Metrics:
             if not self._auto_detect or kind not in KINDS:
                 return None
             metric = self._detect(Definition(name, kind, unit, tuple(key for key, _ in dimensions)))
+            if metric is None:
+                return None
         if metric.kind != kind:
             self._complain(name, f"metric {name} is a {metric.kind}; a {kind} of that name is left out")
             return None
@@ -138,7 +143,12 @@ class Metrics:
             return None
         return metric.definition
 
-    def _detect(self, definition: Definition) -> NamedMetric:
+    def _detect(self, definition: Definition) -> NamedMetric | None:
+        self._num_new += 1
+        if self._num_new > MAX_DETECTED:
+            if self._num_new == MAX_DETECTED + 1:
+                logger.warning("%d metrics were detected; %s and others are left out", MAX_DETECTED, definition.name)
+            return None
         metric = self._model[definition.name] = NamedMetric(definition, "Hostname")
         logger.info("Registering auto detected backend metric: %s", definition.name)
         return metric

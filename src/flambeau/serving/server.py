@@ -132,7 +132,8 @@ class Server:
             name = name or (source.manifest.model_name if source.manifest else "")
             if at_startup and not name:
                 name = name_from(url)
-            settings = self._settings(source, name, config, wishes or {}, workers=at_startup)
+            # In a thread: an archive's YAML may take its time.
+            settings = await asyncio.to_thread(self._settings, source, name, config, wishes or {}, workers=at_startup)
             model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
             model.loaded_at_startup = at_startup
             model.workflow = workflow

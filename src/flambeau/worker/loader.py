@@ -56,7 +56,8 @@ def find_handler(value: str, folder: Path) -> Callable[..., Any]:
     module_name, _, wanted = value.partition(":")
     path = Path(module_name.removesuffix(".py"))
     name = path.name
-    if (folder / path.parent / f"{name}.py").is_file():
+    is_inside = not path.is_absolute() and ".." not in path.parts  # of any other path the name counts, as in TorchServe
+    if is_inside and (folder / path.parent / f"{name}.py").is_file():
         folder = folder / path.parent  # `dir/foo.py:entry`, as a register call may say
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -113,3 +115,26 @@ def test_manifest_that_is_not_json_is_refused_by_its_path(tmp_path: Path, conten
     write_manifest(tmp_path, content)
     with pytest.raises(BrokenArchive, match=r"MAR-INF/MANIFEST.json is not JSON"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["configFile", "serializedFile", "modelFile", "requirementsFile"])
+def test_files_of_a_manifest_are_files_of_its_folder(tmp_path: Path, field: str) -> None:
+    folder = tmp_path / "model"
+    outside = tmp_path / "outside"
+    outside.write_text("x")
+    os.mkfifo(tmp_path / "pipe")
+    write_manifest(folder, b"")
+    os.mkfifo(folder / "pipe")
+    (folder / "linked").symlink_to(tmp_path / "pipe")
+    (folder / "own").symlink_to(outside)  # a folder's links are its owner's, and unpacking makes none that lead out
+
+    def read(name: str) -> Manifest | None:
+        document = {"model": {"modelName": "m", "handler": "h.py", field: name}}
+        (folder / MANIFEST).write_text(json.dumps(document))
+        return read_manifest(folder)
+
+    for name in (str(outside), "../outside", "sub/../../outside", "pipe", "linked"):
+        with pytest.raises(BrokenArchive, match=f"names '{re.escape(name)}' as {field}"):
+            read(name)
+    for name in ("own", "missing", "./own", "x" * 5000):
+        assert read(name) is not None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 
 import pytest
 
@@ -194,3 +195,31 @@ def test_enormous_numbers_are_refused(tmp_path, caplog):
     file.write_text(f"maxBatchDelay: {'9' * 5000}\n")
     with pytest.raises(ConfigError, match="is not valid YAML"):
         read_options(file)
+
+
+def test_yaml_that_would_take_for_ever_is_refused_at_once(tmp_path):
+    file = tmp_path / "model-config.yaml"
+    levels = ["a0: &a0 {k: v}"]
+    levels += [f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 8)]
+    wide = ["a: &a {" + ", ".join(f"k{i}: 1" for i in range(5000)) + "}", f"b: {{<<: [{','.join(['*a'] * 9000)}]}}"]
+    for text, told in (
+        ("\n".join(levels), "merge keys"),
+        ("\n".join(wide), "merge keys"),
+        (f"a: [{'[],' * 340_000}]", "more than 50000 values"),
+        (f"a: 1{':1' * 400_000}", "more than 1000 digits"),
+    ):
+        file.write_text(text)
+        began = time.process_time()
+        with pytest.raises(ConfigError, match=told):
+            read_options(file)
+        assert time.process_time() - began < 2
+
+
+def test_merge_keys_and_long_lists_within_reason_are_read(tmp_path):
+    file = tmp_path / "model-config.yaml"
+    file.write_text(
+        "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nhandler:\n" + "".join(f"  k{i}: {i}\n" for i in range(20_000))
+    )
+    options = read_options(file)
+    assert options["b"] == {"x": 1, "y": 3}
+    assert len(options["handler"]) == 20_000

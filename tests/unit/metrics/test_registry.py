@@ -93,6 +93,17 @@ def test_only_the_wanted_names_are_shown(metrics):
     assert to_text(metrics.all(), {"nothing"}) == ""
 
 
+def test_names_that_never_repeat_do_not_fill_the_memory(caplog):
+    metrics = Metrics(hostname="h", auto_detect=True)
+    taken = [metrics.take(sample(f"n{number}")) for number in range(1500)]
+    assert [one is not None for one in taken] == [True] * 1000 + [False] * 500
+    assert metrics.take(sample("n7")) is not None
+    assert len([*metrics.all()]) == 1000
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "1000 metrics were detected; n1000 and others are left out"
+    ]
+
+
 def test_labels_that_never_repeat_do_not_fill_the_memory():
     metrics = Metrics(hostname="h", auto_detect=True)
     for number in range(MAX_SERIES + 10):

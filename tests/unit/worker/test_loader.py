@@ -38,6 +38,14 @@ def test_the_one_class_is_the_handler(load):
     assert load(HANDLER, "mine").handle([{}], None) == ["mine"]
 
 
+def test_of_a_path_outside_the_model_only_the_name_counts(load, tmp_path):
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.mkdir()
+    (outside / "mine.py").write_text(HANDLER.replace("'mine'", "'theirs'"))
+    assert load(HANDLER, f"{outside}/mine.py").handle([{}], None) == ["mine"]
+    assert load(HANDLER, f"../{outside.name}/mine.py").handle([{}], None) == ["mine"]
+
+
 def test_function_handle_wins_over_a_class(load):
     entry = load(HANDLER + "def handle(data, c): return data and ['function']\n")
     assert entry.handle([{}], None) == ["function"]

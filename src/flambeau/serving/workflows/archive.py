@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flambeau.archive.workflow import WorkflowManifest, read_workflow_manifest
-from flambeau.errors import ArchiveError, BrokenWorkflow, WorkflowNotFound
+from flambeau.config.yaml_file import MAX_YAML_BYTES, load_yaml
+from flambeau.errors import ArchiveError, BrokenWorkflow, ConfigError, WorkflowNotFound
 from flambeau.serving.sources.store import Store
 from flambeau.serving.sources.urls import is_url
 from flambeau.serving.workflows.spec import Spec, read_spec
-
-MAX_SPEC_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +91,8 @@ def _read_manifest(folder: Path) -> WorkflowManifest:
 
 
 def _read_yaml(path: Path) -> object:
-    import yaml  # only servers with workflows pay for it
-
     try:
-        if path.stat().st_size > MAX_SPEC_BYTES:
-            raise ValueError(f"it is larger than {MAX_SPEC_BYTES} bytes")
-        return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        raise BrokenWorkflow("Failed to parse yaml.", cause=f"{path.name}: {error}") from None
+        with path.open("rb") as file:
+            return load_yaml(file.read(MAX_YAML_BYTES + 1), path.name)
+    except (ConfigError, OSError) as error:
+        raise BrokenWorkflow("Failed to parse yaml.", cause=str(error)) from None
