@@ -6,14 +6,14 @@ import asyncio
 import time
 
 import pytest
-from tests.support.fake_workers import FakeWorker
-from tests.support.jobs import new_job
 
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.errors import DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
 from flambeau.serving.server import Server
 from flambeau.serving.workers.recovery import Death
+from support.fake_workers import FakeWorker
+from support.jobs import new_job
 
 CRASH = Death(reason="it crashed", while_loading=True)
 
