@@ -153,3 +153,16 @@ def test_queue_is_full_when_what_waits_and_what_was_sent_ahead_fill_it(folder, w
             return model.num_waiting
 
     assert asyncio.run(fill()) == 3
+
+
+def test_model_that_is_gone_gets_no_workers(folder, workers):
+    async def scale():
+        async with new_server() as server:
+            model = await register(server, folder, wait=False)
+            await until(lambda: workers)
+            await model.close("gone", now=True)
+            with pytest.raises(Unavailable):
+                await model.scale(2, 2, wait=False)
+            return len(workers)
+
+    assert asyncio.run(scale()) == 1
