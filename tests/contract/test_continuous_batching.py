@@ -183,3 +183,23 @@ def test_async_communication_gives_way(start, tmp_path):
     server = serve(start, tmp_path, more="asyncCommunication: true\n")
     assert len(server.predict("stepping", {"n": 3}).body.splitlines()) == 3
     assert "asyncCommunication does not go with continuousBatching" in server.log
+
+
+def test_ranks_in_step_begin_together_what_waited(start, tmp_path):
+    server = serve(start, tmp_path, more="parallelType: tp\nparallelLevel: 2\ndeviceType: cpu\n")
+    first = Stream(server, "stepping", {"n": 100, "pause": 0.02})
+    assert first.line()["batch"] == 1
+    futures = server.at_once(lambda n: server.predict("stepping", {"n": n, "pause": 0.002}), [3, 3, 3])
+    batches = [json.loads(line)["batch"] for future in futures for line in future.result().body.splitlines()]
+    assert batches == [3] * 9
+    assert first.line()["batch"] == 1
+    first.leave()
+
+
+def test_requests_join_the_running_batch_of_a_pipeline(start, tmp_path):
+    server = serve(start, tmp_path, more="parallelType: pp\nparallelLevel: 2\ndeviceType: cpu\n")
+    long = Stream(server, "stepping", {"n": 2000, "pause": 0.005})
+    assert long.line()["batch"] == 1
+    short = server.predict("stepping", {"n": 3})
+    assert [json.loads(line)["batch"] for line in short.body.splitlines()] == [2, 2, 2]
+    long.leave()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from flambeau import __version__
-from flambeau.archive.pack import check_name, gather
 from flambeau.archive.writing import appearing_whole, write_zip
-from flambeau.errors import ArchiveError, BrokenArchive, MissingFile
+from flambeau.errors import ArchiveError, BrokenArchive
 
 WORKFLOW_MANIFEST = "WAR-INF/MANIFEST.json"
 
@@ -49,16 +47,6 @@ class WorkflowManifest:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowRecipe:
-    """What goes into a workflow archive; extra files are files, and lie at its root."""
-
-    workflow_name: str
-    spec_file: Path
-    handler: Path | None = None
-    extra_files: Sequence[Path] = ()
-
-
 def read_workflow_manifest(folder: Path) -> WorkflowManifest:
     """Read the manifest of an unpacked workflow archive; the files it names are there."""
     file = folder / WORKFLOW_MANIFEST
@@ -79,25 +67,6 @@ def read_workflow_manifest(folder: Path) -> WorkflowManifest:
     return manifest
 
 
-def to_workflow_manifest(recipe: WorkflowRecipe) -> WorkflowManifest:
-    """Describe a recipe the way its archive will: base names only."""
-    return WorkflowManifest(
-        name=recipe.workflow_name,
-        spec_file=recipe.spec_file.name,
-        handler=recipe.handler.name if recipe.handler else "",
-    )
-
-
-def pack_workflow(recipe: WorkflowRecipe, export_path: Path, *, force: bool = False) -> Path:
-    """Pack a workflow and return where it lies; the file appears whole or not at all."""
-    check_name(recipe.workflow_name, "Workflow")
-    target = export_path / f"{recipe.workflow_name}.war"
-    if os.path.lexists(target) and not force:
-        raise ArchiveError(f"{target} already exists. Remove it, choose another export path, or use --force.")
-    manifest = json.dumps(to_workflow_manifest(recipe).to_dict(), indent=2).encode()
-    return write_workflow(target, gather(_named_files(recipe)), manifest)
-
-
 def write_workflow(target: Path, sources: Mapping[str, Path], manifest: bytes) -> Path:
     """Write files and their manifest as a workflow archive."""
     try:
@@ -106,14 +75,6 @@ def write_workflow(target: Path, sources: Mapping[str, Path], manifest: bytes) -
     except OSError as error:
         raise ArchiveError(f"Cannot pack {target}: {error.filename or target}: {error.strerror}") from error
     return target
-
-
-def _named_files(recipe: WorkflowRecipe) -> Iterator[tuple[str, Path]]:
-    for file in (recipe.spec_file, recipe.handler, *recipe.extra_files):
-        if file is not None:
-            if not file.is_file():
-                raise MissingFile(f"File does not exist: {file}")
-            yield file.name, file
 
 
 def _text(workflow: Mapping[str, Any], name: str) -> str:

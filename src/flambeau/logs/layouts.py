@@ -9,7 +9,6 @@ from functools import lru_cache
 
 SERVER, ACCESS, MODEL = "SERVER", "ACCESS_LOG", "MODEL_LOG"
 TS_METRICS, MODEL_METRICS = "TS_METRICS", "MODEL_METRICS"
-CHANNELS = (SERVER, ACCESS, MODEL, TS_METRICS, MODEL_METRICS)
 
 # Parameters of a URL that let whoever knows them in: signatures of S3, Google and Azure, and their like. A URL within
 # another one's query may be encoded once more.

@@ -6,12 +6,11 @@ import csv
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 MB, GB = 1 << 20, 1 << 30
-GPU_QUERY = "index,utilization.gpu,memory.used,memory.total"
 
 # name, unit, value, device (None: the host itself)
 Reading = tuple[str, str, float, str | None]
@@ -90,23 +89,30 @@ def read_disk(path: str = "/") -> Iterator[Reading]:
 
 def read_gpus() -> Iterator[Reading]:
     """Load and memory of each NVIDIA GPU, from its vendor's tool."""
+    yield from to_readings(query_gpus("utilization.gpu", "memory.used", "memory.total"))
+
+
+def query_gpus(*fields: str) -> list[list[str]]:
+    """What nvidia-smi tells of each GPU: its index, then these fields; nothing where there is no such tool."""
     if not shutil.which("nvidia-smi"):
-        return
-    command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"]
+        return []
+    command = ["nvidia-smi", f"--query-gpu=index,{','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return
-    if done.returncode == 0:
-        yield from parse_gpus(done.stdout)
+        return []
+    return parse_gpus(done.stdout, len(fields)) if done.returncode == 0 else []
 
 
-def parse_gpus(table: str) -> Iterator[Reading]:
-    """The readings in a table of nvidia-smi; a figure that a device does not tell is left out."""
-    for row in csv.reader(table.splitlines(), skipinitialspace=True):
-        if len(row) != 4:
-            continue
-        device, load, used, total = (word.strip() for word in row)
+def parse_gpus(table: str, num_fields: int) -> list[list[str]]:
+    """The rows of a table of nvidia-smi that are of a GPU."""
+    rows = ([word.strip() for word in row] for row in csv.reader(table.splitlines(), skipinitialspace=True))
+    return [row for row in rows if len(row) == num_fields + 1 and row[0].isdigit()]
+
+
+def to_readings(rows: Iterable[list[str]]) -> Iterator[Reading]:
+    """The readings in rows of index, load, memory used and total; a figure that a device does not tell is left out."""
+    for device, load, used, total in rows:
         if is_number(used) and is_number(total) and float(total):
             yield "GPUMemoryUtilization", "Percent", round(100 * float(used) / float(total), 2), device
         if is_number(used):

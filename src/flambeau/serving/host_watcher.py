@@ -32,7 +32,6 @@ class HostWatcher:
         self._worker_pids = worker_pids
         self._host = HostWatch()
         self._task: asyncio.Task[None] | None = None
-        self.memory_bytes: dict[int, int] = {}  # of workers, as the command told it last
 
     def start(self) -> None:
         """Begin, if the configuration wants it."""
@@ -58,8 +57,7 @@ class HostWatcher:
         if not self._config.system_command:
             return await asyncio.to_thread(self._host.read)
         lines = await self._ask(shlex.split(self._config.system_command))
-        readings, self.memory_bytes = understand(lines)
-        return readings
+        return understand(lines)
 
     async def _ask(self, words: Sequence[str]) -> list[str]:
         """Run the command, tell it the workers' process ids, and take what it prints."""
@@ -99,22 +97,16 @@ class HostWatcher:
         return output
 
 
-def understand(lines: Sequence[str]) -> tuple[list[Reading], dict[int, int]]:
-    """What a command printed: one metric a line, an empty line, then `pid:bytes` of workers."""
+def understand(lines: Sequence[str]) -> list[Reading]:
+    """What a command printed: one metric a line, an empty line, then workers' memory, which is read elsewhere."""
     readings: list[Reading] = []
-    memory: dict[int, int] = {}
-    is_memory = False
     for line in lines:
         if not line.strip():
-            is_memory = True
-        elif is_memory:
-            pid, _, size = line.partition(":")
-            if pid.strip().isdigit() and size.strip().isdigit():
-                memory[int(pid)] = int(size)
-        elif (sample := parse_line(line)) is not None:
+            break
+        if (sample := parse_line(line)) is not None:
             name, _, unit, value, dimensions, _ = sample
             device = next((text for key, text in dimensions if key.lower() in ("device_id", "deviceid")), None)
             readings.append((name, unit, value, device))
         else:
             logger.warning("the system metrics command printed a line that is no metric: %.200s", line)
-    return readings, memory
+    return readings

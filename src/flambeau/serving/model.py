@@ -126,6 +126,7 @@ class Model:
 
     async def scale(self, minimum: int, maximum: int, *, wait: bool) -> None:
         """Change the number of workers; with `wait`, return when they have started or raise."""
+        self._check_open()
         if minimum > 0 and self.config.response_timeout_s <= 0:
             cause = "the response timeout is 0 seconds, in which no worker can answer"
             raise WorkersFailed(f"Failed to start workers for {self.supervisor.name}", cause=cause)
@@ -135,8 +136,11 @@ class Model:
         self._on_change()
         if wait:
             await self.supervisor.wait_started(fresh)
-            if self._is_closed:
-                raise Unavailable(f'Model "{self.name}" was unregistered before its workers had started.')
+            self._check_open()  # it may have been unregistered meanwhile
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable(f'Model "{self.name}" has been unregistered.')
 
     @property
     def limits(self) -> Limits:

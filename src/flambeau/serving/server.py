@@ -7,22 +7,21 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flambeau.archive.manifest import Manifest
-from flambeau.config.model import ModelConfig, read_options
+from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
-from flambeau.errors import BadRequest, BrokenArchive, ConfigError, DeadlinePassed, WorkersFailed
+from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, WorkersFailed
 from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
 from flambeau.serving.host_watcher import HostWatcher
 from flambeau.serving.measures import Measures
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
-from flambeau.serving.registry import Registry, check_name
+from flambeau.serving.registration import name_from, new_model, settings_of
+from flambeau.serving.registry import Registry
 from flambeau.serving.sources.dependencies import Dependencies
 from flambeau.serving.sources.fetching import Fetcher, shown
 from flambeau.serving.sources.source import Source
@@ -133,8 +132,19 @@ class Server:
             if at_startup and not name:
                 name = name_from(url)
             # In a thread: an archive's YAML may take its time.
-            settings = await asyncio.to_thread(self._settings, source, name, config, wishes or {}, workers=at_startup)
-            model = self._build(source, name=name, handler=handler, runtime=runtime, settings=settings)
+            settings = await asyncio.to_thread(
+                settings_of, self.config, source, name, config, wishes or {}, workers=at_startup
+            )
+            assert self._host is not None
+            model = new_model(
+                source,
+                name=name,
+                handler=handler,
+                runtime=runtime,
+                settings=settings,
+                registry=self.registry,
+                host=self._host,
+            )
             model.loaded_at_startup = at_startup
             model.workflow = workflow
             requirements = source.manifest.requirements_file if source.manifest else None
@@ -200,39 +210,6 @@ class Server:
             logger.info("memory is short: %s falls asleep", oldest)
             oldest.elasticity.sleep()
         return oldest is not None
-
-    def _settings(
-        self, source: Source, name: str, config: ModelConfig, wishes: Mapping[str, Any], *, workers: bool
-    ) -> ModelConfig:
-        """Defaults, then `models` of the server's configuration, then the model's own YAML, then wishes."""
-        manifest = source.manifest or Manifest(model_name="")
-        if said := self.config.models.get(name, {}).get(manifest.version):
-            config = config.with_settings(said, workers=workers)
-        if named := manifest.config_file:
-            config = config.with_options(read_options(source.folder / named), f"{named} of {name}")
-        return replace(config, **wishes)
-
-    def _build(
-        self, source: Source, *, name: str, handler: str | None, runtime: str | None, settings: ModelConfig
-    ) -> Model:
-        manifest = source.manifest or Manifest(model_name="")
-        if not name:
-            raise BrokenArchive("Model name is not defined.", cause=source.problem)
-        if runtime not in (None, "python", "python3", "LSP"):
-            raise BadRequest(f"Invalid RuntimeType value: {runtime}")
-        check_name(name)
-        check_name(manifest.version)
-        self.registry.check_free(name, manifest.version)
-        handler = handler or manifest.handler or self.config.default_handler
-        if source.problem and settings.min_workers > 0:
-            text = f"Failed to start workers for model {name} version: {manifest.version}"
-            raise WorkersFailed(text, cause=source.problem)
-        if not handler and not source.problem:
-            raise BrokenArchive(
-                f"model {name} names no handler; give one in its manifest, in the register call, or by default"
-            )
-        assert self._host is not None
-        return Model(name, manifest.version, handler or "", source, settings, self._host)
 
     async def _forget(self, model: Model) -> None:
         self.registry.discard(model)
@@ -313,10 +290,3 @@ class Server:
 
     def _describe_probe(self) -> Shared | None:
         return self._probe.describe(1) if self._probe is not None else None
-
-
-def name_from(url: str) -> str:
-    """The name of a model that nobody named: its file's, with what is no word character replaced, as TorchServe did."""
-    file = Path(url).name
-    stem = next((file.removesuffix(suffix) for suffix in (".tar.gz", ".tgz") if file.endswith(suffix)), Path(file).stem)
-    return re.sub(r"\W|^_", "_", stem)

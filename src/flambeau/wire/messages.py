@@ -15,6 +15,8 @@ Kind = Literal["predict", "explain", "describe"]
 # whose jobs depend on what came before; or each by itself, beside others.
 Schedule = Literal["batches", "continuous", "sequences", "async"]
 
+CANCELLED = 499  # the status of a job whose client has gone, as nginx has it
+
 
 class Shared(Struct, array_like=True, frozen=True, gc=False):
     """A body that lies in shared memory: which segment, where it can be opened, and how long it is."""
@@ -104,6 +106,11 @@ class Failed(Struct, array_like=True, tag=7, frozen=True):
     status: int
     message: str
     detail: str = ""  # what happened, with the traceback; for logs and for trusted callers
+
+
+def cancelled(job_id: int) -> Failed:
+    """What becomes of a job that nobody waited for when its turn came."""
+    return Failed([job_id], CANCELLED, "cancelled before it began")
 
 
 class Samples(Struct, array_like=True, tag=8, frozen=True):

@@ -11,7 +11,7 @@ from flambeau.wire.messages import Cancel, Request, Run, Stop, ToWorker
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import Row, types_of
 from flambeau.worker.replier import Replier
-from flambeau.worker.replies import check_result
+from flambeau.worker.replies import check_result, stream_goes_on
 from flambeau.worker.runner import Runner, is_stream
 
 
@@ -87,19 +87,7 @@ class RunningBatch:
             self._runner.reply(context, result, began)  # generators, which are run to their end
             return
         values = check_result(result, len(context.requests))
-        lasts = [is_final(context, i, value) for i, value in enumerate(values)]
+        lasts = [not stream_goes_on(context, i, value) for i, value in enumerate(values)]
         self._replier.send_step(context, values, lasts)
         self._going_on = [request for request, last in zip(context.requests, lasts, strict=True) if not last]
         os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the parts now
-
-
-def is_final(context: Context, i: int, value: Any) -> bool:
-    """Whether this value ends its reply: asked of the handler's stopping criteria, where it has set any.
-
-    True ends a stream, None is a reply of one piece, False means more to come.
-    """
-    criteria = context.stopping_criteria
-    if not criteria:
-        return True
-    verdict = criteria[i](value)
-    return verdict is None or bool(verdict)

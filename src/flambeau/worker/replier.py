@@ -12,12 +12,11 @@ from msgspec.structs import replace
 
 from flambeau.metrics.samples import Sample
 from flambeau.wire.channel import WorkerChannel
-from flambeau.wire.messages import Cancel, Failed, Part, Request, Samples
+from flambeau.wire.messages import Cancel, Part, Request, Samples, cancelled
 from flambeau.worker.context import Context
 from flambeau.worker.failures import to_failed
 from flambeau.worker.replies import check_result, check_size, to_body, to_part, to_parts
 
-CANCELLED = 499
 LOOK_EVERY_S = 0.001
 
 
@@ -45,7 +44,7 @@ class Replier:
         if request.job_id not in self._cancelled:
             return False
         self._forget(request.job_id)
-        self._channel.send([Failed([request.job_id], CANCELLED, "cancelled before it began")])
+        self._channel.send([cancelled(request.job_id)])
         return True
 
     def may_try_each(self, context: Context) -> bool:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 
 import pytest
 
 from flambeau.archive.unpack import unpack
-from flambeau.archive.workflow import (
-    WORKFLOW_MANIFEST,
-    WorkflowManifest,
-    WorkflowRecipe,
-    pack_workflow,
-    read_workflow_manifest,
-)
+from flambeau.archive.workflow import WORKFLOW_MANIFEST, WorkflowManifest, read_workflow_manifest, write_workflow
 from flambeau.errors import ArchiveError, BrokenArchive
 
 
@@ -26,16 +21,15 @@ def files(tmp_path):
     return tmp_path / "code"
 
 
+def write(manifest, files, target):
+    sources = {file.name: file for file in files.iterdir()}
+    return write_workflow(target, sources, json.dumps(manifest.to_dict()).encode())
+
+
 def test_what_is_packed_is_what_is_read(files, tmp_path):
     (files / "labels.txt").write_text("x")
-    recipe = WorkflowRecipe(
-        workflow_name="flow",
-        spec_file=files / "spec.yaml",
-        handler=files / "handler.py",
-        extra_files=[files / "labels.txt"],
-    )
-    path = pack_workflow(recipe, tmp_path)
-    assert path == tmp_path / "flow.war"
+    manifest = WorkflowManifest(name="flow", spec_file="spec.yaml", handler="handler.py")
+    path = write(manifest, files, tmp_path / "flow.war")
     with zipfile.ZipFile(path) as archive:
         assert set(archive.namelist()) == {WORKFLOW_MANIFEST, "handler.py", "labels.txt", "spec.yaml"}
         document = json.loads(archive.read(WORKFLOW_MANIFEST))
@@ -43,31 +37,19 @@ def test_what_is_packed_is_what_is_read(files, tmp_path):
     assert document["workflow"] == {"workflowName": "flow", "specFile": "spec.yaml", "handler": "handler.py"}
     assert document.keys() == {"createdOn", "workflow", "archiverVersion"}
     unpack(path, tmp_path / "out")
-    manifest = read_workflow_manifest(tmp_path / "out")
-    assert manifest == WorkflowManifest(name="flow", spec_file="spec.yaml", handler="handler.py", raw=document)
+    assert read_workflow_manifest(tmp_path / "out") == replace(manifest, raw=document)
 
 
 def test_a_workflow_needs_no_handler(files, tmp_path):
-    path = pack_workflow(WorkflowRecipe(workflow_name="flow", spec_file=files / "spec.yaml"), tmp_path)
+    path = write(WorkflowManifest(name="flow", spec_file="spec.yaml"), files, tmp_path / "flow.war")
     unpack(path, tmp_path / "out")
     assert read_workflow_manifest(tmp_path / "out").handler == ""
 
 
-def test_what_exists_is_replaced_only_by_force(files, tmp_path):
-    recipe = WorkflowRecipe(workflow_name="flow", spec_file=files / "spec.yaml")
-    pack_workflow(recipe, tmp_path)
-    with pytest.raises(ArchiveError, match=r"flow.war already exists\."):
-        pack_workflow(recipe, tmp_path)
-    assert pack_workflow(recipe, tmp_path, force=True).is_file()
-
-
-def test_names_and_files_are_checked(files, tmp_path):
-    with pytest.raises(ArchiveError, match="Workflow name 'a/b' is not allowed"):
-        pack_workflow(WorkflowRecipe(workflow_name="a/b", spec_file=files / "spec.yaml"), tmp_path)
-    with pytest.raises(FileNotFoundError, match="File does not exist: absent"):
-        pack_workflow(WorkflowRecipe(workflow_name="a", spec_file=files.relative_to(files) / "absent"), tmp_path)
+def test_archive_that_cannot_be_written_is_named(files, tmp_path):
+    manifest = WorkflowManifest(name="flow", spec_file="spec.yaml")
     with pytest.raises(ArchiveError, match="Cannot pack"):
-        pack_workflow(WorkflowRecipe(workflow_name="a", spec_file=files / "spec.yaml"), tmp_path / "absent")
+        write(manifest, files, tmp_path / "absent" / "flow.war")
     assert [path.name for path in tmp_path.iterdir()] == ["code"]
 
 

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 from flambeau.metrics.log_lines import parse_line
-from flambeau.metrics.system import CpuTimes, HostWatch, cpu_percent, parse_gpus, read_cpu_times, resident_bytes
+from flambeau.metrics.system import (
+    CpuTimes,
+    HostWatch,
+    cpu_percent,
+    parse_gpus,
+    read_cpu_times,
+    resident_bytes,
+    to_readings,
+)
 from flambeau.serving.host_watcher import understand
 
 HOST = {"MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"}
@@ -32,7 +41,7 @@ def test_this_host_is_read_without_torch():
 
 def test_gpus_from_their_vendors_table():
     table = "0, 35, 1024, 81559\n1, [N/A], [N/A], [N/A]\nnonsense\n"
-    assert [*parse_gpus(table)] == [
+    assert [*to_readings(parse_gpus(table, 3))] == [
         ("GPUMemoryUtilization", "Percent", 1.26, "0"),
         ("GPUMemoryUsed", "Megabytes", 1024.0, "0"),
         ("GPUUtilization", "Percent", 35.0, "0"),
@@ -42,16 +51,16 @@ def test_gpus_from_their_vendors_table():
 def test_a_commands_lines_and_its_processes(caplog):
     lines = ["CPUUtilization.Percent:12.5|#Level:Host|#hostname:h,1", "noise", ""]
     lines += ["GPUUtilization.Percent:1|#Level:Host,device_id:3|#hostname:h,1", "12:4096", "x:y"]
-    readings, memory = understand([lines[3], *lines[:3], *lines[4:]])
+    readings = understand([lines[3], *lines[:3], *lines[4:]])
     assert readings == [("GPUUtilization", "Percent", 1.0, "3"), ("CPUUtilization", "Percent", 12.5, None)]
-    assert memory == {12: 4096}
     assert "no metric: noise" in caplog.text
+    assert "x:y" not in caplog.text
 
 
 def test_the_collector_script_speaks_the_protocol():
     program = [sys.executable, "-m", "ts.metrics.metric_collector", "--gpu", "0"]
     done = subprocess.run(program, input=f"{os.getpid()},\n", capture_output=True, text=True, check=True, timeout=50)
-    readings, memory = understand(done.stdout.splitlines())
+    readings = understand(done.stdout.splitlines())
     assert {name for name, _, _, _ in readings} == HOST | {"CPUUtilization"}
-    assert memory[os.getpid()] > 0
+    assert re.search(rf"^{os.getpid()}:[1-9]", done.stdout, re.MULTILINE)
     assert all(parse_line(line) for line in done.stdout.split("\n\n")[0].splitlines())

@@ -6,14 +6,14 @@ import asyncio
 import time
 
 import pytest
-from tests.support.fake_workers import FakeWorker
-from tests.support.jobs import new_job
 
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.errors import DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
 from flambeau.serving.server import Server
 from flambeau.serving.workers.recovery import Death
+from support.fake_workers import FakeWorker
+from support.jobs import new_job
 
 CRASH = Death(reason="it crashed", while_loading=True)
 
@@ -153,3 +153,16 @@ def test_queue_is_full_when_what_waits_and_what_was_sent_ahead_fill_it(folder, w
             return model.num_waiting
 
     assert asyncio.run(fill()) == 3
+
+
+def test_model_that_is_gone_gets_no_workers(folder, workers):
+    async def scale():
+        async with new_server() as server:
+            model = await register(server, folder, wait=False)
+            await until(lambda: workers)
+            await model.close("gone", now=True)
+            with pytest.raises(Unavailable):
+                await model.scale(2, 2, wait=False)
+            return len(workers)
+
+    assert asyncio.run(scale()) == 1

@@ -16,6 +16,8 @@ from flambeau.serving.workers.devices import count_cores
 from flambeau.serving.workers.ranks import keeps_step
 from flambeau.serving.workers.remote_worker import RemoteWorker
 
+DEFAULT_SEQUENCE_IDLE_S = 60.0  # where sequenceMaxIdleMSec is missing
+
 
 def new_dispatcher(
     config: ModelConfig,
@@ -33,7 +35,7 @@ def new_dispatcher(
     lives = SequenceLimits(
         count=config.max_sequences,
         queue_size=config.sequence_queue_size,
-        idle_s=config.sequence_max_idle_s or DEFAULT_IDLE_S,
+        idle_s=config.sequence_max_idle_s or DEFAULT_SEQUENCE_IDLE_S,
         total_s=config.sequence_timeout_s,
     )
     sequences = Sequences(lives, names, config.queue_size)
@@ -41,9 +43,6 @@ def new_dispatcher(
         sequences, workers, limits, min_workers=min_workers, needs_ticket=config.use_job_ticket, refuse=refuse
     )
     return sequences, dispatcher
-
-
-DEFAULT_IDLE_S = 60.0
 
 
 def limits_of(config: ModelConfig) -> BatchLimits:
@@ -67,5 +66,5 @@ def contradictions(config: ModelConfig) -> Iterator[str]:
         kind = config.parallel_type
         yield f"continuousBatching with parallelType {kind}: requests join only when the running batch is over"
     if config.sequence_batching and not config.sequence_max_idle_s:
-        limit = f"{DEFAULT_IDLE_S:g} s"
+        limit = f"{DEFAULT_SEQUENCE_IDLE_S:g} s"
         yield f"sequenceBatching needs sequenceMaxIdleMSec; without it a sequence ends after {limit} without a request"

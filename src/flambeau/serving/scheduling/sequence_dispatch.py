@@ -9,7 +9,8 @@ from flambeau.serving.job import Job
 from flambeau.serving.scheduling.alarm import Alarm
 from flambeau.serving.scheduling.batching import BatchLimits, free_places, wait_s
 from flambeau.serving.scheduling.dispatch import NO_TICKET
-from flambeau.serving.scheduling.sequences import Sequence, SequenceReceiver, Sequences, per_worker
+from flambeau.serving.scheduling.sequence import Sequence
+from flambeau.serving.scheduling.sequences import SequenceReceiver, Sequences, per_worker
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.wire.messages import Part
 

@@ -10,6 +10,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from flambeau.metrics.system import query_gpus
+
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 AMD_DRIVER = Path("/dev/kfd")
 
@@ -43,12 +45,10 @@ def visibility_variable() -> str:
 
 def gpu_usage() -> dict[int, str]:
     """How busy each NVIDIA GPU is, in the words of `describe`; empty where that cannot be told."""
-    fields = ("utilization.gpu", "utilization.memory", "memory.used")
-    listing = output_of("nvidia-smi", f"--query-gpu=index,{','.join(fields)}", "--format=csv,noheader,nounits")
-    rows = [[value.strip() for value in line.split(",")] for line in listing.splitlines()]
+    rows = query_gpus("utilization.gpu", "utilization.memory", "memory.used")
     return {
         int(number): f"gpuId::{number} utilization.gpu::{gpu} % utilization.memory::{memory} % memory.used::{used} MiB"
-        for number, gpu, memory, used in (row for row in rows if len(row) == len(fields) + 1 and row[0].isdigit())
+        for number, gpu, memory, used in rows
     }
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from flambeau.wire.messages import Cancel, Failed, Part, Run, Samples, Stop, ToServer, ToWorker
-
-CANCELLED = 499
+from flambeau.wire.messages import Cancel, Failed, Load, Part, Run, Samples, Stop, ToServer, ToWorker, cancelled
 
 
 class Lockstep:
@@ -25,21 +23,14 @@ class Lockstep:
         self._left: dict[int, set[int]] = {}  # the same → ranks that are not done with it
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a batch runs."""
-        return bool(self._left)
-
-    @property
     def stragglers(self) -> list[int]:
         """Where rank 0 has said its last word on the running batch: the ranks that have not."""
         if not self._left or any(end is None for end in self._ends.values()):
             return []
         return sorted(set().union(*self._left.values()))
 
-    def to_ranks(self, message: ToWorker) -> list[ToWorker]:
+    def to_ranks(self, message: Load | Run | Stop) -> list[ToWorker]:
         """The server says something: what the ranks are told now."""
-        if isinstance(message, Cancel):
-            return []
         if isinstance(message, Run | Stop):
             self._waiting.append(message)
             return self._proceed()
@@ -52,7 +43,7 @@ class Lockstep:
             if isinstance(waiting, Run):
                 gone = [job.job_id for job in waiting.jobs if job.job_id in message.job_ids]
                 self._waiting[i] = Run([job for job in waiting.jobs if job.job_id not in gone])
-                dropped += [Failed([job_id], CANCELLED, "cancelled before it began") for job_id in gone]
+                dropped += [cancelled(job_id) for job_id in gone]
         return dropped
 
     def from_rank(self, rank: int, messages: Sequence[ToServer]) -> tuple[list[ToServer], list[ToWorker]]:

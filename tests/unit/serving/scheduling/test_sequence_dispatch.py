@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.support.jobs import new_job as plain_job
-from tests.support.jobs import new_worker
 
 from flambeau.config.server import SequenceHeaders
 from flambeau.serving.scheduling.batching import BatchLimits
@@ -14,6 +12,8 @@ from flambeau.serving.scheduling.sequence_dispatch import CLOSED, LOST, Sequence
 from flambeau.serving.scheduling.sequences import SequenceLimits, Sequences
 from flambeau.serving.workers.recovery import Death
 from flambeau.wire.messages import Part
+from support.jobs import new_job as plain_job
+from support.jobs import new_worker
 
 NAMES = SequenceHeaders()
 

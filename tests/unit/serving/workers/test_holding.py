@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.jobs import new_job
 
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic
 from flambeau.serving.workers.holding import Holding
+from support.jobs import new_job
 
 
 @pytest.fixture

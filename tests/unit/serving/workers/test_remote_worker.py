@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.support.jobs import Clumsy, new_job, new_worker
-
 from flambeau.errors import JobFailed
 from flambeau.wire.messages import Cancel, Part
+from support.jobs import Clumsy, new_job, new_worker
 
 
 def test_client_whose_answer_cannot_be_delivered_is_told_so():
