@@ -36,7 +36,14 @@ def open_inference_services(server: Server, keys: Keys | None) -> list[Service]:
     """The calls of the Open Inference Protocol, under both names."""
     limit = server.config.max_request_bytes
     services = [
-        Service(name, max_bytes=limit, keys=keys, statuses=status.of_open_inference) for name in (SERVICE, STANDARD)
+        Service(
+            name,
+            max_bytes=limit,
+            read_timeout_s=server.config.request_read_timeout_s,
+            keys=keys,
+            statuses=status.of_open_inference,
+        )
+        for name in (SERVICE, STANDARD)
     ]
     calls = {
         "ServerLive": server_live,

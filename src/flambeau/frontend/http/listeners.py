@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from flambeau.config.server import Address
+from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.app import Endpoint, RoutedApp
@@ -48,7 +48,7 @@ class HttpFrontend:
     async def __aenter__(self) -> Self:
         try:
             apis = routes_by_address(self._server, self._keys)
-            room = max(1, (raise_file_limit() - RESERVED_FILES) // len(apis))
+            room = room_per_port(self._server.config)
             for address, routes in apis.items():
                 await self._listen(address, routes, room)
         except BaseException:
@@ -138,6 +138,12 @@ class HttpFrontend:
             await asyncio.sleep(SWEEP_S)
             for listener in self._listeners:
                 listener.sweep(loop.time())
+
+
+def room_per_port(config: ServerConfig) -> int:
+    """How many connections each port may have, HTTP or gRPC, so that none takes the files of another."""
+    ports = {config.inference, config.management, config.metrics, config.grpc.inference, config.grpc.management}
+    return max(1, (raise_file_limit() - RESERVED_FILES) // len(ports - {None}))
 
 
 def raise_file_limit() -> int:
