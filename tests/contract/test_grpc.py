@@ -359,6 +359,19 @@ def test_messages_over_the_limit_are_refused(serve):
     assert "larger than max" in text
 
 
+def test_more_inputs_than_a_form_may_have_are_refused(serve_orders):
+    many = {str(i): b"" for i in range(1001)}
+    told = "The request has 1001 inputs; 1000 are allowed."
+    for call in (serve_orders.predict, serve_orders.stream):
+        code, text = refusal(call, inputs=many)
+        assert code is StatusCode.INVALID_ARGUMENT
+        assert text.startswith(told)
+    asked = [request(inputs=many, sequence_id="s"), request(order={"do": "answer", "value": "on"}, sequence_id="s")]
+    replies = [*serve_orders.inference.StreamPredictions2(iter(asked), timeout=20)]
+    assert [reply.status.message for reply in replies] == [told, ""]
+    assert replies[1].prediction == b"on"
+
+
 def test_bytes_that_are_not_http2_do_no_harm(serve):
     server, client = serve()
     port = int(client.channel._channel.target().decode().rpartition(":")[2])

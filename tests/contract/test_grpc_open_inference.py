@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -225,3 +227,35 @@ def test_wanted_outputs_that_do_not_exist_are_told(public):
     other.set_data_from_numpy(np.ones(1, dtype="float32"))
     with pytest.raises(InferenceServerException, match="the model has no output 'nothing'"):
         public.infer("tensors", [tensor, other], outputs=[triton.InferRequestedOutput("nothing")])
+
+
+def test_more_than_anybody_needs_is_refused(client):
+    made = messages()
+    parameter = made.InferParameter(int64_param=1)
+
+    def refused(**fields):
+        asked = made.ModelInferRequest(model_name="tensors", **fields)
+        code, text = refusal(client.open_inference.ModelInfer, asked, timeout=20)
+        assert code is StatusCode.INVALID_ARGUMENT
+        return text
+
+    tensor, output = made.ModelInferRequest.InferInputTensor, made.ModelInferRequest.InferRequestedOutputTensor
+    assert "1001 inputs; 1000 are allowed" in refused(inputs=[tensor()] * 1001)
+    assert "1001 outputs; 1000 are allowed" in refused(outputs=[output()] * 1001)
+    some = {str(i): parameter for i in range(600)}
+    assert "1200 parameters; 1000 are allowed" in refused(parameters=some, outputs=[output(parameters=some)])
+    assert "'a' has 9 dimensions; 8 are allowed" in refused(inputs=[tensor(name="a", shape=[1] * 9)])
+
+
+def test_a_large_message_does_not_hold_up_the_others(served, client):
+    count = 1_500_000
+    with ThreadPoolExecutor(1) as pool:
+        fields = {"a": ("BYTES", [count], {"bytes_contents": [b""] * count})}
+        large = pool.submit(infer, client, "echo", **fields)
+        waits = []
+        while not large.done():
+            began = time.monotonic()
+            client.open_inference.ServerLive(messages().ServerLiveRequest(), timeout=30)
+            waits.append(time.monotonic() - began)
+            time.sleep(0.01)
+        assert max(waits) < 0.7

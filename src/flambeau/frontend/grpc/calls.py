@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,9 +12,9 @@ from typing import Any
 import grpc
 from grpc import StatusCode
 
-from flambeau.errors import FlambeauError, JobFailed
+from flambeau.errors import DeadlinePassed, FlambeauError, JobFailed
 from flambeau.frontend.authorization import Keys, Kind
-from flambeau.frontend.grpc.messages import parse
+from flambeau.frontend.grpc.messages import Malformed, parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
 
 logger = logging.getLogger(__name__)
@@ -35,12 +36,14 @@ class Service:
         name: str,
         *,
         max_bytes: int,
+        read_timeout_s: float,
         keys: Keys | None = None,
         kind: Kind = "inference",
         statuses: Statuses = of_management,
     ) -> None:
         self.name = name
         self._max_bytes = max_bytes  # of a message that comes in
+        self._read_timeout_s = read_timeout_s  # until the one message of a call is there
         self._keys = keys  # None: everybody may call
         self._kind: Kind = kind
         self._statuses = statuses
@@ -52,16 +55,17 @@ class Service:
         """What grpc calls, by the names of the methods."""
         return self._handlers
 
-    # ---- the three kinds of calls; grpc sees bytes only, so that what cannot be parsed gets an answer of ours ----
+    # ---- the three kinds of calls. All are streams to grpc, which would read the message of any other before we can
+    # look at the key, and wait for it without end; it sees bytes only, so that what is no message gets our answer ----
 
     def one(self, method: str, kind: type[Message], work: One) -> None:
         """One message in, one out."""
 
-        async def call(raw: bytes, context: Context) -> bytes:
+        async def call(_: object, context: Context) -> bytes:
             note, code = self._begin(method, context), StatusCode.CANCELLED
             try:
                 self._check(context)
-                reply: bytes = (await work(self._parse(kind, raw))).SerializeToString()
+                reply: bytes = (await work(await self._read_one(kind, context))).SerializeToString()
                 code = StatusCode.OK
                 return reply
             except Exception as error:
@@ -70,24 +74,50 @@ class Service:
             finally:
                 note(code)
 
-        self._handlers[method] = grpc.unary_unary_rpc_method_handler(call)
+        self._handlers[method] = grpc.stream_unary_rpc_method_handler(call)
 
     def many(self, method: str, kind: type[Message], work: Many) -> None:
         """One message in, a stream out."""
 
-        async def call(raw: bytes, context: Context) -> None:
-            await self._stream(method, context, lambda: work(self._parse(kind, raw)))
+        async def replies(context: Context) -> AsyncIterator[Message]:
+            async with aclosing(work(await self._read_one(kind, context))) as made:  # type: ignore[type-var]
+                async for reply in made:
+                    yield reply
 
-        self._handlers[method] = grpc.unary_stream_rpc_method_handler(call)
-
-    def both(self, method: str, kind: type[Message], work: Both) -> None:
-        """A stream in, a stream out."""
-
-        async def call(raws: AsyncIterator[bytes], context: Context) -> None:
-            messages = (self._parse(kind, raw) async for raw in raws)
-            await self._stream(method, context, lambda: work(messages))
+        async def call(_: object, context: Context) -> None:
+            await self._stream(method, context, lambda: replies(context))
 
         self._handlers[method] = grpc.stream_stream_rpc_method_handler(call)
+
+    def both(self, method: str, kind: type[Message], work: Both, *, idle_s: float | None = None) -> None:
+        """A stream in, a stream out; with `idle_s` it ends when nothing has come in for so long."""
+
+        async def call(_: object, context: Context) -> None:
+            await self._stream(method, context, lambda: work(self._read_all(kind, context, idle_s)))
+
+        self._handlers[method] = grpc.stream_stream_rpc_method_handler(call)
+
+    async def _read_one(self, kind: type[Message], context: Context) -> Message:
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                raw = await context.read()
+        except TimeoutError:
+            text = f"The request did not arrive within {self._read_timeout_s:g} s, the server's request_read_timeout."
+            raise DeadlinePassed(text) from None
+        if raw is grpc.aio.EOF:
+            raise Malformed("The call holds no message.")
+        return self._parse(kind, raw)
+
+    async def _read_all(self, kind: type[Message], context: Context, idle_s: float | None) -> AsyncIterator[Message]:
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    raw = await context.read()
+            except TimeoutError:
+                return
+            if raw is grpc.aio.EOF:
+                return
+            yield self._parse(kind, raw)
 
     async def _stream(self, method: str, context: Context, work: Callable[[], AsyncIterator[Message]]) -> None:
         note, code = self._begin(method, context), StatusCode.CANCELLED

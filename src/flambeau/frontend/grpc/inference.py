@@ -52,7 +52,13 @@ def inference_service(server: Server, keys: Keys | None) -> Service:
         return SequenceStream(server, requests).replies()
 
     limit = server.config.max_request_bytes
-    service = Service(SERVICE, max_bytes=limit, keys=keys, statuses=status.of_prediction)
+    service = Service(
+        SERVICE,
+        max_bytes=limit,
+        read_timeout_s=server.config.request_read_timeout_s,
+        keys=keys,
+        statuses=status.of_prediction,
+    )
     service.one("Ping", Empty, ping)
     service.one("Predictions", PredictionsRequest, predict)
     service.many("StreamPredictions", PredictionsRequest, stream)

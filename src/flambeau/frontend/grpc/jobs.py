@@ -6,11 +6,14 @@ import time
 from collections.abc import Mapping
 
 from flambeau.errors import BadRequest, FlambeauError
+from flambeau.frontend.grpc.messages import Malformed
 from flambeau.frontend.grpc.replies import Reply
 from flambeau.frontend.http.exchange import new_request_id
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
+
+MAX_INPUTS = 1000  # as many as a form has fields
 
 Headers = list[tuple[str, str]]
 
@@ -26,6 +29,8 @@ def add_inputs(
     server: Server, model: Model, version: str, inputs: Mapping[str, bytes], reply: Reply, headers: Headers
 ) -> None:
     """Give a model a request that came as a map of bytes; the handler gets the entries as they are."""
+    if len(inputs) > MAX_INPUTS:
+        raise Malformed(f"The request has {len(inputs)} inputs; {MAX_INPUTS} are allowed.")
     fields = [(name, len(value)) for name, value in inputs.items()]
     job = Job(
         reply,

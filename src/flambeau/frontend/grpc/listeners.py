@@ -5,29 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
 from flambeau.config.server import Address, ServerConfig, Tls
 from flambeau.errors import CannotListen, ConfigError
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import health
-from flambeau.frontend.grpc.calls import Service
+from flambeau.frontend.grpc.calls import Message, Service
 from flambeau.frontend.grpc.inference import inference_service
 from flambeau.frontend.grpc.management import management_service
 from flambeau.frontend.grpc.messages import POOL
 from flambeau.frontend.grpc.open_inference import open_inference_services
-from flambeau.frontend.http.listeners import LAST_CALL_S, why_not
+from flambeau.frontend.http.listeners import LAST_CALL_S, room_per_port, why_not
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
 
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+MAX_REFLECTION_BYTES = 4096
+KEEP_ALIVE_ANSWER_MS = 20_000
+MAX_STREAMS = 1000  # calls of one connection at a time; a client's next ones wait
 
 
 class GrpcFrontend:
@@ -92,16 +95,29 @@ class GrpcFrontend:
         config = self._server.config
         port = grpc.aio.server(options=options_for(config, max_age_s, grace_s))
         states = dict.fromkeys(["", *(service.name for service in services)], is_ready)
-        everything = [*services, health.health_service(states, lambda: self._server.is_draining)]
+        open_to_all = [health.health_service(states, lambda: self._server.is_draining)]
+        open_to_all.append(reflection_service([*(service.name for service in services), health.SERVICE, REFLECTION]))
+        everything = [*services, *open_to_all]
         for service in everything:
             service.ended = self._ended
             port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, service.handlers),))
-        names = [*(service.name for service in everything), REFLECTION]
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names, POOL), port)
         found = bind(port, address, credentials_of(config.tls) if config.grpc.is_tls else None)
         self._ports.append(port)
         await port.start()
         logger.info("gRPC: listening on %s", replace(address, port=found, is_tls=config.grpc.is_tls))
+
+
+def reflection_service(names: Sequence[str]) -> Service:
+    """What tells clients of these services and their messages; open to everybody."""
+    servicer = reflection.aio.ReflectionServicer(names, POOL)
+    service = Service(REFLECTION, max_bytes=MAX_REFLECTION_BYTES, read_timeout_s=health.READ_S)
+
+    def answer(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+        replies: AsyncIterator[Message] = servicer.ServerReflectionInfo(requests, None)
+        return replies
+
+    service.both("ServerReflectionInfo", reflection_pb2.ServerReflectionRequest, answer, idle_s=health.READ_S)
+    return service
 
 
 def options_for(config: ServerConfig, max_age_s: float | None, grace_s: float | None) -> list[tuple[str, Any]]:
@@ -110,14 +126,25 @@ def options_for(config: ServerConfig, max_age_s: float | None, grace_s: float | 
         ("grpc.so_reuseport", 0),  # two servers on one port would share its clients, and nobody would know
         # Somewhat larger ones are received, so that their refusal can name the setting.
         ("grpc.max_receive_message_length", min(2 * config.max_request_bytes, 2**31 - 1)),
-        ("grpc.server_handshake_timeout_ms", round(config.request_read_timeout_s * 1000)),  # of who says nothing
+        ("grpc.server_handshake_timeout_ms", milliseconds(config.request_read_timeout_s)),  # of who says nothing
+        ("grpc.max_connection_idle_ms", milliseconds(config.keep_alive_s)),  # of who says no more
+        # Who is gone without a word while a call is open is noticed; who asks whether we are there may not ask often.
+        ("grpc.keepalive_time_ms", milliseconds(config.keep_alive_s)),
+        ("grpc.keepalive_timeout_ms", KEEP_ALIVE_ANSWER_MS),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", room_per_port(config)),
         ("grpc.max_send_message_length", -1),  # workers keep to max_response_size, part by part
     ]
     if max_age_s is not None:
-        options.append(("grpc.max_connection_age_ms", round(max_age_s * 1000)))
+        options.append(("grpc.max_connection_age_ms", milliseconds(max_age_s)))
     if grace_s is not None:
-        options.append(("grpc.max_connection_age_grace_ms", round(grace_s * 1000)))
+        options.append(("grpc.max_connection_age_grace_ms", milliseconds(grace_s)))
     return options
+
+
+def milliseconds(duration_s: float) -> int:
+    """A duration as gRPC takes it; the largest stands for no end."""
+    return min(max(1, round(duration_s * 1000)), 2**31 - 1)
 
 
 def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None) -> int:

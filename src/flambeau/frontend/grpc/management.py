@@ -61,7 +61,13 @@ def management_service(server: Server, keys: Keys | None) -> Service:
             raise BadRequest("Parameter model_name is required.")
         return outcome(await operations.unregister(server, request.model_name, request.model_version or None))
 
-    service = Service(SERVICE, max_bytes=server.config.max_request_bytes, keys=keys, kind="management")
+    service = Service(
+        SERVICE,
+        max_bytes=server.config.max_request_bytes,
+        read_timeout_s=server.config.request_read_timeout_s,
+        keys=keys,
+        kind="management",
+    )
     service.one("DescribeModel", management("DescribeModelRequest"), describe)
     service.one("ListModels", management("ListModelsRequest"), list_models)
     service.one("RegisterModel", management("RegisterModelRequest"), register)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -27,6 +28,9 @@ STANDARD = "inference.GRPCInferenceService"  # what clients of the protocol call
 EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data", "model_repository"]
 HEAD_LENGTH = "Inference-Header-Content-Length"  # how much of a body is JSON; binary tensors follow it
 ENVELOPES = {"": "open_inference"}  # a model that has an envelope keeps it
+MAX_ITEMS = 1000  # inputs, outputs, or parameters of all of them
+MAX_DIMENSIONS = 8
+LARGE = 65_536  # elements of a request, or bytes of a reply, from which on they are converted in a thread
 KNOWS_BINARY = ("", "open_inference", "kservev2")
 
 ModelInferResponse = open_inference("ModelInferResponse")
@@ -36,7 +40,14 @@ def open_inference_services(server: Server, keys: Keys | None) -> list[Service]:
     """The calls of the Open Inference Protocol, under both names."""
     limit = server.config.max_request_bytes
     services = [
-        Service(name, max_bytes=limit, keys=keys, statuses=status.of_open_inference) for name in (SERVICE, STANDARD)
+        Service(
+            name,
+            max_bytes=limit,
+            read_timeout_s=server.config.request_read_timeout_s,
+            keys=keys,
+            statuses=status.of_open_inference,
+        )
+        for name in (SERVICE, STANDARD)
     ]
     calls = {
         "ServerLive": server_live,
@@ -90,7 +101,10 @@ def named(server: Server, request: Message) -> Model:
 async def model_infer(server: Server, request: Message) -> Message:
     """Tensors in, tensors out; raw where the request is raw."""
     model = find_model(server, request.model_name, request.model_version)
-    headers, values = to_values(request, binary=model.envelope in KNOWS_BINARY)
+    binary = model.envelope in KNOWS_BINARY
+    check_size(request)
+    convert = partial(to_values, request, binary=binary)
+    headers, values = await asyncio.to_thread(convert) if is_large(request, binary=binary) else convert()
     reply = WholeReply(model, server.config.max_response_bytes)
     job = Job(
         reply,
@@ -105,10 +119,33 @@ async def model_infer(server: Server, request: Message) -> Message:
         body = await reply.done
     finally:
         reply.cancel()
-    return to_response(body, reply.headers, raw=bool(request.raw_input_contents))
+    respond = partial(to_response, body, reply.headers, raw=bool(request.raw_input_contents))
+    return await asyncio.to_thread(respond) if len(body) > LARGE else respond()
 
 
 # ---- the request: one JSON document, and behind it the tensors as bytes, as over HTTP ----
+
+
+def check_size(request: Message) -> None:
+    """Refuse more than anybody needs, each of which costs far more time than bytes."""
+    num_parameters = len(request.parameters)
+    for kind, found in (("inputs", request.inputs), ("outputs", request.outputs)):
+        if len(found) > MAX_ITEMS:
+            raise Malformed(f"the request has {len(found)} {kind}; {MAX_ITEMS} are allowed")
+        num_parameters += sum(len(item.parameters) for item in found)
+    if num_parameters > MAX_ITEMS:
+        raise Malformed(f"the request has {num_parameters} parameters; {MAX_ITEMS} are allowed")
+    for tensor in request.inputs:
+        if len(tensor.shape) > MAX_DIMENSIONS:
+            text = f"input {tensor.name!r} has {len(tensor.shape)} dimensions; {MAX_DIMENSIONS} are allowed"
+            raise Malformed(text)
+
+
+def is_large(request: Message, *, binary: bool) -> bool:
+    """Whether so much is to be converted that others would notice it."""
+    size = 0 if binary else sum(map(len, request.raw_input_contents))
+    fields = tensors.FIELD_NAMES
+    return size + sum(len(getattr(one.contents, name)) for one in request.inputs for name in fields) > LARGE
 
 
 def to_values(request: Message, *, binary: bool) -> tuple[Headers, list[bytes]]:
@@ -129,7 +166,7 @@ def to_values(request: Message, *, binary: bool) -> tuple[Headers, list[bytes]]:
         document["parameters"] = parameters
     if request.outputs:
         document["outputs"] = [{"name": o.name, "parameters": to_dict(o.parameters)} for o in request.outputs]
-    head = json.dumps(document).encode()
+    head = "".join(tensors.to_json(document)).encode()
     if not any(pieces):
         return [("content-type", "application/json")], [head]
     return [("content-type", "application/octet-stream"), (HEAD_LENGTH, str(len(head)))], [head, *pieces]
@@ -147,7 +184,7 @@ def to_entry(tensor: Message, raw: bytes | None, *, binary: bool) -> tuple[dict[
         elif binary:
             raw = tensors.pack(datatype, values)
         else:
-            entry["data"] = [*values]
+            entry["data"] = [value for chunk in tensors.in_chunks(values) for value in chunk]
     elif not binary:
         values = tensors.unpack(datatype, raw)
         is_bytes = datatype == tensors.BYTES

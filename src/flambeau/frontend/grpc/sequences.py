@@ -85,10 +85,10 @@ class SequenceStream:
         try:
             sequence_id, headers = sequence_of(sequence_id, request.input, self._server.config.sequence_headers)
             model = find_model(self._server, request.model_name, request.model_version)
+            reply = StreamedReply(model)
+            add_inputs(self._server, model, request.model_version, request.input, reply, headers)
         except FlambeauError as error:
             return sequence_id, error
-        reply = StreamedReply(model)
-        add_inputs(self._server, model, request.model_version, request.input, reply, headers)
         return sequence_id, reply
 
     async def _answer(self, key: object, sequence_id: str) -> None:

@@ -24,6 +24,8 @@ FIELDS = {  # datatype → the field of InferTensorContents, and what `struct` c
 }
 RAW_ONLY = {"FP16": "e", "BF16": ""}  # no field holds them
 BYTES = "BYTES"
+CHUNK = 32_768  # elements that are converted in one go: other threads get their turn between two of them
+FIELD_NAMES = [*dict.fromkeys(name for name, _ in FIELDS.values()), "bytes_contents"]
 _LENGTH = struct.Struct("<I")  # stands before each element of BYTES
 
 
@@ -45,7 +47,7 @@ def pack(datatype: str, values: Sequence[Any]) -> bytes:
         return b"".join(_LENGTH.pack(len(element)) + element for element in map(to_bytes, values))
     letter = FIELDS[datatype][1] if datatype in FIELDS else RAW_ONLY.get(datatype, "")
     try:
-        return struct.pack(f"<{len(values)}{letter}", *values)
+        return b"".join(struct.pack(f"<{len(chunk)}{letter}", *chunk) for chunk in in_chunks(values))
     except struct.error as error:
         raise Malformed(f"what is sent as {datatype} is not: {error}") from None
 
@@ -58,7 +60,40 @@ def unpack(datatype: str, raw: bytes) -> Sequence[Any]:
     size = struct.calcsize(f"<{letter}")
     if not size or len(raw) % size:
         raise Malformed(f"{len(raw)} bytes cannot be read as {datatype} elements")
-    return struct.unpack(f"<{len(raw) // size}{letter}", raw)
+    found: list[Any] = []
+    for start in range(0, len(raw), CHUNK * size):
+        chunk = raw[start : start + CHUNK * size]
+        found += struct.unpack(f"<{len(chunk) // size}{letter}", chunk)
+    return found
+
+
+def in_chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """These values, so many at a time; once at least."""
+    if len(values) <= CHUNK:
+        yield values
+        return
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
+
+
+def to_json(value: Any) -> Iterator[str]:
+    """A document as JSON in pieces, none of which takes long."""
+    if isinstance(value, dict):
+        for i, (key, item) in enumerate(value.items()):
+            yield f"{', ' if i else '{'}{json.dumps(key)}: "
+            yield from to_json(item)
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for i, item in enumerate(value):
+            yield ", " if i else "["
+            yield from to_json(item)
+        yield "]"
+    elif isinstance(value, list):
+        for i, chunk in enumerate(in_chunks(value)):
+            yield f"{', ' if i else '['}{json.dumps(chunk)[1:-1]}"
+        yield "]"
+    else:
+        yield json.dumps(value)
 
 
 def _elements(raw: bytes) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from flambeau.config.server import Address
+from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.app import Endpoint, RoutedApp
@@ -51,8 +51,8 @@ class HttpFrontend:
     async def __aenter__(self) -> Self:
         try:
             apis = routes_by_address(self._server, self._keys)
-            files = max(len(apis), raise_file_limit() - RESERVED_FILES)
-            room = max(1, files * 3 // 4 // len(apis))
+            files = max(4, raise_file_limit() - RESERVED_FILES)
+            room = room_per_port(self._server.config, files * 3 // 4)
             if self._server.segments is not None:  # a large body is a file too
                 self._server.segments.max_open = files // 4
             for address, routes in apis.items():
@@ -145,6 +145,12 @@ class HttpFrontend:
             await asyncio.sleep(SWEEP_S)
             for listener in self._listeners:
                 listener.sweep(loop.time())
+
+
+def room_per_port(config: ServerConfig, files: int) -> int:
+    """How many connections each port may have, HTTP or gRPC, so that none takes the files of another."""
+    ports = {config.inference, config.management, config.metrics, config.grpc.inference, config.grpc.management}
+    return max(1, files // len(ports - {None}))
 
 
 def raise_file_limit() -> int:

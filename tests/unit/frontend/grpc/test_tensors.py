@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flambeau.frontend.grpc.messages import Malformed, open_inference
-from flambeau.frontend.grpc.tensors import FIELDS, contents_of, flatten, pack, put_contents, to_bytes, unpack
+from flambeau.frontend.grpc.tensors import (
+    CHUNK,
+    FIELDS,
+    contents_of,
+    flatten,
+    pack,
+    put_contents,
+    to_bytes,
+    to_json,
+    unpack,
+)
 
 
 @given(st.lists(st.binary()))
@@ -29,6 +41,16 @@ def test_any_bytes_are_elements_or_refused(raw):
 )
 def test_numbers_survive(datatype, values):
     assert [*unpack(datatype, pack(datatype, values))] == values
+
+
+def test_what_is_converted_in_chunks_is_whole():
+    values = [*range(2 * CHUNK + 3)]
+    raw = pack("INT32", values)
+    assert len(raw) == 4 * len(values)
+    assert unpack("INT32", raw) == values
+    entries = [{"name": "a", "data": values, "parameters": {}}, {"name": "é", "data": []}]
+    document = {"id": "x", "inputs": entries, "shape": [1, 2], "none": None, "outputs": []}
+    assert "".join(to_json(document)) == json.dumps(document)
 
 
 def test_numbers_that_do_not_fit_are_refused():
