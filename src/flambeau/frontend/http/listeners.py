@@ -51,10 +51,9 @@ class HttpFrontend:
     async def __aenter__(self) -> Self:
         try:
             apis = routes_by_address(self._server, self._keys)
-            files = max(4, raise_file_limit() - RESERVED_FILES)
-            room = room_per_port(self._server.config, files * 3 // 4)
+            room = room_per_port(self._server.config)
             if self._server.segments is not None:  # a large body is a file too
-                self._server.segments.max_open = files // 4
+                self._server.segments.max_open = files_to_share() // 4
             for address, routes in apis.items():
                 await self._listen(address, routes, room)
         except BaseException:
@@ -147,10 +146,15 @@ class HttpFrontend:
                 listener.sweep(loop.time())
 
 
-def room_per_port(config: ServerConfig, files: int) -> int:
+def files_to_share() -> int:
+    """How many files connections and large bodies may be."""
+    return max(4, raise_file_limit() - RESERVED_FILES)
+
+
+def room_per_port(config: ServerConfig) -> int:
     """How many connections each port may have, HTTP or gRPC, so that none takes the files of another."""
     ports = {config.inference, config.management, config.metrics, config.grpc.inference, config.grpc.management}
-    return max(1, files // len(ports - {None}))
+    return max(1, files_to_share() * 3 // 4 // len(ports - {None}))
 
 
 def raise_file_limit() -> int:
