@@ -1,3 +1,5 @@
 """TorchServe's import names: re-exports and small shims, no behaviour."""
 
-from flambeau import __version__ as __version__
+from flambeau import TORCHSERVE_VERSION
+
+__version__ = TORCHSERVE_VERSION

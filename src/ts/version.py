@@ -1,3 +1,5 @@
-"""The version of the server."""
+"""The version of TorchServe whose interface this is."""
 
-from flambeau import __version__ as __version__
+from flambeau import TORCHSERVE_VERSION
+
+__version__ = TORCHSERVE_VERSION

@@ -285,3 +285,19 @@ def test_our_own_command_refuses_a_public_bind_without_keys(command):
     assert result.returncode == 1
     assert "--allow-unprotected" in result.stderr
     assert "Leave authorization on" in result.stderr
+
+
+def test_model_that_was_named_and_is_not_there_keeps_the_server_from_being_ready(command):
+    command.start("--ncs", "--models", "gone.mar")
+    command.until(lambda: command.get("/startupz").status == 200)
+    reply = command.get("/readyz")
+    assert reply.status == 503
+    assert [(model["modelName"], model["status"]) for model in reply.json["models"]] == [("gone.mar", "missing")]
+    assert command.get("/ping").status == 200
+
+
+def test_workflow_store_that_is_not_there_is_no_reason_not_to_start(command):
+    command.configure("workflow_store=/nowhere")
+    command.start("--ncs")
+    command.until(lambda: command.get("/readyz").status == 200)
+    assert "the workflow store /nowhere is not a folder" in command.log

@@ -31,7 +31,7 @@ def test_installation_that_will_work(store, tmp_path):
     result = ask(config, store)
     assert result.returncode == 0, result.stdout
     assert "✓ echo.mar: will work" in result.stdout
-    assert "1 models, 0 problems" in result.stdout
+    assert "1 model, 0 problems" in result.stdout
 
 
 def test_what_will_not_work_is_told_and_the_exit_status_says_so(store, tmp_path):

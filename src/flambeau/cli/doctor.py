@@ -51,6 +51,7 @@ def examine() -> Iterator[Finding]:
     yield Finding("ok", "flambeau", f"{__version__} on Python {platform.python_version()}, {platform.system()}")
     yield Finding("ok", "cores", str(count_cores()))
     yield Finding("ok", "GPUs", str(count_gpus()))
+    yield from strangers()
     yield event_loop()
     yield shared_memory()
     yield temporary_folder()
@@ -72,7 +73,8 @@ def examine_installation(config: Path, store: Path) -> Iterator[Finding]:
         for finding in look_at(path, installs=server.install_dependencies):
             num_problems += finding.level == "problem"
             yield finding
-    yield Finding("note" if num_problems else "ok", str(store), f"{len(paths)} models, {num_problems} problems")
+    text = f"{len(paths)} model{'s' * (len(paths) != 1)}, {num_problems} problem{'s' * (num_problems != 1)}"
+    yield Finding("note" if num_problems else "ok", str(store), text)
 
 
 def is_model(path: Path) -> bool:
@@ -80,6 +82,17 @@ def is_model(path: Path) -> bool:
     if path.name.startswith("."):
         return False
     return path.is_dir() or path.name.endswith((".mar", ".model", ".tar.gz"))
+
+
+def strangers() -> Iterator[Finding]:
+    """TorchServe's own packages, which own the same files as ours."""
+    for name in ("torchserve", "torch-model-archiver", "torch-workflow-archiver"):
+        try:
+            found = version_of(name)
+        except PackageNotFoundError:
+            continue
+        remedy = f"pip uninstall {name}, then pip install --force-reinstall --no-deps flambeau"
+        yield Finding("problem", name, f"{found} is installed too, and owns the same files: {remedy}")
 
 
 def event_loop() -> Finding:

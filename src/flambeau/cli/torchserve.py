@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from flambeau import __version__
+from flambeau import TORCHSERVE_VERSION, __version__
 from flambeau.cli.pid_file import SIGN, VARIABLE, PidFile, command_of
 from flambeau.cli.torchserve_flags import missing, missing_folders, parser
 from flambeau.config.properties import read_file
@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace, words: list[str]) -> int:
     pid_file = PidFile(arguments.pid_file)
     pid = pid_file.read()
     if arguments.version:
-        print(f"TorchServe Version is {__version__}")
+        print(f"TorchServe Version is {TORCHSERVE_VERSION}")
+        print(f"Flambeau {__version__}")
         return 0
     if arguments.stop:
         return stop(pid, pid_file, wait=arguments.foreground)

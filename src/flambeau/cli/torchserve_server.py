@@ -105,6 +105,7 @@ def described(properties: Properties, file: Path | None) -> list[str]:
         "Inference address": server.inference,
         "Management address": server.management,
         "Metrics address": server.metrics or "N/A",
+        "gRPC addresses": f"{server.grpc.inference or 'N/A'}, {server.grpc.management or 'N/A'}",
         "Model Store": server.model_store or "N/A",
         "Workflow Store": server.workflow_store or server.model_store or "N/A",
         "Initial Models": "from the snapshot" if properties.model_snapshot else properties.load_models or "N/A",
@@ -132,12 +133,15 @@ class Startup(serve.Life):
     async def prepare(self, server: Server) -> None:
         """Register the models; one that cannot be is named and skipped."""
         store = server.config.model_store or Path()
+        is_named = (self._properties.load_models or "").lower() != "all"
         for wanted in await asyncio.to_thread(wanted_models, self._properties, store):
             logger.info("Loading initial models: %s", wanted.url)
             try:
                 self._models.append(await register(server, wanted, store))
             except (FlambeauError, OSError) as error:
                 logger.error("Failed to load model: %s: %s", wanted.url, error)
+                if is_named:
+                    server.could_not_start_with(wanted.name or wanted.url, str(error))
             except Exception:  # whatever is wrong with one model, the others are served
                 logger.exception("Failed to load model: %s", wanted.url)
 

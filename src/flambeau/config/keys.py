@@ -47,6 +47,7 @@ KEYS = {
     "service_envelope": Key("service_envelope", kinds.text),
     "decode_input_request": Key("decode_input_request", kinds.switch),
     "limit_max_image_pixels": Key("limit_max_image_pixels", kinds.switch),
+    "weights_only": Key("weights_only", kinds.switch),
     "max_request_size": Key("max_request_bytes", _size),
     "max_response_size": Key("max_response_bytes", _size),
     "install_py_dep_per_model": Key("install_dependencies", kinds.switch),
@@ -114,6 +115,7 @@ WITHOUT_EFFECT = {
     "ipex_enable": "handlers choose their own backend",
     "ipex_gpu_enable": "handlers choose their own backend",
     "model_server_home": "the server needs no home folder",
+    "metrics_format": "Prometheus' format is the only one",
 }
 
 WRITTEN_BY_THE_SERVER = ("version", "python", "tsConfigFile")  # found in snapshots

@@ -81,6 +81,8 @@ def to_properties(
             logger.warning("%s is not a known key%s", key, f"; did you mean {near}?" if near else "")
     if not switch("enable_metrics_api", given.get("enable_metrics_api", "true")):
         server = replace(server, metrics=None)
+    if any(key.startswith("grpc_") for key in given):  # asked for by name
+        server = put(server, "grpc.is_optional", False)
     if server.keys.is_on is False:  # switched off by name: existing containers do so, and mean it
         server = replace(server, allow_unprotected=True)
     if protocol := environment.get("TS_OPEN_INFERENCE_PROTOCOL"):

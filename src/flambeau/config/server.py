@@ -74,7 +74,9 @@ class GrpcConfig:
 
     inference: Address | None = None
     management: Address | None = None
-    is_optional: bool = False  # nobody asked for them by name: where grpcio is not installed they stay closed
+    is_optional: bool = field(
+        default=False, compare=False
+    )  # nobody asked for them by name: where grpcio is not installed they stay closed
     is_tls: bool = False
     inference_max_age_s: float | None = None
     inference_max_age_grace_s: float | None = None
@@ -147,6 +149,7 @@ class ServerConfig:
     service_envelope: str = ""  # around every handler, unless its model names another
     decode_input_request: bool = True
     limit_max_image_pixels: bool = True
+    weights_only: bool = True  # files of weights run no code; a model's own setting beats it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
     error_details: bool | None = None  # None: only where every bind is a loopback one

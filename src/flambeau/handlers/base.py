@@ -19,6 +19,7 @@ from flambeau.handlers.loading.device import choose_device, dtype_named, prepare
 from flambeau.handlers.loading.formats import SUPPORTED, WEIGHTS, Format, recognise
 from flambeau.handlers.loading.programs import load_whole
 from flambeau.handlers.loading.weights import load_eager
+from flambeau.handlers.options import read_weights_only
 from flambeau.handlers.tensors import client_faults, floating_dtype_of, is_about_dtype, to_rows, to_tensor
 from flambeau.handlers.timing import timed
 
@@ -89,7 +90,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
 
     @property
     def _weights_only(self) -> bool:
-        return bool(self.model_yaml_config.get("weights_only", True))
+        return read_weights_only(self.model_yaml_config)
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         assert self.device is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,11 @@ def read_number(options: Mapping[str, Any], name: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise HandlerError(f"handler: {name} must be a number, not {value!r}")
     return value
+
+
+def read_weights_only(options: Mapping[str, Any]) -> bool:
+    """Whether files of weights may run no code: the model's own setting, else the server's, else so."""
+    return read_flag(options, "weights_only", os.environ.get("FLAMBEAU_WEIGHTS_ONLY", "true") != "false")
 
 
 def read_flag(options: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -16,9 +16,10 @@ from flambeau.archive.folders import manifest_of
 from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BrokenArchive, FlambeauError
-from flambeau.migrating.finding import Finding
+from flambeau.migrating.finding import Finding, Level
 from flambeau.migrating.imports import PACKAGES, Import, imports_of, is_there, missing_name, own_modules
 from flambeau.migrating.warnings import warnings_of
+from flambeau.migrating.weights import names_in_weights
 
 READ_SUFFIXES = (".py", ".yaml", ".yml", ".txt", ".json")
 READ_BYTES = 1 << 20
@@ -42,7 +43,7 @@ def look_at(path: Path, *, installs: bool) -> Iterator[Finding]:
     except FlambeauError as error:
         yield Finding("problem", path.name, str(error))
         return
-    findings = [*examine(contents, installs=installs)]
+    findings = [*examine(contents, installs=installs), *look_at_weights(path, contents)]
     if all(finding.level == "ok" for finding in findings):
         named = contents.manifest.handler if contents.manifest else ""
         yield Finding("ok", path.name, f"will work ({named})" if named else "will work")
@@ -87,8 +88,10 @@ def examine(contents: Contents, *, installs: bool) -> Iterator[Finding]:
     else:
         yield from look_at_manifest(manifest, contents.names)
         yield from look_at_options(manifest, contents.files)
+        yield from look_at_needs(manifest)
     wanted = requirements_of(contents)
     yield from look_at_requirements(wanted, installs=installs)
+    wanted = wanted if installs else frozenset()
     for name, content in sorted(contents.files.items()):
         if name.endswith(".py"):
             yield from look_at_code(name, content, own_modules(contents.files), wanted)
@@ -110,6 +113,46 @@ def look_at_manifest(manifest: Manifest, names: frozenset[str]) -> Iterator[Find
     for named in (manifest.serialized_file, manifest.model_file, manifest.config_file, manifest.requirements_file):
         if named and named not in names:
             yield Finding("problem", "manifest", f"it names {named}, which is not in the archive")
+
+
+NEEDS = {  # what the handlers that come with the server import
+    "base_handler": ("torch",),
+    "image_classifier": ("torch", "torchvision", "PIL"),
+    "image_segmenter": ("torch", "torchvision", "PIL"),
+    "object_detector": ("torch", "torchvision", "PIL"),
+    "vision_handler": ("torch", "torchvision", "PIL"),
+    "text_classifier": ("torch",),
+    "text_handler": ("torch",),
+    "onnx": ("onnxruntime",),
+    "sentence_embedder": ("tokenizers",),
+    "dali_image_classifier": ("nvidia", "torch"),
+}
+
+
+def look_at_needs(manifest: Manifest) -> Iterator[Finding]:
+    """Whether a handler that comes with the server finds its libraries."""
+    for package in NEEDS.get(manifest.handler, ()):
+        if not is_there(package):
+            name = "nvidia-dali-cuda120" if package == "nvidia" else PACKAGES.get(package, package)
+            yield Finding("problem", "handler", f"{manifest.handler} needs {package}: pip install {name}")
+
+
+def look_at_weights(path: Path, contents: Contents) -> Iterator[Finding]:
+    """Whether weights hold more than weights, which are then loaded only when somebody says so."""
+    manifest = contents.manifest
+    if (
+        manifest is None
+        or not manifest.serialized_file
+        or b"weights_only: false" in contents.files.get(manifest.config_file or "", b"")
+    ):
+        return
+    if names := names_in_weights(path, manifest.serialized_file):
+        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        remedy = "put weights_only: false into its model-config, or weights_only=false into config.properties"
+        level: Level = "problem" if manifest.handler in BUILT_IN else "note"
+        yield Finding(
+            level, manifest.serialized_file, f"it holds more than weights ({shown}); if you trust it, {remedy}"
+        )
 
 
 def is_built_in_path(handler: str) -> bool:
@@ -139,14 +182,29 @@ def requirements_of(contents: Contents) -> frozenset[str]:
     """The packages a model's requirements name, in lower case."""
     named = contents.manifest.requirements_file if contents.manifest else None
     lines = contents.files.get(named or "", b"").decode("utf-8", "replace").splitlines()
-    names = (re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", line) for line in lines)
-    return frozenset(match.group(1).lower().replace("_", "-") for match in names if match)
+    return frozenset(name for line in lines if (name := requirement_name(line)))
+
+
+def requirement_name(line: str) -> str | None:
+    """The package that a line of requirements names: by its name, a file, or a place that says what it is."""
+    line = line.strip()
+    if not line or line.startswith(("#", "-")):
+        return None
+    if egg := re.search(r"#egg=([\w.-]+)", line):
+        name = egg[1]
+    elif " @ " not in line and (file := re.search(r"([\w.]+?)-\d[^/\\]*\.(?:whl|tar\.gz|zip)\b", line)):
+        name = file[1]
+    elif plain := re.match(r"[A-Za-z0-9][\w.-]*(?![\w+:/])", line):
+        name = plain[0]
+    else:
+        return None
+    return name.lower().replace("_", "-")
 
 
 def look_at_requirements(wanted: frozenset[str], *, installs: bool) -> Iterator[Finding]:
     """Whether what a model wants installed will be."""
     if wanted and not installs:
-        text = "set install_py_dep_per_model=true, or useVenv: true in its model-config"
+        text = "set install_py_dep_per_model=true in config.properties"
         yield Finding("note", "requirements", f"{', '.join(sorted(wanted))} will not be installed: {text}")
 
 
@@ -169,7 +227,10 @@ def lacks(one: Import, own: set[str], wanted: frozenset[str]) -> str | None:
         return None
     if top in COMPATIBLE:
         missing = missing_name(one.module, one.name, HOME)
-        return f"it imports {missing}, which is not part of the compatible interface" if missing else None
+        if missing:
+            return f"it imports {missing}, which is not part of the compatible interface"
+        absent = [need for need in NEEDS.get(one.module.rpartition(".")[2], ()) if not is_there(need)]
+        return f"it imports {one.module}, which needs {', '.join(absent)}: pip install it" if absent else None
     package = PACKAGES.get(top, top.replace("_", "-")).lower()
     if is_there(top) or any(name == package or name.startswith(f"{package}-") for name in wanted):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +19,44 @@ def look_at_config(path: Path, store: Path) -> tuple[list[Finding], ServerConfig
     """What is to be said about a configuration, and the settings it stands for."""
     try:
         given = read_file(path)
-        with warnings_of("flambeau.config") as said:
-            properties = to_properties(given, TORCHSERVE)
     except ConfigError as error:
         return [Finding("problem", path.name, str(error))], TORCHSERVE
-    findings = [Finding("note", path.name, text) for text in said]
+    wrong = {key: text for key, value in given.items() if (text := what_is_wrong(key, value))}
+    with warnings_of("flambeau.config") as said:
+        properties = to_properties({key: value for key, value in given.items() if key not in wrong}, TORCHSERVE)
+    findings = [Finding("problem", path.name, text) for text in wrong.values()]
+    findings += [Finding("note", path.name, text) for text in said]
+    findings += [*missing_files(path.name, properties.server)]
     findings += [Finding("note", path.name, f"{k}: {WITHOUT_EFFECT[k]}") for k in given if k in WITHOUT_EFFECT]
     findings += [*differences(path.name, properties), *missing_models(path.name, properties, store)]
     return findings or [Finding("ok", path.name, f"{len(given)} settings, all understood")], properties.server
+
+
+def what_is_wrong(key: str, value: str) -> str:
+    """Why a server would not start with this value; nothing if it would."""
+    try:
+        with warnings_of("flambeau.config"):
+            to_properties({key: value}, TORCHSERVE)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def missing_files(name: str, server: ServerConfig) -> Iterator[Finding]:
+    """Files and folders that the configuration names and that are not there."""
+    tls = server.tls
+    for key, path in (
+        ("metrics_config", server.measure.file),
+        ("certificate_file", tls.certificate_file),
+        ("private_key_file", tls.private_key_file),
+        ("keystore", tls.keystore),
+    ):
+        if path is not None and not path.is_file():
+            yield Finding("problem", name, f"{key}: there is no file {path}")
+    if tls.keystore is not None and tls.keystore_type.upper() == "JKS":
+        yield Finding("problem", name, "keystore_type JKS cannot be read: keytool -importkeystore makes a PKCS12 of it")
+    if server.workflow_store is not None and not server.workflow_store.is_dir():
+        yield Finding("note", name, f"workflow_store: {server.workflow_store} is not a folder, so it has no workflows")
 
 
 def differences(name: str, properties: Properties) -> Iterator[Finding]:
@@ -37,6 +68,10 @@ def differences(name: str, properties: Properties) -> Iterator[Finding]:
         yield Finding(
             "note", name, "no keys are needed on this loopback address; disable_token_authorization=false asks"
         )
+    if not server.model_api:
+        yield Finding("note", name, "models are registered at start only; enable_model_api=true opens the calls for it")
+    if importlib.util.find_spec("grpc") is None:
+        yield Finding("note", name, "gRPC clients will find nobody: pip install 'flambeau[grpc]'")
     if not server.allowed_urls:
         yield Finding("note", name, "models cannot be fetched from URLs until allowed_urls names which")
     if "default_workers_per_model" not in properties.given:

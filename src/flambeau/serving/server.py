@@ -54,13 +54,14 @@ class Server:
         self.measures = Measures(config.measure, self.logs)
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
-        self.workflows = Workflows(self, Store(config.workflow_store or config.model_store, fetcher))
+        self.workflows = Workflows(self, Store(workflow_store_of(config), fetcher))
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
         self._dependencies = Dependencies(
             install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
         )
         self.segments: SegmentPool | None = None
         self.is_draining = False
+        self.missing: dict[str, str] = {}  # models named at start that could not be registered, and why
         self.has_started = False  # the models named at start have loaded or failed
         self.on_change: Callable[[], None] = lambda: None  # models, versions or worker numbers were changed by a call
         self._is_late = False  # draining took longer than it may
@@ -152,6 +153,7 @@ class Server:
                 await self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
             )
             self.registry.add(model)
+            self.missing.pop(model.name, None)
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
             raise
@@ -242,7 +244,11 @@ class Server:
     @property
     def is_ready(self) -> bool:
         """Whether every model that should have workers can answer now."""
-        return self.has_started and not self.is_draining and not self.not_ready()
+        return self.has_started and not self.is_draining and not self.not_ready() and not self.missing
+
+    def could_not_start_with(self, name: str, reason: str) -> None:
+        """Take note that a model named at start could not be registered: the server is not ready without it."""
+        self.missing[name] = reason
 
     def not_ready(self) -> list[Model]:
         """The models that should be able to answer and are not."""
@@ -290,3 +296,12 @@ class Server:
 
     def _describe_probe(self) -> Shared | None:
         return self._probe.describe(1) if self._probe is not None else None
+
+
+def workflow_store_of(config: ServerConfig) -> Path | None:
+    """Where workflows come from; a folder that is not there has none, which is no reason not to start."""
+    store = config.workflow_store or config.model_store
+    if config.workflow_store is not None and not config.workflow_store.is_dir():
+        logger.warning("the workflow store %s is not a folder: no workflow can be registered from it", store)
+        return None
+    return store

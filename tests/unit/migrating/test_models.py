@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import tarfile
 import zipfile
 
 import pytest
 
-from flambeau.migrating.models import look_at
+from flambeau.migrating.models import look_at, requirement_name
 
 HANDLER = "from ts.torch_handler.base_handler import BaseHandler\n\n\nclass Mine(BaseHandler):\n    pass\n"
 
@@ -104,3 +105,56 @@ def test_tar_and_folder_are_read_too(tmp_path):
         archive.add(folder, "m")
     assert said(folder) == [("ok", "m: will work (handler.py)")]
     assert said(tmp_path / "m.tar.gz") == [("ok", "m.tar.gz: will work (handler.py)")]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("numpy", "numpy"),
+        ("  Some_Package[extra]>=1 ; python_version > '3'", "some-package"),
+        ("./tinylib-1.0-py3-none-any.whl", "tinylib"),
+        ("wheels/my_lib-2.1.tar.gz", "my-lib"),
+        ("lib @ https://host/lib-1.0.zip", "lib"),
+        ("git+https://host/x.git#egg=their-lib", "their-lib"),
+        ("git+https://host/x.git", None),
+        ("-r more.txt", None),
+        ("--find-links wheels", None),
+        ("# numpy", None),
+        ("", None),
+    ],
+)
+def test_names_in_requirements(line, name):
+    assert requirement_name(line) == name
+
+
+def test_import_that_would_not_be_installed_is_a_problem(pack):
+    files = {"handler.py": "import nowhere_at_all\n", "r.txt": "nowhere-at-all"}
+    path = pack(files=files, model={"requirementsFile": "r.txt"})
+    assert [level for level, _ in said(path)] == ["note", "problem"]
+
+
+@pytest.mark.parametrize(("content", "levels"), [("whole", ["problem"]), ("state", ["ok"]), ("checkpoint", ["problem"])])
+def test_weights_that_hold_more_than_weights_are_named(tmp_path, content, levels):
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "m"
+    (folder / "MAR-INF").mkdir(parents=True)
+    net = torch.nn.Linear(2, 2)
+    things = {
+        "whole": net,
+        "state": net.state_dict(),
+        "checkpoint": {"state_dict": net.state_dict(), "args": argparse.Namespace(lr=1)},
+    }
+    torch.save(things[content], folder / "net.pt")
+    model = {"modelName": "m", "handler": "base_handler", "serializedFile": "net.pt"}
+    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
+    findings = said(folder)
+    assert [level for level, _ in findings] == levels
+    if levels == ["problem"]:
+        assert "weights_only: false" in findings[0][1]
+
+
+def test_libraries_of_a_handler_that_comes_with_the_server_are_looked_for(pack, monkeypatch):
+    monkeypatch.setattr("flambeau.migrating.models.is_there", lambda name: name != "torchvision")
+    assert said(pack(handler="image_classifier")) == [
+        ("problem", "m.mar: handler: image_classifier needs torchvision: pip install torchvision")
+    ]

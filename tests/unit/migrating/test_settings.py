@@ -30,6 +30,11 @@ def said(tmp_path):
         ("inference_address=http://0.0.0.0:8080", "note", "calls need a key from key_file.json"),
         ("", "note", "no keys are needed on this loopback address"),
         ("", "note", "until allowed_urls names which"),
+        ("", "note", "enable_model_api=true"),
+        ("metrics_config=/nowhere.yaml", "problem", "there is no file /nowhere.yaml"),
+        ("keystore=/nowhere.p12\nkeystore_type=JKS", "problem", "JKS cannot be read"),
+        ("workflow_store=/nowhere", "note", "/nowhere is not a folder"),
+        ("job_queue_size=many\nmax_request_size=huge", "problem", "max_request_size"),
     ],
 )
 def test_what_needs_attention_is_named(said, text, level, words):
@@ -41,8 +46,11 @@ def test_urls_and_all_are_not_looked_for_in_the_store(said):
 
 
 def test_settings_that_mean_the_same_are_fine(said):
-    text = "disable_token_authorization=true\nallowed_urls=https://h/.*\ndefault_workers_per_model=2"
-    assert said(text) == [("ok", "3 settings, all understood")]
+    text = (
+        "disable_token_authorization=true\nallowed_urls=https://h/.*\ndefault_workers_per_model=2\n"
+        "enable_model_api=true"
+    )
+    assert said(text) == [("ok", "4 settings, all understood")]
 
 
 def test_file_that_is_not_there(tmp_path):

@@ -111,9 +111,11 @@ def nothing_here(exchange: Exchange, segments: list[str]) -> None:
 
 def not_found(exchange: Exchange) -> None:
     """Answer that there is nothing at this path."""
-    exchange.respond(404, problem(404, "ResourceNotFoundException", NOT_FOUND), (JSON_TYPE,))
+    is_v2 = exchange.path.startswith("/v2/")
+    exchange.respond(404, problem(404, "ResourceNotFoundException", NOT_FOUND, is_v2=is_v2), (JSON_TYPE,))
 
 
 def not_allowed(exchange: Exchange) -> None:
     """Answer that this path does not take this method."""
-    exchange.respond(405, problem(405, "MethodNotAllowedException", NOT_ALLOWED), (JSON_TYPE,))
+    is_v2 = exchange.path.startswith("/v2/")
+    exchange.respond(405, problem(405, "MethodNotAllowedException", NOT_ALLOWED, is_v2=is_v2), (JSON_TYPE,))

@@ -39,6 +39,7 @@ def waiting_for(server: Server) -> dict[str, Any]:
     if server.config.needs_keys and not details:
         return {}  # the probes ask for no key, so they tell nothing that is behind one
     models = [why_not_ready(model, details=details) for model in server.not_ready()]
+    models += [{"modelName": name, "status": "missing", "reason": why} for name, why in server.missing.items()]
     return {"models": models} if models else {}
 
 

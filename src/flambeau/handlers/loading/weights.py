@@ -138,7 +138,7 @@ def read_pickle(path: Path, device: torch.device, weights_only: bool) -> Any:
             raise HandlerError(
                 f"{path.name} holds more than weights: {_what_is_refused(error)}. Reading it would run code from the "
                 "file. Save torch.save(model.state_dict(), …) instead, or, if you trust the file, put "
-                "`weights_only: false` into its model-config.yaml"
+                "`weights_only: false` into its model-config.yaml, or weights_only=false into config.properties"
             ) from None
         raise HandlerError(f"{path.name} looks like a file of torch.save, but could not be loaded: {error}") from error
 

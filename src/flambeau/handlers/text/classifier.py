@@ -14,7 +14,7 @@ from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.explaining import attribute_to_words, layer_integrated_gradients, with_gradients
 from flambeau.handlers.labels import map_class_to_label
-from flambeau.handlers.options import handler_options, read_count, read_flag
+from flambeau.handlers.options import handler_options, read_count, read_weights_only
 from flambeau.handlers.requests import target_of, value_of
 from flambeau.handlers.text.cleaning import expand_contractions, remove_accents, remove_html_tags, remove_punctuation
 from flambeau.handlers.text.tokens import get_tokenizer, ngrams_iterator
@@ -48,7 +48,7 @@ class TextHandler(BaseHandler, abc.ABC):
         super().initialize(context)
         options = {**context.model_yaml_config, **handler_options(context.model_yaml_config)}
         path = Path(self.get_source_vocab_path(context))
-        self.source_vocab = load_vocabulary(path, weights_only=read_flag(options, "weights_only", True))
+        self.source_vocab = load_vocabulary(path, weights_only=read_weights_only(options))
 
     @cached_property
     def lig(self) -> Any:

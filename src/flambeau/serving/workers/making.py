@@ -116,6 +116,8 @@ class WorkerMaker:
         environment = environment_for(
             load, threads=threads, hidden=server.hidden_env, sequence_headers=server.sequence_headers
         )
+        if not server.weights_only:
+            environment["FLAMBEAU_WEIGHTS_ONLY"] = "false"
         return WorkerSpec(
             id=slot.id,
             load=load,
