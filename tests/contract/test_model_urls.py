@@ -272,3 +272,20 @@ def test_model_from_a_url_is_there_again_after_a_restart(store, web, tmp_path):
 def test_pattern_that_is_no_expression_stops_the_start(configured, store):
     with pytest.raises(AssertionError, match="allowed_urls holds"):
         configured(model_store=store, allowed_urls=["("])
+
+
+def test_signature_of_a_url_is_told_to_nobody(configured, store, web, tmp_path):
+    server = configured(
+        model_store=store, allowed_urls=[rf"{web.url}/.*"], allow_private_urls=True, log_folder=tmp_path / "logs"
+    )
+    signed = "/echo.mar?X-Amz-Expires=60&X-Amz-Signature=s3cret"
+    web.files[signed] = web.files["/echo.mar"]
+    url = web.url + signed
+    assert server.manage("POST", f"/models?url={quote(url, safe='')}").status == 200
+    told = url.replace("s3cret", "***")
+    assert server.describe("echo")["modelUrl"] == told
+    assert server.manage("GET", "/models").json["models"] == [{"modelName": "echo", "modelUrl": told}]
+    server.stop()
+    assert "X-Amz-Signature%3D***" in (tmp_path / "logs" / "access_log.log").read_text()
+    for log in (tmp_path / "logs").iterdir():
+        assert "s3cret" not in log.read_text(), log

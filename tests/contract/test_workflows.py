@@ -344,3 +344,17 @@ def run_all(running):
             yield name, reply.headers["content-type"], without_cause(reply)
     for _ in range(2):
         yield without_cause(running.manage("DELETE", "/workflows/join", timeout=120))
+
+
+def test_options_describes_and_runs_nothing(place, server):
+    flow(place, "once", {"begin": []})
+    running = server()
+    assert running.register_workflow("once.war").status == 200, running.log
+    reply = running.request("OPTIONS", "/wfpredict/once", b"x")
+    assert reply.json["info"]["title"] == "RESTful API for: once"
+    assert running.request("OPTIONS", "/wfpredict/nobody").status == 404
+    assert (running.request("OPTIONS", "/v2/repository/index").status, predict(running, "once").text) == (
+        200,
+        "begin(x)",
+    )
+    assert running.request("OPTIONS", "/v2/repository/index").body == b""

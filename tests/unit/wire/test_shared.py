@@ -29,6 +29,20 @@ def test_segments_are_reused_by_size():
     pool.close()
 
 
+def test_pool_opens_only_so_many_files():
+    pool = SegmentPool(max_open=2)
+    first, second = pool.take(1), pool.take(1)
+    with pytest.raises(OSError, match="in shared memory already"):
+        pool.take(1)
+    pool.give_back(second)
+    large = pool.take(SMALLEST + 1)  # in place of the one that is free
+    assert pool.num_open == 2
+    pool.give_back(first)
+    pool.give_back(large)
+    pool.close()
+    assert pool.num_open == 0
+
+
 def test_pool_keeps_only_so_much():
     pool = SegmentPool()
     segments = [pool.take(KEPT_BYTES // 2) for _ in range(4)]

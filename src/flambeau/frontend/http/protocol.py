@@ -171,7 +171,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._filled = 0  # bytes of the body that lie in the segment
         self._content: bytes | bytearray = b""  # … or are gathered here
         self._size = 0  # as many of them
-        self._fed = self._head_bytes = 0
+        self._fed = -1  # bytes of this message after the read in which it began
+        self._seen = 0  # how large it was after the last read
+        self._head_bytes = 0  # … and how many bytes have come since without any of it
         self._peer = ""  # who the client is, once the log has asked
         self.unfinished_bytes = 0  # of a large body, as its listener counts them
         self._reset()
@@ -327,16 +329,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _parse(self, data: memoryview) -> None:
         try:
-            for _ in range(MAX_UPGRADES):
-                try:
-                    self._parser.feed_data(data)
-                    break
-                except httptools.HttpParserUpgrade as upgrade:
-                    head = self._head_without_upgrade()
-                    self._parser = httptools.HttpRequestParser(self)
-                    data = memoryview(head + data[upgrade.args[0] :])
-            else:
-                self._refuse(partial(self.listener.app.malformed, reason="too many wishes for another protocol"))
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._parse_without_upgrade(data, upgrade.args[0])
         except httptools.HttpParserCallbackError:
             logger.exception("a request could not be handled; its connection is closed")
             self.abort()
@@ -346,10 +342,22 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._reading and not self._discarding:
             self._limit_overhead(len(data))
 
+    def _parse_without_upgrade(self, data: memoryview, end_of_head: int) -> None:
+        for _ in range(MAX_UPGRADES):
+            head = self._head_without_upgrade()
+            self._parser = httptools.HttpRequestParser(self)
+            data = memoryview(head + data[end_of_head:])
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                end_of_head = upgrade.args[0]
+        self._refuse(partial(self.listener.app.malformed, reason="too many wishes for another protocol"))
+
     def _limit_overhead(self, size: int) -> None:
         """Refuse a request that goes on and on without a body: the parser would gather all of it."""
         if self._fed < 0:  # it began within these bytes; how much of them is its own nobody knows
-            self._fed, self._seen = 0, self._size
+            self._fed, self._seen, self._head_bytes = 0, self._size, 0
             return
         self._fed += size
         self._head_bytes = self._head_bytes + size if self._size == self._seen else 0
@@ -533,9 +541,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._keeps_alive = True
         self._upgrades = False
         self._headers: list[Header] = []
-        self._fed = -1  # bytes of this message after the read in which it began
-        self._seen = 0  # how large the body was after the last read
-        self._head_bytes = 0  # … and how many bytes have come since without any of it
+        self._fed = -1
         self._content_length = 0
         self._request_id = ""
         self._priority = None
