@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import zipfile  # noqa: F401  (TorchServe's tests patch `zipfile.ZipFile` by way of this module)
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from zipfile import ZipFile  # as it is now: TorchServe's tests put another one in its place
 
 from flambeau.archive.manifest import MANIFEST
 
@@ -40,7 +41,7 @@ def write_zip(
     """Zip the files and the manifest."""
     method = zipfile.ZIP_DEFLATED if is_deflated else zipfile.ZIP_STORED
     # Files older than 1980 do not fit a zip's clock; they get its first day.
-    with zipfile.ZipFile(file, "w", method, strict_timestamps=False) as archive:
+    with ZipFile(file, "w", method, strict_timestamps=False) as archive:
         archive.writestr(manifest_name, manifest)
         for name, source in sources.items():
             archive.write(source, name)

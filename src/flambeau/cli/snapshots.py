@@ -31,6 +31,10 @@ class SnapshotWriter:
         """Take note of the models as they are now; they are written when their turn comes."""
         self._wishes.put_nowait((kind, to_documents(self._server.registry)))
 
+    async def written(self) -> None:
+        """Return when everything asked for so far is on the disk."""
+        await self._wishes.join()
+
     async def close(self) -> None:
         """Return when everything is written."""
         self._wishes.put_nowait(None)
@@ -43,6 +47,8 @@ class SnapshotWriter:
                 await asyncio.to_thread(self._write, kind, models)
             except OSError as error:
                 logger.warning("no snapshot was written to %s: %s", self._folder, error.strerror or error)
+            finally:
+                self._wishes.task_done()
 
     def _write(self, kind: Kind, models: dict[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -150,6 +150,7 @@ class Startup(serve.Life):
         if folder := server.config.snapshot_folder:
             writer = self._snapshots = SnapshotWriter(folder, self._properties.given, server)
             writer.save("startup")
+            await writer.written()  # scripts look for it when they have read the words below
             server.on_change = lambda: writer.save("snapshot")
         say("Model server started.")
         await asyncio.gather(*map(wait_for_workers, self._models))

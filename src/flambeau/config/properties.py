@@ -81,6 +81,8 @@ def to_properties(
             logger.warning("%s is not a known key%s", key, f"; did you mean {near}?" if near else "")
     if not switch("enable_metrics_api", given.get("enable_metrics_api", "true")):
         server = replace(server, metrics=None)
+    if "token_expiration_min" in given and server.keys.is_on is None:  # keys that expire are keys that are asked for
+        server = put(server, "keys.is_on", True)
     if any(key.startswith("grpc_") for key in given):  # asked for by name
         server = put(server, "grpc.is_optional", False)
     if server.keys.is_on is False:  # switched off by name: existing containers do so, and mean it

@@ -31,6 +31,7 @@ MAX_WAITING = 200_000  # entries; what comes while so many wait is dropped and c
 GATHER_S = 0.005  # between two writes: what comes meanwhile is written together
 GATHER_MANY_S = 0.05  # … where much comes: each waking of this thread takes the interpreter from the server
 MANY = 50
+QUIET_S = 0.2  # fewer than MANY lines in this time: nothing is gathered
 AT_A_TIME = 500
 PATIENCE_S = 0.5  # how long a console may take nothing before lines are dropped
 PIPE_BYTES = 4096  # a pipe that is ready takes this much without blocking
@@ -117,6 +118,7 @@ class Logs:
     # ---- the writing thread ----
 
     def _run(self) -> None:
+        since, recent = 0.0, 0
         while True:
             self._wake.wait()
             self._wake.clear()
@@ -128,7 +130,11 @@ class Logs:
                 count = 0
             if is_last:
                 break
-            time.sleep(GATHER_MANY_S if count > MANY else GATHER_S)
+            if (now := time.monotonic()) - since > QUIET_S:
+                since, recent = now, 0
+            recent += count
+            if recent > MANY:  # a quiet server writes at once: who has an answer finds its lines
+                time.sleep(GATHER_MANY_S if count > MANY else GATHER_S)
 
     def _write_all(self) -> int:
         count = 0

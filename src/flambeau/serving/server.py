@@ -7,13 +7,14 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
-from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, WorkersFailed
+from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
 from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
 from flambeau.serving.host_watcher import HostWatcher
@@ -125,7 +126,7 @@ class Server:
         `workflow` are models too; those that are functions bring their `source` along.
         """
         if path:
-            source = await asyncio.to_thread(self.store.open_path, path, url)
+            source = await asyncio.to_thread(self.store.open_path, path, url, keep_broken=not at_startup)
         elif source is None:
             source = await self.store.open(url, signed=signed, reuse=at_startup)
         try:
@@ -154,6 +155,9 @@ class Server:
             )
             self.registry.add(model)
             self.missing.pop(model.name, None)
+        except ModelExists:  # a downloaded file stays, as with TorchServe: a second try finds the conflict again
+            await asyncio.to_thread(self.store.discard, replace(source, downloaded=None))
+            raise
         except BaseException:
             await asyncio.to_thread(self.store.discard, source)
             raise

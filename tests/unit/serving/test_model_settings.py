@@ -1,3 +1,5 @@
+"""The settings of a model: where they are read."""
+
 from __future__ import annotations
 
 import asyncio
@@ -10,7 +12,8 @@ from flambeau.archive.manifest import MANIFEST
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
-from flambeau.serving import server as module
+from flambeau.serving import registration
+from flambeau.serving.server import Server
 
 
 def test_a_models_yaml_is_read_in_a_thread(tmp_path, monkeypatch):
@@ -22,8 +25,8 @@ def test_a_models_yaml_is_read_in_a_thread(tmp_path, monkeypatch):
         readers.append(threading.current_thread())
         raise ConfigError("that is enough")
 
-    monkeypatch.setattr(module, "read_options", read_options)
+    monkeypatch.setattr(registration, "read_options", read_options)
     with pytest.raises(ConfigError, match="enough"):
-        asyncio.run(module.Server(ServerConfig()).register("m", path=tmp_path, config=ModelConfig()))
+        asyncio.run(Server(ServerConfig()).register("m", path=tmp_path, config=ModelConfig()))
     assert readers
     assert threading.main_thread() not in readers

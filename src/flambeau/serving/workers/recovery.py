@@ -21,6 +21,7 @@ class Death:
     out_of_memory: bool = False
     by_server: bool = False  # we ended it, for a reason
     spares_jobs: bool = False  # … that has nothing to do with its jobs
+    is_told: bool = False  # the model log has the traceback already
     while_loading: bool = False  # the model itself could not be loaded
     last_lines: tuple[str, ...] = ()
 

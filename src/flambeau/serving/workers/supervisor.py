@@ -190,7 +190,8 @@ class Supervisor:
                 self._on_change()
                 return
             delay = backoff_s(slot.failures)
-            logger.warning("worker %d of %s: %s", slot.id, self.name, death.cause)
+            if not death.is_told:
+                logger.warning("worker %d of %s: %s", slot.id, self.name, death.cause)
             logger.info("Retry worker: %d in %g seconds.", slot.id, delay, extra={"worker": slot.name})
             self._on_change()
             await asyncio.sleep(delay)
@@ -240,7 +241,7 @@ class Supervisor:
         worker = {"worker": slot.name}
         logger.info("%d Worker disconnected. %s", slot.id, slot.state, extra=worker)
         if death.while_loading:
-            logger.error("Backend worker error: %s", death.reason, extra=worker)
+            logger.error("Backend worker error", extra=worker)
             slot.change("WORKER_ERROR")
         slot.change("WORKER_STOPPED")
         if slot.is_recovering:

@@ -176,6 +176,7 @@ class WorkerProcess:
                 exit_code=code,
                 out_of_memory=self.load_failure.status == 507,
                 while_loading=True,
+                is_told=self._output.is_told,
                 last_lines=tuple(self.load_failure.detail.strip().splitlines()[-12:]) or lines,
             )
         if self._fate is not None:
