@@ -283,10 +283,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._filled = end
             return
         self._size += len(data)
+        if self._size > self.listener.limits.max_body_bytes:
+            self._refuse(self._too_large)
+            return
         if self._size > SMALL_BODY_BYTES and not self._content_length:  # nobody said how large it would be
-            if self._size > self.listener.limits.max_body_bytes:
-                self._refuse(self._too_large)
-                return
             if not self.unfinished_bytes and not self._is_admitted():
                 return
             self._count(len(data))
