@@ -289,13 +289,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._filled = end
             return
         self._size += len(data)
-        if self._size > SMALL_BODY_BYTES and not self._content_length:  # nobody said how large it would be
-            if self._size > self.listener.limits.max_body_bytes:
-                self._refuse(self._too_large)
-                return
-            if not self.unfinished_bytes and not self._is_admitted():
-                return
-            self._count(len(data))
+        if self._size > self.listener.limits.max_body_bytes:
+            self._refuse(self._too_large)
+            return
         if not self._content:
             self._content = data
         else:
@@ -341,6 +337,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._refuse(partial(self.listener.app.malformed, reason=str(error)))
         if self._reading and not self._discarding:
             self._limit_overhead(len(data))
+            if self._size > SMALL_BODY_BYTES and not self._content_length:  # nobody said how large it would be
+                self._take_unannounced(len(data))
 
     def _parse_without_upgrade(self, data: memoryview, end_of_head: int) -> None:
         for _ in range(MAX_UPGRADES):
@@ -366,6 +364,19 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._segment is None and (self._head_bytes > MAX_HEAD_BYTES or self._fed > allowed):
             where = "head" if self._in_head else "framing"
             self._refuse(partial(self.listener.app.malformed, reason=f"the {where} of the request is too long"))
+
+    def _take_unannounced(self, read_bytes: int) -> None:
+        """Go on with a chunked body: if its sender may send one, and after the others had their turn."""
+        if self._discarding or (not self.unfinished_bytes and not self._is_admitted()):
+            return
+        self._count(self._size - self.unfinished_bytes)
+        if read_bytes > SMALL_BODY_BYTES and self._transport is not None and not self._waiting:
+            self._transport.pause_reading()  # chunks of a byte or two take a while, and libuv reads 32 times in a row
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and len(self._waiting) < MAX_PIPELINED:
+            self._transport.resume_reading()
 
     def _is_admitted(self) -> bool:
         """Whether a body may be sent; if not, the client is told so now."""
