@@ -181,6 +181,7 @@ def test_snapshot_written_by_torchserve_is_restored(command):
     text = (
         "#Saving snapshot\n#Sun Nov 15 10:21:49 UTC 2026\nversion=0.12.0\nnumber_of_gpu=0\nload_models=none.mar\n"
         f"inference_address=http\\://127.0.0.1\\:{command.port}\npython=/usr/bin/python3\n"
+        f"metrics_address=http\\://127.0.0.1\\:{command.metrics_port}\ngrpc_inference_port=0\ngrpc_management_port=0\n"
         f"management_address=http\\://127.0.0.1\\:{command.management_port}\nmodel_snapshot={escaped}\n"
     )
     (command.folder / "20261115102149533-startup.cfg").write_text(text)
@@ -289,15 +290,15 @@ def test_our_own_command_refuses_a_public_bind_without_keys(command):
 
 def test_model_that_was_named_and_is_not_there_keeps_the_server_from_being_ready(command):
     command.start("--ncs", "--models", "gone.mar")
-    command.until(lambda: command.get("/startupz").status == 200)
-    reply = command.get("/readyz")
+    command.until(lambda: command.call("GET", "/startupz").status == 200)
+    reply = command.call("GET", "/readyz")
     assert reply.status == 503
     assert [(model["modelName"], model["status"]) for model in reply.json["models"]] == [("gone.mar", "missing")]
-    assert command.get("/ping").status == 200
+    assert command.call("GET", "/ping").status == 200
 
 
 def test_workflow_store_that_is_not_there_is_no_reason_not_to_start(command):
     command.configure("workflow_store=/nowhere")
     command.start("--ncs")
-    command.until(lambda: command.get("/readyz").status == 200)
+    command.until(lambda: command.call("GET", "/readyz").status == 200)
     assert "the workflow store /nowhere is not a folder" in command.log
