@@ -10,7 +10,7 @@ serve: install ## Serve the embedded example (or SERVE="path …") until Ctrl-C.
 	$(BIN)/flambeau serve $(SERVE)
 
 test: install check ## Everything CI runs.
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 check: install
 	$(BIN)/ruff format --check .

@@ -289,7 +289,7 @@ def test_our_own_command_refuses_a_public_bind_without_keys(command):
 
 
 def test_model_that_was_named_and_is_not_there_keeps_the_server_from_being_ready(command):
-    command.start("--ncs", "--models", "gone.mar")
+    command.started("--ncs", "--models", "gone.mar")
     command.until(lambda: command.call("GET", "/startupz").status == 200)
     reply = command.call("GET", "/readyz")
     assert reply.status == 503
@@ -299,6 +299,6 @@ def test_model_that_was_named_and_is_not_there_keeps_the_server_from_being_ready
 
 def test_workflow_store_that_is_not_there_is_no_reason_not_to_start(command):
     command.configure("workflow_store=/nowhere")
-    command.start("--ncs")
+    command.started("--ncs")
     command.until(lambda: command.call("GET", "/readyz").status == 200)
     assert "the workflow store /nowhere is not a folder" in command.log
