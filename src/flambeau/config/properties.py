@@ -106,11 +106,6 @@ def read_file(path: Path) -> dict[str, str]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def read_properties(path: Path, base: ServerConfig) -> Properties:
-    """Read a config.properties file."""
-    return to_properties(read_file(path), base)
-
-
 def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:
     """The property `models`: settings by model name and version."""
     if not text or not text.strip():

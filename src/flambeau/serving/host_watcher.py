@@ -21,6 +21,7 @@ FIRST_S = 0.3  # the processors' load needs a moment between two looks
 COMMAND_TIMEOUT_S = 60.0
 MAX_OUTPUT_BYTES = 1 << 20
 CHUNK_BYTES = 64 << 10
+REAP_S = 5.0
 
 
 class HostWatcher:
@@ -76,7 +77,7 @@ class HostWatcher:
         finally:
             with contextlib.suppress(OSError):  # with whatever it has started
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await _reap(process)
         if len(output) > MAX_OUTPUT_BYTES:
             raise ValueError(f"{words[0]} printed more than {MAX_OUTPUT_BYTES} bytes")
         return output.decode("utf-8", "replace").splitlines()
@@ -95,6 +96,16 @@ class HostWatcher:
         if len(output) <= MAX_OUTPUT_BYTES and (status := await process.wait()):
             raise OSError(f"the command ended with status {status}")
         return output
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    """Wait for a killed process: asyncio says it has ended only once its output has been read to the end."""
+    assert process.stdout is not None
+    with contextlib.suppress(TimeoutError):  # somebody who left the session may hold the pipe open
+        async with asyncio.timeout(REAP_S):
+            while await process.stdout.read(CHUNK_BYTES):
+                pass
+            await process.wait()
 
 
 def understand(lines: Sequence[str]) -> list[Reading]:

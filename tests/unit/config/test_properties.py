@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flambeau.config.keys import CORS, KEYS, WITHOUT_EFFECT, known_keys, variable_of
-from flambeau.config.properties import TORCHSERVE, gather, read_properties, to_properties
+from flambeau.config.properties import TORCHSERVE, gather, read_file, to_properties
 from flambeau.config.server import Address, GrpcConfig, KeysConfig, SequenceHeaders, ServerConfig, Tls, check_protection
 from flambeau.errors import ConfigError
 
@@ -25,7 +25,7 @@ def test_keys_become_settings(tmp_path):
         "inference_address=http://127.0.0.1:18080\nmanagement_address=http://0.0.0.0\nenable_metrics_api=false\n"
         "model_store=/models\njob_queue_size=1000\nmax_request_size=7\ndefault_workers_per_model=3\nload_models=a.mar\n"
     )
-    properties = read_properties(file, ServerConfig())
+    properties = to_properties(read_file(file), ServerConfig())
     config = properties.server
     assert config.inference == Address("127.0.0.1", 18080)
     assert config.management == Address("0.0.0.0", 8081)

@@ -44,21 +44,8 @@ def predict(server: Server, kind: Kind, details: bool, exchange: Exchange, segme
         not_found(exchange)
         return
     version = segments[2] if len(segments) > 2 else None
-    model = server.registry.find(segments[1], version)
-    if exchange.method == "OPTIONS":
-        respond_json(exchange, 200, describe.model_document(model.name))
-        return
-    reply = Prediction(exchange, model, details)
-    job = Job(
-        reply,
-        request_id=exchange.request_id,
-        headers=exchange.headers,
-        body=exchange.take_body(),
-        arrived=exchange.arrived,
-        kind=kind,
-        url_path="/".join(segments[3:]) if len(segments) > 3 else "",
-    )
-    submit(reply, job, version)
+    url_path = "/".join(segments[3:]) if len(segments) > 3 else ""
+    ask(server, details, exchange, segments[1], version, kind=kind, url_path=url_path)
 
 
 def invocations(
@@ -110,6 +97,21 @@ def legacy_predict(server: Server, details: bool, exchange: Exchange, segments: 
 
 def predict_with_query(server: Server, details: bool, exchange: Exchange, name: str, version: str | None) -> None:
     """Predict where the parameters of the URL are inputs too."""
+    ask(server, details, exchange, name, version, query=exchange.query)
+
+
+def ask(
+    server: Server,
+    details: bool,
+    exchange: Exchange,
+    name: str,
+    version: str | None,
+    *,
+    kind: Kind = "predict",
+    url_path: str = "",
+    query: str = "",
+) -> None:
+    """Give an exchange to a model as a job; OPTIONS describes the model instead."""
     model = server.registry.find(name, version)
     if exchange.method == "OPTIONS":
         respond_json(exchange, 200, describe.model_document(model.name))
@@ -121,7 +123,9 @@ def predict_with_query(server: Server, details: bool, exchange: Exchange, name: 
         headers=exchange.headers,
         body=exchange.take_body(),
         arrived=exchange.arrived,
-        query=exchange.query,
+        kind=kind,
+        url_path=url_path,
+        query=query,
     )
     submit(reply, job, version)
 
