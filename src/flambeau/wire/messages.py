@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Kind = Literal["predict", "explain", "describe"]
+Kind = Literal["predict", "explain", "describe", "generate"]
 # How a worker is given its jobs: in batches; one by one into a batch that goes on, call after call; in batches
 # whose jobs depend on what came before; or each by itself, beside others.
 Schedule = Literal["batches", "continuous", "sequences", "async"]
@@ -38,6 +38,7 @@ class Request(Struct, array_like=True, frozen=True):
     query: str = ""  # parameters of the URL that are inputs too
     envelope: str = ""  # around the handler for this call only; a model with an envelope of its own needs none
     fields: list[tuple[str, int]] | None = None  # names and sizes of what the body holds, one after another
+    state: list[bytes] = []  # what a worker that died had said of its state: the reply goes on from there
 
 
 class Load(Struct, array_like=True, tag=1, frozen=True):
@@ -85,6 +86,8 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     can_share_memory: bool = False
     depth: int = 1  # batches it works on at a time: more than one prepares the next while it computes the current
     is_continuous: bool = False  # what it holds is one batch, of which every call of the handler is a step
+    places: int = 0  # jobs it takes at a time; 0: as many as the model's configuration says
+    abilities: list[str] = []  # "generate", "chat", "embed": what front ends may ask for beside predictions
 
 
 class Part(Struct, array_like=True, tag=6, frozen=True):
@@ -97,6 +100,7 @@ class Part(Struct, array_like=True, tag=6, frozen=True):
     phrase: str = ""
     headers: list[tuple[str, str]] | None = None
     handler_s: float = 0.0  # how long the handler took; in the last part of one job of a batch
+    state: bytes = b""  # enough, with what came before, for another worker to go on after this part
 
 
 class Failed(Struct, array_like=True, tag=7, frozen=True):
