@@ -1,4 +1,3 @@
-# ruff: noqa: N803, N806  (names of tensors tell their shape)
 """A BERT encoder, and its weights by their Hugging Face names.
 
 Shapes: B texts, T tokens (the longest of the batch), D width of a token's vector, H heads, K = D / H.

@@ -1,4 +1,3 @@
-# ruff: noqa: N803  (names of tensors tell their shape)
 """The vectors of a text's tokens → one vector; for NumPy arrays and torch tensors alike.
 
 Shapes: B texts, T tokens, D width. Only what arrays and tensors have in common is used.
