@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -422,3 +424,13 @@ def test_a_network_with_other_parameters_is_filled_from_a_file_that_has_them(tmp
     assert loaded.model.layers[0].self_attn.qkv_proj.weight.dtype == torch.int8
     torch.testing.assert_close(logits_of(loaded), expected, atol=0.5, rtol=0.1)
     assert "not known" in refusal(tmp_path)
+
+
+def test_loading_imports_no_compiler(tmp_path, model):
+    """Which takes seconds, and which operations on tensors without memory would."""
+    write_folder(tmp_path, model)
+    program = (
+        f"import sys; from flambeau.llm.checkpoint import load_model; load_model({str(tmp_path)!r}); "
+        "sys.exit(', '.join({'sympy', 'torch._dynamo'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
