@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 
 from flambeau.config.model import ModelConfig
@@ -36,11 +37,13 @@ class Model:
         self.source = source
         self._maker = WorkerMaker(name, version, handler, source, config, host)
         self.config = config = self._maker.config
+        self.registered_at = time.time()
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
         self.min_workers = config.min_workers
         self.max_workers = max(config.max_workers, int(config.scales_to_zero))
         self.answers: Counter[int] = Counter()
+        self.abilities: frozenset[str] = frozenset()  # what front ends may ask for beside predictions
         self.traffic = ModelTraffic(name, host.measures.traffic)
         self._is_closed = False
         self._workers: list[RemoteWorker] = []
@@ -165,6 +168,11 @@ class Model:
     def can_answer(self) -> bool:
         """Whether it has a worker that is ready, or gets one on demand."""
         return self.supervisor.has_ready or self.is_sleeping
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether a worker has had it, now or before: only then are its abilities known."""
+        return self.supervisor.load_s is not None
 
     @property
     def num_wanted(self) -> int:

@@ -153,13 +153,17 @@ class Prediction:
 
     def on_error(self, error: FlambeauError) -> None:
         """Answer with the error; a reply that has begun is broken off, so that nobody takes it for whole."""
-        exchange = self.exchange
-        if isinstance(error, JobFailed) and error.cause:
-            logger.warning("request %s to %s: %s\n%s", exchange.request_id, self.model, error, error.cause.rstrip())
-        if exchange.is_started:
-            exchange.abort()
+        self.log(error)
+        if self.exchange.is_started:
+            self.exchange.abort()
         else:
-            self.model.answers[respond_problem(exchange, error, details=self._details)] += 1
+            self.model.answers[respond_problem(self.exchange, error, details=self._details)] += 1
+
+    def log(self, error: FlambeauError) -> None:
+        """Tell the operator what lies behind a handler's error."""
+        if isinstance(error, JobFailed) and error.cause:
+            request_id = self.exchange.request_id
+            logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
 
 
 def submit(reply: Prediction, job: Job, version: str | None) -> None:
