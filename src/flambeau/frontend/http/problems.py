@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from flambeau.errors import (
@@ -90,6 +92,14 @@ def respond_problem(exchange: Exchange, error: FlambeauError, *, details: bool) 
     return status
 
 
+def problem_event(error: FlambeauError, *, details: bool) -> bytes:
+    """The server-sent event that ends a stream which could not be finished."""
+    status, kind = status_and_type(error)
+    body = to_document(status, kind, str(error), getattr(error, "cause", "") if details else "")
+    text = json.dumps({"error": body}, ensure_ascii=False)
+    return f"event: error\ndata: {text}\n\n".encode("utf-8", "backslashreplace")
+
+
 def respond_json(exchange: Exchange, status: int, document: Any) -> None:
     """Answer with a JSON document of the server's own."""
     exchange.respond(status, to_json(document), (JSON_TYPE,))
@@ -97,12 +107,18 @@ def respond_json(exchange: Exchange, status: int, document: Any) -> None:
 
 def problem(status: int, kind: str, message: str, cause: str = "", *, is_v2: bool = False) -> bytes:
     """The body of an error answer; clients of KServe's second protocol look for `error`."""
-    document: dict[str, Any] = {"code": status, "type": kind, "message": message}
-    if is_v2:
-        document["error"] = message
+    more = {"error": message} if is_v2 else {}
+    return to_json(to_document(status, kind, message, cause, more))
+
+
+def to_document(
+    status: int, kind: str, message: str, cause: str = "", more: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """What is said of an error, in TorchServe's words."""
+    document: dict[str, Any] = {"code": status, "type": kind, "message": message, **more}
     if cause:
         document["cause"] = cause.splitlines()
-    return to_json(document)
+    return document
 
 
 def to_json(document: Any) -> bytes:
