@@ -99,6 +99,14 @@ def test_half_a_character_is_held_back(tokenizers, name):
     assert stream.flush() == "\ufffd"
 
 
+@pytest.mark.parametrize("name", ["pieces", "byte level", "llama"])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_character_that_began_in_the_prompt_is_completed(tokenizers, name, cut):
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode("to be 🎉")
+    assert streamed(TextStream(tokenizer, ids[:-cut]), [[i] for i in ids[-cut:]]) == "🎉"
+
+
 @pytest.mark.parametrize("name", ["pieces", "llama"])
 def test_space_of_the_first_piece_is_kept_only_after_a_text(tokenizers, name):
     tokenizer = tokenizers[name]
@@ -131,6 +139,7 @@ def first_stop(text, stops):
     include=st.booleans(),
 )
 @example(name="byte level", text="aaab", stops=["aab", "abb"], sizes=[], include=False)
+@example(name="byte level", text="aab", stops=["b", "ab"], sizes=[], include=False)
 def test_text_is_cut_at_the_stop_that_is_complete_first(tokenizers, name, text, stops, sizes, include):
     tokenizer = tokenizers[name]
     before, ids = tokenizer.encode("x"), tokenizer.encode(text, add_special=False)
