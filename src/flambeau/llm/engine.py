@@ -256,6 +256,12 @@ class Engine:
             raise BadRequest("this engine has no tokenizer; send token ids", "prompt")
         return self.tokenizer.encode(prompt)
 
+    def wait_until_compiled(self) -> None:
+        """Wait for what is compiled beside the steps, where anything is: for measuring."""
+        wait = getattr(self._forward, "wait_until_compiled", None)
+        if wait is not None:
+            wait()
+
     def close(self) -> None:
         """Stop whatever runs beside the steps."""
         self._forward.close()

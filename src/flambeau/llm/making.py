@@ -15,7 +15,8 @@ from flambeau.llm.errors import LLMError
 from flambeau.llm.forward import EagerForward
 from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.memory import num_blocks_for
-from flambeau.llm.models.architecture import Architecture, read_architecture
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.hugging_face import read_architecture
 from flambeau.llm.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

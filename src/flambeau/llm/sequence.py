@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -16,7 +16,7 @@ class Text(Protocol):
 
     stopped_after: int | None  # of the tokens pushed last: those up to the one that completed a stop string
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Ids[int]) -> str:
         """The text that is certain now."""
 
     def flush(self) -> str:
@@ -28,7 +28,7 @@ class NoText:
 
     stopped_after: int | None = None
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Ids[int]) -> str:
         """No text."""
         return ""
 
