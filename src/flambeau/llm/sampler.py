@@ -30,7 +30,7 @@ class Sampler:
     def __init__(self, vocab_size: int, *, eos_ids: Sequence[int] = (), device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._vocab_size = vocab_size
-        self._eos_ids = sorted(eos_ids)
+        self._eos_ids = [token for token in eos_ids if token < vocab_size]
         self._counts = Counts(vocab_size, self.device)
         self._tokens_V = torch.arange(vocab_size, device=self.device)
         self._plans: list[_Plan] = []
