@@ -3,7 +3,7 @@
 What a row gets depends on its own logits, settings, seed and position and on nothing else in the batch.
 
 Shapes: S rows · W places of each row: one, or several where proposed tokens are verified · V vocabulary · C candidates
-· A tokens proposed ahead · M rows that want log-probabilities
+· A tokens proposed ahead
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flambeau.llm import noise
 from flambeau.llm.filters import best
@@ -31,7 +30,7 @@ class Sampler:
     def __init__(self, vocab_size: int, *, eos_ids: Sequence[int] = (), device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._vocab_size = vocab_size
-        self._eos_ids = sorted(eos_ids)
+        self._eos_ids = [token for token in eos_ids if token < vocab_size]
         self._counts = Counts(vocab_size, self.device)
         self._tokens_V = torch.arange(vocab_size, device=self.device)
         self._plans: list[_Plan] = []
@@ -61,7 +60,7 @@ class Sampler:
 
     def positions(self, rows: Sequence[Row], places: int, offset: int = 0) -> Tensor:
         """Where the tokens of every place go [S, W]."""
-        first = torch.tensor([row.position + offset for row in rows], device=self.device).unsqueeze(1)
+        first = torch.tensor([len(row.tokens) + offset for row in rows], device=self.device).unsqueeze(1)
         return first if places == 1 else first + torch.arange(places, device=self.device)
 
     def _draw(self, group: Group, logits_SWV: Tensor, positions_SW: Tensor) -> Tensor:
@@ -96,29 +95,9 @@ class _Plan:
         return len(self.groups) == 1 and self.groups[0].is_greedy
 
 
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """How likely the chosen token was, and the most likely ones with their log-probabilities."""
-
-    chosen: float
-    top: list[tuple[int, float]]
-
-
 def chosen(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:
     """The id [S, W] of the largest value; NO_TOKEN where that is no number."""
     value, place = best(values_SWC)
     if ids_SWC is not None:
         place = ids_SWC.gather(-1, place.unsqueeze(-1)).squeeze(-1)
     return torch.where(value.isfinite(), place, NO_TOKEN)
-
-
-def logprobs(logits_MV: Tensor, ids: Sequence[int], counts: Sequence[int]) -> list[Logprobs]:
-    """Log-probabilities under the model itself, before temperature, penalties and filters; with the best `counts`."""
-    logprobs_MV = F.log_softmax(logits_MV.float(), -1)
-    of_ids = logprobs_MV.gather(1, torch.tensor(ids, device=logits_MV.device).unsqueeze(1)).squeeze(1).tolist()
-    values, tokens = logprobs_MV.topk(min(max(counts), logits_MV.shape[1]))
-    tops = zip(tokens.tolist(), values.tolist(), strict=True)
-    return [
-        Logprobs(logprob, list(zip(row_ids[:count], row_values[:count], strict=True)))
-        for logprob, count, (row_ids, row_values) in zip(of_ids, counts, tops, strict=True)
-    ]

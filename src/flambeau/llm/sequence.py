@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from flambeau.llm.config import SamplingParams
+from flambeau.llm.rows import Row
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 class Text(Protocol):
@@ -58,6 +59,10 @@ class Sequence:
     num_accepted: int = 0
     finish_reason: FinishReason | None = None
     siblings: list[Sequence] = field(default_factory=list)  # choices that begin once the prompt is computed
+    row: Row = field(init=False)  # what the sampler looks at
+
+    def __post_init__(self) -> None:
+        self.row = Row(self.params, self.seed, self.tokens, self.num_prompt)
 
     @property
     def num_generated(self) -> int:
