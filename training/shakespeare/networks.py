@@ -1,7 +1,4 @@
-"""The two networks: their shapes, first weights, and the folders they are kept in.
-
-Shapes: H heads · G key-value heads · D head size
-"""
+"""The two networks: their shapes, first weights, and the folders they are kept in."""
 
 from __future__ import annotations
 
@@ -13,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_architecture
+from flambeau.llm.checkpoint import load_model
+from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.models.naming import split_fused
 from flambeau.llm.models.transformer import Transformer
 
 TARGET = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8}
@@ -79,7 +77,7 @@ def create(folder: Path, shape: Mapping[str, int], vocabulary_file: Path, vocab_
     )
     if not (folder / "tokenizer.model").exists():
         shutil.copy(vocabulary_file, folder / "tokenizer.model")
-    return with_first_weights(Transformer(read_architecture(folder)))
+    return with_first_weights(Transformer(from_hugging_face(describe(shape, vocab_size))))
 
 
 def with_first_weights(model: Transformer) -> Transformer:
@@ -125,57 +123,19 @@ def add_dropout(model: Transformer, rate: float) -> None:
 
 def save(model: Transformer, folder: Path) -> None:
     """Write the weights in bfloat16, under the names of Hugging Face checkpoints."""
-    tensors = {name: weight.bfloat16().contiguous() for name, weight in split(model).items()}
+    tensors: dict[str, Tensor] = {}
+    for name, weight in model.state_dict().items():
+        tensors |= split_fused(model.arch, name, weight)
     file = folder / "model.safetensors"
-    save_file(tensors, file, metadata={"format": "pt"})
-    file.chmod(0o644)
+    save_file(
+        {name: weight.bfloat16().contiguous() for name, weight in tensors.items()}, file, metadata={"format": "pt"}
+    )
+    file.chmod(0o644)  # as every other file of the folder
 
 
 def load(folder: Path) -> Transformer:
     """The network of a folder, with exactly the weights in its file, to compute with in float32."""
-    model = Transformer(read_architecture(folder))
-    tensors = load_file(folder / "model.safetensors")
-    model.load_state_dict({name: weight.float() for name, weight in fuse(tensors, model.arch).items()})
-    return model.eval()
-
-
-def split(model: Transformer) -> dict[str, Tensor]:
-    """The weights under the names of Hugging Face: matrices that are multiplied together become single ones."""
-    arch, tensors = model.arch, {}
-    rows = {
-        "qkv_proj": dict(zip(("q_proj", "k_proj", "v_proj"), sizes_qkv(arch), strict=True)),
-        "gate_up_proj": dict.fromkeys(("gate_proj", "up_proj"), arch.intermediate_size),
-    }
-    for name, weight in model.state_dict().items():
-        fused = name.split(".")[-2]
-        parts = rows.get(fused, {fused: len(weight)})
-        for part, piece in zip(parts, weight.split(list(parts.values())), strict=True):
-            tensors[name.replace(fused, part)] = piece
-    if arch.tied_embeddings:
-        tensors.pop("lm_head.weight", None)
-    return tensors
-
-
-def fuse(tensors: Mapping[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
-    """The opposite of `split`."""
-    fused = {name: weight for name, weight in tensors.items() if not name.endswith(SINGLE)}
-    for layer in range(arch.num_layers):
-        for group, parts in FUSED.items():
-            names = [f"model.layers.{layer}.{part}.weight" for part in parts]
-            fused[f"model.layers.{layer}.{group}.weight"] = torch.cat([tensors[name] for name in names])
-    return fused
-
-
-FUSED = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-}
-SINGLE = tuple(f"{part}.weight" for parts in FUSED.values() for part in parts)
-
-
-def sizes_qkv(arch: Architecture) -> tuple[int, int, int]:
-    """How many rows of qkv_proj are queries, keys and values."""
-    return arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size, arch.num_kv_heads * arch.head_size
+    return load_model(folder, dtype=torch.float32)
 
 
 def write_json(file: Path, value: object) -> None:
