@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 
 from flambeau.config.model import ModelConfig
@@ -36,6 +37,7 @@ class Model:
         self.source = source
         self._maker = WorkerMaker(name, version, handler, source, config, host)
         self.config = config = self._maker.config
+        self.registered_at = time.time()
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
         self.min_workers = config.min_workers
@@ -168,6 +170,11 @@ class Model:
         return self.supervisor.has_ready or self.is_sleeping
 
     @property
+    def has_loaded(self) -> bool:
+        """Whether a worker has had it, now or before: only then are its abilities known."""
+        return self.supervisor.load_s is not None
+
+    @property
     def num_wanted(self) -> int:
         """How many workers it should have now."""
         return 0 if self.is_sleeping else max(self.min_workers, self.supervisor.num_present)
@@ -244,7 +251,7 @@ class Model:
             ):
                 job.is_alone = True
                 # Generations are long, so those whose worker was killed from outside go on together.
-                job.is_suspect = not (self.abilities and death.is_from_outside)
+                job.is_suspect = not ("generate" in self.abilities and death.is_from_outside)
                 self.queue.put_back(job)
             else:
                 job.fail(WorkerDied(cause=death.cause, out_of_memory=death.out_of_memory))

@@ -72,7 +72,9 @@ def serve(channel: WorkerChannel) -> int:
             ready = ready_to_generate(generation, can_share_memory=can_share_memory)
         else:
             depth = PIPELINE_DEPTH if pipeline else 1
-            ready = Ready(entry.is_concurrent or is_continuous, can_share_memory, depth, is_continuous)
+            is_concurrent = entry.is_concurrent or is_continuous
+            abilities = [] if entry.envelope else [*entry.abilities]
+            ready = Ready(is_concurrent, can_share_memory, depth, is_continuous, abilities=abilities)
         samples = samples_of(context)  # of `initialize`
         channel.send([Samples(samples), ready] if samples else [ready])
         replier = Replier(channel, load.max_response_bytes, may_split=may_split(load))

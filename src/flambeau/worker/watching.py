@@ -29,7 +29,8 @@ def load_watched(value: str, folder: Path, context: Context, loop: asyncio.Abstr
         return watcher.entry
     is_concurrent = watcher.entry.is_concurrent
     # The instance stays the watcher's alone: when it must go, its weights must go with it.
-    return Entry(watcher.handle_async if is_concurrent else watcher.handle, is_concurrent)
+    handle = watcher.handle_async if is_concurrent else watcher.handle
+    return Entry(handle, is_concurrent, abilities=watcher.entry.abilities)
 
 
 class Watcher:

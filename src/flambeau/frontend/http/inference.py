@@ -158,15 +158,20 @@ class Prediction:
         """Answer with the error; a reply that has begun ends with an event that says so where it is one of events,
         and any other is broken off, so that nobody takes it for whole.
         """
+        self.log(error)
         exchange = self.exchange
-        if isinstance(error, JobFailed) and error.cause:
-            logger.warning("request %s to %s: %s\n%s", exchange.request_id, self.model, error, error.cause.rstrip())
         if exchange.is_started and self._has_events:
             exchange.send([problem_event(error, details=self._details)], ends=True)
         elif exchange.is_started:
             exchange.abort()
         else:
             self.model.answers[respond_problem(exchange, error, details=self._details)] += 1
+
+    def log(self, error: FlambeauError) -> None:
+        """Tell the operator what lies behind a handler's error."""
+        if isinstance(error, JobFailed) and error.cause:
+            request_id = self.exchange.request_id
+            logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
 
 
 def is_event_stream(content_type: str) -> bool:

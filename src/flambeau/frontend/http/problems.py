@@ -36,6 +36,7 @@ from flambeau.errors import (
     WorkflowNotFound,
 )
 from flambeau.frontend.http.exchange import Exchange, Header
+from flambeau.frontend.http.openai.problems import is_openai, openai_error, openai_problem, openai_status
 
 JSON_TYPE: Header = ("content-type", "application/json")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
@@ -86,9 +87,12 @@ def respond_problem(exchange: Exchange, error: FlambeauError, *, details: bool) 
     headers = [JSON_TYPE]
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         headers.append(("retry-after", str(error.retry_after_s)))
+    if is_openai(exchange.path):
+        status = openai_status(error, status)
+        exchange.respond(status, openai_problem(status, str(error), error), headers)
+        return status
     cause = getattr(error, "cause", "") if details else ""
-    is_v2 = exchange.path.startswith("/v2/")
-    exchange.respond(status, problem(status, kind, str(error), cause, is_v2=is_v2), headers)
+    exchange.respond(status, problem(exchange.path, status, kind, str(error), cause), headers)
     return status
 
 
@@ -105,9 +109,15 @@ def respond_json(exchange: Exchange, status: int, document: Any) -> None:
     exchange.respond(status, to_json(document), (JSON_TYPE,))
 
 
-def problem(status: int, kind: str, message: str, cause: str = "", *, is_v2: bool = False) -> bytes:
-    """The body of an error answer; clients of KServe's second protocol look for `error`."""
-    more = {"error": message} if is_v2 else {}
+def problem(path: str, status: int, kind: str, message: str, cause: str = "") -> bytes:
+    """The body of an error answer; clients of OpenAI's API and of KServe's second protocol look for `error`."""
+    if is_openai(path):
+        return openai_problem(status, message)
+    more: dict[str, Any] = {}
+    if path.startswith("/v2/"):
+        more["error"] = message
+    elif path.startswith("/v1/models"):  # both OpenAI's and KServe's
+        more["error"] = openai_error(status, message)
     return to_json(to_document(status, kind, message, cause, more))
 
 
