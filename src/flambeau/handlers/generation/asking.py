@@ -111,7 +111,7 @@ def prompt_of(fields: Mapping[str, Any]) -> str | list[int]:
     name = next((name for name in PROMPTS if fields.get(name) is not None), None)
     if name is None:
         found = ", ".join(repr(str(key)[:40]) for key in [*fields][:5]) or "nothing"
-        raise BadRequest(f"the request has no prompt: send it as \"data\" or \"prompt\"; it has {found}")
+        raise BadRequest(f'the request has no prompt: send it as "data" or "prompt"; it has {found}')
     prompt = fields[name]
     if isinstance(prompt, bytes | bytearray):
         prompt = text_of(prompt)
@@ -144,7 +144,7 @@ def text_of(raw: bytes | bytearray) -> str:
 def check_messages(messages: Any) -> list[dict[str, Any]]:
     """The messages of a chat."""
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-        raise BadRequest("messages must be a list of at least one {\"role\": …, \"content\": …}")
+        raise BadRequest('messages must be a list of at least one {"role": …, "content": …}')
     return messages
 
 

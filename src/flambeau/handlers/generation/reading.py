@@ -13,7 +13,6 @@ from flambeau.handlers.generation.replies import EventReply, Finish, PieceReply,
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import LLMError
 from flambeau.wire.generation import Generate, decode_request
-from flambeau.wire.messages import Request
 
 MAX_CHOICES = 1024  # of one request: prompts times n
 CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, and is not even cut into tokens
@@ -21,8 +20,6 @@ CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, and is not even cut in
 
 class Tokenizer(Protocol):
     """What is asked of a tokenizer here."""
-
-    has_chat_template: bool
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The ids of a text."""
@@ -95,8 +92,6 @@ class RequestReader:
         return self._encode_chat(ask.messages, {})
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
-        if not self._tokenizer.has_chat_template:
-            raise BadRequest("this model has no chat template: send a prompt instead of messages")
         try:
             return self._tokenizer.encode_chat(messages, **options)
         except (LLMError, TypeError) as error:
@@ -152,8 +147,3 @@ class RequestReader:
 def header(headers: Sequence[tuple[str, str]], name: str) -> str:
     """A header of a request, whatever its case."""
     return next((value for key, value in headers if key.lower() == name), "")
-
-
-def is_generate(request: Request) -> bool:
-    """Whether a front end has read the request already."""
-    return request.kind == "generate"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flambeau.llm.outputs import Counts, Output, TokenInfo
+from flambeau.llm.outputs import Completion, Counts, Output, TokenInfo
 from flambeau.wire.generation import Piece, Token, encode_pieces
 
 Header = tuple[str, str]
@@ -140,9 +140,7 @@ class EventReply:
 class PieceReply:
     """Pieces for a front end: as they are made, or one for each choice at the end."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, *, stream: bool, num_choices: int, preambles: Mapping[int, str]
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, stream: bool, num_choices: int, preambles: Mapping[int, str]) -> None:
         self._vocabulary = vocabulary
         self._preambles = dict(preambles)
         self._whole = None if stream else [Choice(preambles.get(i, "")) for i in range(num_choices)]
@@ -192,7 +190,7 @@ def details_of(choice: Choice, vocabulary: Vocabulary) -> dict[str, Any]:
     return {"finish_reason": choice.finish_reason, **numbers_of(choice), **tokens}
 
 
-def numbers_of(part: Output | Choice) -> dict[str, int]:
+def numbers_of(part: Output | Choice | Completion) -> dict[str, int]:
     """How much a choice took."""
     counts = part.counts
     if counts is None:

@@ -43,6 +43,7 @@ class GptSettings:
     model_path: Path
     engine: EngineConfig
     max_new_tokens: int = DEFAULT_NEW_TOKENS
+    limits_length: bool = False  # max_new_tokens is the model's own word, not the default
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
@@ -53,9 +54,7 @@ class GptSettings:
     tensor_parallel_size: int | None = None
 
 
-def read_settings(
-    config: Mapping[str, Any], folder: Path, *, device: str, allows_others: bool = False
-) -> GptSettings:
+def read_settings(config: Mapping[str, Any], folder: Path, *, device: str, allows_others: bool = False) -> GptSettings:
     """The settings of the model in `folder`; with `allows_others`, keys that are not known here are a subclass's."""
     section = section_of(config, allows_others=allows_others)
     checked = {key: check(key, value) for key, value in section.items() if key in KNOWN and value is not None}
@@ -67,6 +66,7 @@ def read_settings(
     return GptSettings(
         model_path=model_path,
         engine=engine_config(checked, folder, device),
+        limits_length="max_new_tokens" in checked,
         resume=bool(checked.get("resume", config.get("resume", False))),
         tensor_parallel_size=checked.get("tensor_parallel_size"),
         **{key: checked[key] for key in own if key in checked},
