@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flambeau.llm.checkpoint import load_model
+from flambeau.llm.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
@@ -16,7 +16,6 @@ from flambeau.llm.forward import EagerForward
 from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.memory import num_blocks_for
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_architecture
 from flambeau.llm.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

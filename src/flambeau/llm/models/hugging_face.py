@@ -24,10 +24,8 @@ FINE = {  # options that the network has only one way of doing
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def read_architecture(folder: Path) -> Architecture:
+def read_hugging_face(folder: Path) -> Architecture:
     """The architecture a Hugging Face folder describes; its generation_config.json may know more ends of a text."""
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json; name the folder of a checkpoint")
     arch = from_hugging_face(read_json(folder / "config.json"))
     generation = folder / "generation_config.json"
     more = token_ids(read_json(generation).get("eos_token_id")) if generation.is_file() else ()

@@ -1,8 +1,6 @@
 """Rotary positions: the angles of every position, and the turning of queries and keys by them.
 
 The two halves of a head are the two coordinates, as in Hugging Face checkpoints.
-
-Shapes: L positions · D head size
 """
 
 from __future__ import annotations
@@ -23,30 +21,30 @@ class Rotation(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.arch = arch
-        self.cos_LD: Tensor
-        self.sin_LD: Tensor
+        self.cos: Tensor
+        self.sin: Tensor
         self._make(torch.get_default_device())
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine […, 1, D] of the positions […]: what `rotate` takes."""
-        cos, sin = self.cos_LD[positions], self.sin_LD[positions]
+        cos, sin = self.cos[positions], self.sin[positions]
         return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
 
     def _make(self, device: torch.device) -> None:
-        cos, sin = rotation_tables(self.arch, self.arch.max_length)
-        self.register_buffer("cos_LD", cos.to(device), persistent=False)
-        self.register_buffer("sin_LD", sin.to(device), persistent=False)
+        cos, sin = rotation_tables(self.arch, self.arch.max_length, device)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow the network to another device, but never to a narrower type: the tables are made anew."""
-        self._make(fn(self.cos_LD).device)
+        self._make(fn(self.cos).device)
         return self
 
 
-def rotation_tables(arch: Architecture, length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [length, D/2] of every position, on the CPU."""
-    inverse, factor = inverse_wavelengths(arch)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inverse)
+def rotation_tables(arch: Architecture, length: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Cosine and sine [length, D/2] of every position."""
+    inverse, factor = inverse_wavelengths(arch)  # made on the CPU everywhere: a far position multiplies any rounding
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), inverse.to(device))
     return angles.cos() * factor, angles.sin() * factor
 
 
