@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 MAX_CHARACTERS = 32 * 1024 * 1024  # written, into variables and out
-MAX_STEPS = 500_000  # loop rounds and calls: about a second
+MAX_STEPS = 200_000  # loop rounds and calls: a second or two
 MAX_SECONDS = 10.0
 
 

@@ -55,6 +55,13 @@ class Ranks:
         return cls(rank, size, control)
 
 
+def least(number: int, ranks: Ranks) -> int:
+    """The smallest of the numbers that the ranks have."""
+    box = torch.tensor([number])
+    dist.all_reduce(box, op=dist.ReduceOp.MIN, group=ranks.control)
+    return int(box)
+
+
 def local_architecture(arch: Architecture, size: int) -> Architecture:
     """The shape of one rank's part of a network."""
     if arch.num_heads % size or arch.intermediate_size % size:

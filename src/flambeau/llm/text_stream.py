@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from flambeau.llm.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ class TextStream:
         self.stopped_after: int | None = None
         """How many tokens of the push that stopped were used; later ones are no part of the text."""
 
-    def push(self, token_ids: Sequence[int]) -> str:
+    def push(self, token_ids: Iterable[int]) -> str:
         """The text that is certain now: complete characters that cannot be the beginning of a stop string."""
         if self.stopped:
             return ""

@@ -89,10 +89,8 @@ def respond_problem(exchange: Exchange, error: FlambeauError, *, details: bool) 
         headers.append(("retry-after", str(error.retry_after_s)))
     if is_openai(exchange.path):
         status = openai_status(error, status)
-        exchange.respond(status, openai_problem(status, str(error), error), headers)
-        return status
     cause = getattr(error, "cause", "") if details else ""
-    exchange.respond(status, problem(exchange.path, status, kind, str(error), cause), headers)
+    exchange.respond(status, problem(exchange.path, status, kind, str(error), cause, error), headers)
     return status
 
 
@@ -109,15 +107,17 @@ def respond_json(exchange: Exchange, status: int, document: Any) -> None:
     exchange.respond(status, to_json(document), (JSON_TYPE,))
 
 
-def problem(path: str, status: int, kind: str, message: str, cause: str = "") -> bytes:
+def problem(
+    path: str, status: int, kind: str, message: str, cause: str = "", error: FlambeauError | None = None
+) -> bytes:
     """The body of an error answer; clients of OpenAI's API and of KServe's second protocol look for `error`."""
     if is_openai(path):
-        return openai_problem(status, message)
+        return openai_problem(status, message, error)
     more: dict[str, Any] = {}
     if path.startswith("/v2/"):
         more["error"] = message
     elif path.startswith("/v1/models"):  # both OpenAI's and KServe's
-        more["error"] = openai_error(status, message)
+        more["error"] = openai_error(status, message, error)
     return to_json(to_document(status, kind, message, cause, more))
 
 
