@@ -28,6 +28,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # where blocks are counted by memory on a CPU
     prefix_cache: bool = True
     compile: bool = True
+    tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own
     quantization: Quantization | None = None  # applied on load
     draft: str = ""  # a folder with a smaller model of the same vocabulary
     speculation: SpeculationKind | None = None  # None: "draft" where there is one

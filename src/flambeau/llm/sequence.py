@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from flambeau.llm.config import SamplingParams
+from flambeau.llm.rows import Row
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 class Text(Protocol):
@@ -16,7 +17,7 @@ class Text(Protocol):
 
     stopped_after: int | None  # of the tokens pushed last: those up to the one that completed a stop string
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Ids[int]) -> str:
         """The text that is certain now."""
 
     def flush(self) -> str:
@@ -28,7 +29,7 @@ class NoText:
 
     stopped_after: int | None = None
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Ids[int]) -> str:
         """No text."""
         return ""
 
@@ -58,6 +59,10 @@ class Sequence:
     num_accepted: int = 0
     finish_reason: FinishReason | None = None
     siblings: list[Sequence] = field(default_factory=list)  # choices that begin once the prompt is computed
+    row: Row = field(init=False)  # what the sampler looks at
+
+    def __post_init__(self) -> None:
+        self.row = Row(self.params, self.seed, self.tokens, self.num_prompt)
 
     @property
     def num_generated(self) -> int:
