@@ -8,7 +8,8 @@ from flambeau.errors import ModelNotFound
 from flambeau.frontend.http.app import not_allowed, not_found
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openai.choosing import find
-from flambeau.frontend.http.problems import respond_json
+from flambeau.frontend.http.openai.problems import openai_error
+from flambeau.frontend.http.problems import respond_json, status_and_type, to_document
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 
@@ -25,7 +26,10 @@ def models(server: Server, exchange: Exchange, segments: list[str]) -> None:
     elif len(segments) == 2:
         respond_json(exchange, 200, listed(server))
     else:
-        respond_json(exchange, 200, one(server, segments[2]))
+        try:
+            respond_json(exchange, 200, one(server, segments[2]))
+        except ModelNotFound as error:
+            respond_missing(exchange, error)
 
 
 def listed(server: Server) -> dict[str, Any]:
@@ -45,6 +49,13 @@ def one(server: Server, name: str) -> dict[str, Any]:
         model = server.registry.find(name.partition(":")[0])
     ready = {"name": model.name, "ready": model.can_answer}
     return {**entry(model, name), **ready} if is_able(model) else ready
+
+
+def respond_missing(exchange: Exchange, error: ModelNotFound) -> None:
+    """Answer that there is no such model, so that clients of either API understand it."""
+    status, kind = status_and_type(error)
+    both = {"error": openai_error(status, str(error), error)}
+    respond_json(exchange, status, to_document(status, kind, str(error), more=both))
 
 
 def is_able(model: Model) -> bool:
