@@ -87,8 +87,14 @@ def quantize(model: Transformer, kind: Quantization, *, group_size: int = 64, lm
     return model
 
 
-def while_loading(settings: QuantizationSettings) -> Callable[[str, nn.Module], nn.Module | None]:
-    """For `load_model(arrived=…)`: each layer is quantized as soon as its weights are there."""
+def while_loading(kind: Quantization | None, arch: Architecture) -> Callable[[str, nn.Module], nn.Module | None] | None:
+    """For `load_model(arrived=…)`: each layer is quantized as soon as its weights are there, unless it is already."""
+    written = read_settings(arch.source)
+    if kind is None or (written is not None and written.kind == kind):
+        return None
+    if written is not None:
+        raise LLMError(f"the checkpoint holds {written.kind} weights; for {kind} load the original one")
+    settings = QuantizationSettings(kind=kind)
 
     def arrived(name: str, module: nn.Module) -> nn.Module | None:
         if isinstance(module, nn.Linear) and settings.applies_to(name, module):
