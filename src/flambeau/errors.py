@@ -10,7 +10,8 @@
     │   ├── DownloadFailed       it could not be fetched from its URL
     │   └── DependenciesFailed   what its requirements name could not be installed
     ├── BadRequest               the caller asked for something that makes no sense
-    │   └── NotJson              a body that should be JSON cannot be read as such
+    │   ├── NotJson              a body that should be JSON cannot be read as such
+    │   └── InvalidField         one field of a request is the reason, and is named
     ├── NotAllowed               this server does not take such calls
     ├── InvalidKey               the caller's key is missing, wrong or expired
     ├── ModelNotFound
@@ -19,6 +20,7 @@
     ├── FileTaken                a download would overwrite a file in the store
     ├── DefaultVersionInUse      the default version cannot go while others remain
     ├── Unavailable              no worker, or no room in the queue; try again later
+    │   └── QueueFull            too many wait already
     ├── DeadlinePassed           the job's time was over before it was answered
     ├── WorkersFailed            a model's workers could not start
     ├── PlacementFailed          a worker needs more devices than there are
@@ -99,6 +101,14 @@ class NotJson(BadRequest):
     """A body that should be JSON cannot be read as such."""
 
 
+class InvalidField(BadRequest):
+    """A field of a request is missing, unknown or out of range; `field` names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class NotAllowed(FlambeauError):
     """This server does not take such calls, by its configuration."""
 
@@ -142,6 +152,10 @@ class Unavailable(FlambeauError):
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class QueueFull(Unavailable):
+    """Too many jobs wait already."""
 
 
 class DeadlinePassed(FlambeauError):

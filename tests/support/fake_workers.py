@@ -24,7 +24,8 @@ class FakeWorker:
         self.load_s = self.service_s = None
         self.has_answered = self.is_ready = self.is_retiring = self.is_concurrent = False
         self.depth = 1
-        self.num_batches = 0
+        self.num_batches = self.places = 0
+        self.abilities: list[str] = []
         self.batches: deque[Any] = deque()
         self.pid, self.pids = -1, []
         FakeWorker.all.append(self)

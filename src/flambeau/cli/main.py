@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from flambeau.cli.llm_commands import llm_app
+from flambeau.cli.options import DEFAULT_INFERENCE, DEFAULT_MANAGEMENT, Inference, Json, Management, Version
+
 app = typer.Typer(
     name="flambeau",
     help="A model server for PyTorch.",
@@ -20,12 +23,7 @@ models_app = typer.Typer(help="Look after the models of a running server.", no_a
 archive_app = typer.Typer(help="Pack, inspect and unpack model archives.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
 app.add_typer(archive_app, name="archive")
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Inference = Annotated[str, typer.Option("--url", envvar="FLAMBEAU_URL", help="The inference address.")]
-Management = Annotated[str, typer.Option("--url", envvar="FLAMBEAU_MANAGEMENT_URL", help="The management address.")]
-Version = Annotated[str | None, typer.Option("--version", "-v", help="A version; else the default one.")]
-DEFAULT_INFERENCE, DEFAULT_MANAGEMENT = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
+app.add_typer(llm_app, name="llm")
 
 
 @app.command()

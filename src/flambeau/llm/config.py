@@ -17,6 +17,7 @@ class EngineConfig:
     """How an engine uses its machine."""
 
     device: str = ""  # "cpu", "cuda", "cuda:1"; empty: a GPU where there is one
+    tokenizer: str = ""  # a folder or file; empty: beside the checkpoint
     dtype: str = ""  # "float32", "bfloat16", "float16"; empty: float32 on a CPU, the checkpoint's on a GPU
     max_num_seqs: int = 64  # sequences that run at a time
     max_model_len: int | None = None  # tokens of one sequence; None: what the architecture allows
@@ -27,6 +28,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # where blocks are counted by memory on a CPU
     prefix_cache: bool = True
     compile: bool = True
+    tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own
     quantization: Quantization | None = None  # applied on load
     draft: str = ""  # a folder with a smaller model of the same vocabulary
     speculation: SpeculationKind | None = None  # None: "draft" where there is one

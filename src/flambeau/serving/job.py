@@ -16,6 +16,8 @@ from flambeau.wire.shared import Segment
 
 logger = logging.getLogger(__name__)
 
+MAX_STATE_BYTES = 4 << 20  # of one job; a reply that needs more to go on cannot be resumed
+
 _ids = itertools.count(1)
 
 
@@ -74,6 +76,7 @@ class Job:
         "id",
         "is_alone",
         "is_over",
+        "is_suspect",
         "kind",
         "on_cancel",
         "priority",
@@ -81,6 +84,8 @@ class Job:
         "receiver",
         "request_id",
         "started",
+        "state",
+        "state_bytes",
         "url_path",
         "usage",
     )
@@ -111,9 +116,12 @@ class Job:
         self.envelope = envelope
         self.fields = fields  # None: the body is one value
         self.crashes = 0  # workers that died while they held it
+        self.is_suspect = False  # it may have been the reason, and is run alone
         self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
         self.is_over = False
         self.started = False  # a part of the reply has gone out
+        self.state: list[bytes] | None = None  # what another worker needs to go on with the reply; None: it cannot
+        self.state_bytes = 0
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
@@ -140,7 +148,25 @@ class Job:
             self.query,
             self.envelope,
             self.fields,
+            self.state or [],
         )
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another worker can have it: nothing of the reply has gone out, or all that matters of it is kept."""
+        return not self.started or self.state is not None
+
+    def keep_state(self, parts: list[Part]) -> None:
+        """Keep what the worker says of its state; a reply of which it says nothing, or too much, cannot go on."""
+        if self.started and self.state is None:
+            return
+        self.state = self.state or []
+        for part in parts:
+            self.state_bytes += len(part.state)
+            if not part.state or self.state_bytes > MAX_STATE_BYTES:
+                self.state = None
+                return
+            self.state.append(part.state)
 
     def deliver(self, parts: list[Part]) -> None:
         """Pass parts on; after the last one the job is over."""

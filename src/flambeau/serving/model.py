@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 
 from flambeau.config.model import ModelConfig
@@ -36,11 +37,13 @@ class Model:
         self.source = source
         self._maker = WorkerMaker(name, version, handler, source, config, host)
         self.config = config = self._maker.config
+        self.registered_at = time.time()
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
         self.min_workers = config.min_workers
         self.max_workers = max(config.max_workers, int(config.scales_to_zero))
         self.answers: Counter[int] = Counter()
+        self.abilities: frozenset[str] = frozenset()  # what front ends may ask for beside predictions
         self.traffic = ModelTraffic(name, host.measures.traffic)
         self._is_closed = False
         self._workers: list[RemoteWorker] = []
@@ -167,6 +170,11 @@ class Model:
         return self.supervisor.has_ready or self.is_sleeping
 
     @property
+    def has_loaded(self) -> bool:
+        """Whether a worker has had it, now or before: only then are its abilities known."""
+        return self.supervisor.load_s is not None
+
+    @property
     def num_wanted(self) -> int:
         """How many workers it should have now."""
         return 0 if self.is_sleeping else max(self.min_workers, self.supervisor.num_present)
@@ -235,9 +243,15 @@ class Model:
         for job, batch_size in reversed(suspects):
             job.crashes += 1
             if not self.config.sequence_batching and should_retry(
-                death, batch_size=batch_size, crashes=job.crashes, reply_started=job.started
+                death,
+                batch_size=batch_size,
+                crashes=job.crashes,
+                reply_started=job.started,
+                can_go_on=job.can_go_on,
             ):
                 job.is_alone = True
+                # Generations are long, so those whose worker was killed from outside go on together.
+                job.is_suspect = not ("generate" in self.abilities and death.is_from_outside)
                 self.queue.put_back(job)
             else:
                 job.fail(WorkerDied(cause=death.cause, out_of_memory=death.out_of_memory))
@@ -249,6 +263,9 @@ class Model:
             job.fail(error)
 
     def _on_change(self) -> None:
+        for worker in self._workers:
+            if worker.is_ready:
+                self.abilities = frozenset(worker.abilities)
         if self.queue:  # what a worker gave back on its way to bed
             self._wake()
         if not self.supervisor.has_hope:

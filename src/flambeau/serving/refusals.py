@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.errors import Unavailable
+from flambeau.errors import QueueFull, Unavailable
 from flambeau.serving.workers.recovery import Death
 
 REMEDY = (
@@ -11,12 +11,17 @@ REMEDY = (
 )
 
 
-def refused(model: str, version: str | None, reason: str = "", *, retry_after_s: int | None = None) -> Unavailable:
+def refused(model: str, version: str | None, reason: str = "") -> Unavailable:
     """Nobody can take the job; `version` is the one that the client named."""
+    return Unavailable(text_of_refusal(model, version, reason))
+
+
+def text_of_refusal(model: str, version: str | None, reason: str) -> str:
+    """What a client that is turned away reads."""
     # Clients match this text, quotes and all; what follows it is ours.
     named = f'Model "{model}" Version {version}"' if version else f'Model "{model}"'
     text = f"{named} has no worker to serve inference request. {REMEDY}"
-    return Unavailable(f"{text}. {reason}" if reason else text, retry_after_s=retry_after_s)
+    return f"{text}. {reason}" if reason else text
 
 
 def no_worker(model: str, version: str | None, death: Death | None) -> Unavailable:
@@ -30,11 +35,7 @@ def not_loaded(model: str, death: Death | None) -> Unavailable:
     return Unavailable(f'Model "{model}" has no worker yet and is tried again: {reason}', retry_after_s=1)
 
 
-def queue_full(model: str, version: str | None, capacity: int, *, drained_in_s: float) -> Unavailable:
+def queue_full(model: str, version: str | None, capacity: int, *, drained_in_s: float) -> QueueFull:
     """Too many wait already."""
-    return refused(
-        model,
-        version,
-        f"All {capacity} places in its queue are taken (jobQueueSize, job_queue_size).",
-        retry_after_s=max(1, round(drained_in_s)),
-    )
+    reason = f"All {capacity} places in its queue are taken (jobQueueSize, job_queue_size)."
+    return QueueFull(text_of_refusal(model, version, reason), retry_after_s=max(1, round(drained_in_s)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct, ValidationError, msgpack
 
 
 class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
@@ -50,3 +50,31 @@ class Pieces(Struct, array_like=True, frozen=True):
     """The body of one part: what one step has made for a job."""
 
     pieces: list[Piece]
+
+
+_encode = msgpack.Encoder().encode
+_decode_request = msgpack.Decoder(Generate).decode
+_decode_pieces = msgpack.Decoder(Pieces).decode
+
+
+def encode_request(request: Generate) -> bytes:
+    """The body of a job of kind `generate`."""
+    return _encode(request)
+
+
+def decode_request(body: bytes | bytearray) -> Generate:
+    """The request behind such a body; raises ValueError where it is none."""
+    try:
+        return _decode_request(body)
+    except (ValidationError, DecodeError) as error:
+        raise ValueError(f"this is no request to generate: {error}") from None
+
+
+def encode_pieces(pieces: list[Piece]) -> bytes:
+    """The body of a part of the reply."""
+    return _encode(Pieces(pieces))
+
+
+def decode_pieces(body: bytes) -> list[Piece]:
+    """What a part of the reply holds."""
+    return _decode_pieces(body).pieces

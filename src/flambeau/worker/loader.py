@@ -30,6 +30,7 @@ class Entry:
     handler: Any = None  # None: a plain function
     initialize_s: float = 0.0  # how long it took to make and initialise it
     envelope: str = ""  # what `handle` is wrapped in
+    abilities: tuple[str, ...] = ()  # what its class says that front ends may ask for beside predictions
 
 
 def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
@@ -88,7 +89,8 @@ def begin_initialise(found: Callable[..., Any], context: Context) -> tuple[Entry
     if not inspect.isclass(found):  # the convention for functions: no data means initialise
         return Entry(found, is_async(found)), found(None, context)
     handler: Any = found()
-    return Entry(handler.handle, is_async(handler.handle), handler), handler.initialize(context)
+    abilities = tuple(getattr(handler, "abilities", ()))
+    return Entry(handler.handle, is_async(handler.handle), handler, abilities=abilities), handler.initialize(context)
 
 
 def built_in(name: str) -> type[Any]:

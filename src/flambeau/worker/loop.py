@@ -27,6 +27,7 @@ from flambeau.worker.context import Context
 from flambeau.worker.continuous import RunningBatch
 from flambeau.worker.envelopes import Handle
 from flambeau.worker.failures import load_failed
+from flambeau.worker.generating import GeneratingLoop, generation_of, ready_to_generate
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import Entry, in_envelope, load_handler
 from flambeau.worker.quiet import QuietChannel
@@ -60,14 +61,20 @@ def serve(channel: WorkerChannel) -> int:
             reader = InputReader(decode=load.decode_input)
             if warmup := read_warmup(context.model_yaml_config, Path(load.folder), load.batch_size):
                 warm_up(entry, context, reader, loop, warmup)
+            generation = generation_of(entry, load.schedule)
         except (Exception, SystemExit) as error:
             channel.send([load_failed(error)])
             return 1
         entry = as_scheduled(entry, load.schedule, loop)
         is_continuous = load.schedule == "continuous"
-        depth = PIPELINE_DEPTH if pipeline else 1
-        is_concurrent = entry.is_concurrent or is_continuous
-        ready = Ready(is_concurrent, reader.segments.can_read(load.probe), depth, is_continuous)
+        can_share_memory = reader.segments.can_read(load.probe)
+        if generation is not None:
+            ready = ready_to_generate(generation, can_share_memory=can_share_memory)
+        else:
+            depth = PIPELINE_DEPTH if pipeline else 1
+            is_concurrent = entry.is_concurrent or is_continuous
+            abilities = [] if entry.envelope else [*entry.abilities]
+            ready = Ready(is_concurrent, can_share_memory, depth, is_continuous, abilities=abilities)
         samples = samples_of(context)  # of `initialize`
         channel.send([Samples(samples), ready] if samples else [ready])
         replier = Replier(channel, load.max_response_bytes, may_split=may_split(load))
@@ -79,7 +86,11 @@ def serve(channel: WorkerChannel) -> int:
             wrap=partial(wrapped, entry, Path(load.folder)),
             new_context=Context.isolated if load.schedule == "async" else copy.copy,
         )
-        if is_continuous:
+        if generation is not None and load.rank > 0:
+            generation.follow()
+        elif generation is not None:
+            GeneratingLoop(channel, runner, replier, generation).run()
+        elif is_continuous:
             RunningBatch(channel, runner, replier).run()
         elif entry.is_concurrent:
             loop.run_until_complete(run_concurrently(channel, runner, replier))

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from flambeau.metrics.samples import Sample
 from flambeau.wire.channel import WorkerChannel
-from flambeau.wire.messages import Cancel, Part, Request, Samples, cancelled
+from flambeau.wire.messages import Cancel, Failed, Part, Request, Samples, ToServer, cancelled
 from flambeau.worker.context import Context
 from flambeau.worker.failures import to_failed
-from flambeau.worker.replies import check_result, check_size, to_body, to_part, to_parts
+from flambeau.worker.replies import BadResult, check_result, check_size, to_body, to_part, to_parts
 
 LOOK_EVERY_S = 0.001
 
@@ -45,6 +45,14 @@ class Replier:
             return False
         self._forget(request.job_id)
         self._channel.send([cancelled(request.job_id)])
+        return True
+
+    def drop(self, job_id: int) -> bool:
+        """Answer an open job that nobody waits for any more, at once; False if it is over already."""
+        if job_id not in self._open:
+            return False
+        self._forget(job_id)
+        self._channel.send([cancelled(job_id)])
         return True
 
     def may_try_each(self, context: Context) -> bool:
@@ -89,6 +97,37 @@ class Replier:
         self._channel.send([Samples(samples), *parts] if samples else parts)
         for part in parts:
             self._forget(part.job_id)
+
+    def send_made(self, context: Context, made: Sequence[Part | Failed]) -> None:
+        """Send what one step has made, as few frames as the server takes, behind what was measured meanwhile."""
+        frame: list[ToServer] = []
+        samples = samples_of(context)
+        if samples:
+            frame.append(Samples(samples))
+        size_bytes = 0
+        for message in made:
+            message = self._within_limit(message)
+            if isinstance(message, Part):
+                size_bytes += len(message.body)
+                if size_bytes > self._max_bytes:
+                    self._channel.send(frame)
+                    frame, size_bytes = [], len(message.body)
+                if message.last:
+                    self._forget(message.job_id)
+            else:
+                for job_id in message.job_ids:
+                    self._forget(job_id)
+            frame.append(message)
+        if frame:
+            self._channel.send(frame)
+
+    def _within_limit(self, message: Part | Failed) -> Part | Failed:
+        if isinstance(message, Part) and len(message.body) > self._max_bytes:
+            try:
+                check_size(message.body, self._max_bytes)
+            except BadResult as error:
+                return to_failed([message.job_id], error)
+        return message
 
     def send_one(self, context: Context, i: int, value: Any, *, last: bool) -> None:
         """Send a part of one reply of the batch."""

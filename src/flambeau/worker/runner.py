@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from flambeau.errors import BadRequest
 from flambeau.wire.messages import Request, Run
 from flambeau.worker.context import Context
 from flambeau.worker.envelopes import Handle
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.replier import Replier
 from flambeau.worker.replies import check_result
+
+GENERATES_NOTHING = "The model generates no text; its handler must be gpt_handler, or another that generates."
 
 
 class Runner:
@@ -69,7 +72,9 @@ class Runner:
             if self._replier.refuse_cancelled(request):
                 continue
             self._replier.open([request])
-            if (row := self.read(request)) is not None:
+            if request.kind == "generate":  # a front end could not know before the model was loaded
+                self._replier.fail([request], BadRequest(GENERATES_NOTHING))
+            elif (row := self.read(request)) is not None:
                 rows.append(row)
                 requests.append(request)
         context.begin(requests, [types_of(row) for row in rows])

@@ -24,9 +24,13 @@ logger = logging.getLogger(__name__)
 def load_watched(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
     """As `load_handler`, but before each batch the entry looks for changes of the code."""
     watcher = Watcher(value, folder, context, loop)
+    if callable(getattr(watcher.entry.handler, "generation", None)):
+        logger.info("%s generates step by step: its code is not reloaded while it does", value)
+        return watcher.entry
     is_concurrent = watcher.entry.is_concurrent
     # The instance stays the watcher's alone: when it must go, its weights must go with it.
-    return Entry(watcher.handle_async if is_concurrent else watcher.handle, is_concurrent)
+    handle = watcher.handle_async if is_concurrent else watcher.handle
+    return Entry(handle, is_concurrent, abilities=watcher.entry.abilities)
 
 
 class Watcher:

@@ -80,8 +80,8 @@ def test_worker_is_given_up_when_the_next_try_lies_beyond_the_time_for_trying():
     assert is_hopeless(13, 232.0, 300)
 
 
-def retry(death, batch_size=1, crashes=1, started=False):
-    return should_retry(death, batch_size=batch_size, crashes=crashes, reply_started=started)
+def retry(death, batch_size=1, crashes=1, started=False, can_go_on=False):
+    return should_retry(death, batch_size=batch_size, crashes=crashes, reply_started=started, can_go_on=can_go_on)
 
 
 def test_lone_job_whose_worker_ended_by_its_own_doing_is_the_culprit():
@@ -102,6 +102,13 @@ def test_job_of_a_worker_that_had_to_go_is_innocent():
     assert retry(death)
     assert not retry(death, crashes=2)
     assert not retry(death, started=True)
+
+
+def test_reply_that_has_begun_and_can_go_on_survives_three_deaths():
+    killed = Death(reason="", signal=signal.SIGKILL)
+    assert [retry(killed, crashes=n, started=True, can_go_on=True) for n in (1, 2, 3, 4)] == [True, True, True, False]
+    assert not retry(Death(reason="", exit_code=3), started=True, can_go_on=True)  # alone: it is the culprit
+    assert retry(Death(reason="", exit_code=3), batch_size=2, started=True, can_go_on=True)
 
 
 def test_reply_that_has_begun_is_never_repeated():

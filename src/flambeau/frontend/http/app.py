@@ -69,12 +69,12 @@ class RoutedApp:
     def too_large(self, exchange: Exchange, limit: int) -> None:
         """Answer a request whose body is over the limit."""
         text = f"The request body is larger than {limit} bytes; the server's max_request_size sets this limit."
-        exchange.respond(413, problem(413, "PayloadTooLargeException", text), (JSON_TYPE,))
+        respond_plainly(exchange, 413, "PayloadTooLargeException", text)
 
     def malformed(self, exchange: Exchange, reason: str) -> None:
         """Answer bytes that are not HTTP."""
         logger.info("Invalid HTTP message: %s", reason)
-        exchange.respond(400, problem(400, "BadRequestException", "Invalid HTTP message."), (JSON_TYPE,))
+        respond_plainly(exchange, 400, "BadRequestException", "Invalid HTTP message.")
 
     async def _guard(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -89,7 +89,7 @@ class RoutedApp:
             respond_problem(exchange, error, details=self.details)
             return
         else:
-            exchange.respond(500, problem(500, "InternalServerException", "Internal server error."), (JSON_TYPE,))
+            respond_plainly(exchange, 500, "InternalServerException", "Internal server error.")
         logger.error("request %s: %s %s failed", exchange.request_id, exchange.method, exchange.path, exc_info=error)
 
 
@@ -111,11 +111,14 @@ def nothing_here(exchange: Exchange, segments: list[str]) -> None:
 
 def not_found(exchange: Exchange) -> None:
     """Answer that there is nothing at this path."""
-    is_v2 = exchange.path.startswith("/v2/")
-    exchange.respond(404, problem(404, "ResourceNotFoundException", NOT_FOUND, is_v2=is_v2), (JSON_TYPE,))
+    respond_plainly(exchange, 404, "ResourceNotFoundException", NOT_FOUND)
 
 
 def not_allowed(exchange: Exchange) -> None:
     """Answer that this path does not take this method."""
-    is_v2 = exchange.path.startswith("/v2/")
-    exchange.respond(405, problem(405, "MethodNotAllowedException", NOT_ALLOWED, is_v2=is_v2), (JSON_TYPE,))
+    respond_plainly(exchange, 405, "MethodNotAllowedException", NOT_ALLOWED)
+
+
+def respond_plainly(exchange: Exchange, status: int, kind: str, message: str) -> None:
+    """Answer with an error that is no exception."""
+    exchange.respond(status, problem(exchange.path, status, kind, message), (JSON_TYPE,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flambeau.frontend.http.openai.operations import OPENAI
 from flambeau.frontend.http.openapi import FLAG, OBJECT, PREDICTING, STATUS, TEXT, WHOLE, Operation, Parameter, Schema
 
 ANY_BODY: dict[str, Schema] = {
@@ -96,9 +97,10 @@ INFERENCE = [
     _prediction(
         "/v1/models/{model_name}:explain", "kserve_v1_explain", "Explain (KServe v1).", {"application/json": INSTANCES}
     ),
-    replace(_probe("/v1/models", "List models (KServe v1)."), id="kserve_v1_models"),
+    *OPENAI,
+    replace(_probe("/v1/models", "List models (OpenAI and KServe v1)."), id="kserve_v1_models"),
     replace(
-        _probe("/v1/models/{model_name}", "Tell whether a model is ready (KServe v1)."),
+        _probe("/v1/models/{model_name}", "Describe a model (OpenAI), and tell whether it is ready (KServe v1)."),
         id="kserve_v1_ready",
         problems=(400, 404),
     ),

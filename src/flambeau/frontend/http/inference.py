@@ -13,7 +13,7 @@ from flambeau.frontend.http.app import ANYTHING, Endpoint, not_found, query_of
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.forms import field_of, is_form
 from flambeau.frontend.http.health import health_routes
-from flambeau.frontend.http.problems import respond_json, respond_problem
+from flambeau.frontend.http.problems import problem_event, respond_json, respond_problem
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.scheduling.priorities import priority_named
@@ -133,12 +133,13 @@ def ask(
 class Prediction:
     """Writes a job's reply to its HTTP exchange: whole when one part is all, else chunk by chunk."""
 
-    __slots__ = ("_details", "exchange", "model")
+    __slots__ = ("_details", "_has_events", "exchange", "model")
 
     def __init__(self, exchange: Exchange, model: Model, details: bool) -> None:
         self.exchange = exchange
         self.model = model
         self._details = details
+        self._has_events = False  # the reply is a stream of server-sent events
 
     def on_parts(self, parts: list[Part]) -> None:
         """Send parts, now."""
@@ -148,18 +149,34 @@ class Prediction:
             if first.last:
                 exchange.respond(first.status, first.body, first.headers or (), first.phrase)
                 return
-            exchange.start(first.status, [*(first.headers or ()), ("ts_stream_next", "true")], first.phrase)
+            headers = first.headers or ()
+            self._has_events = any(key.lower() == "content-type" and is_event_stream(kind) for key, kind in headers)
+            exchange.start(first.status, [*headers, ("ts_stream_next", "true")], first.phrase)
         exchange.send([part.body for part in parts], ends=parts[-1].last)
 
     def on_error(self, error: FlambeauError) -> None:
-        """Answer with the error; a reply that has begun is broken off, so that nobody takes it for whole."""
+        """Answer with the error; a reply that has begun ends with an event that says so where it is one of events,
+        and any other is broken off, so that nobody takes it for whole.
+        """
+        self.log(error)
         exchange = self.exchange
-        if isinstance(error, JobFailed) and error.cause:
-            logger.warning("request %s to %s: %s\n%s", exchange.request_id, self.model, error, error.cause.rstrip())
-        if exchange.is_started:
+        if exchange.is_started and self._has_events:
+            exchange.send([problem_event(error, details=self._details)], ends=True)
+        elif exchange.is_started:
             exchange.abort()
         else:
             self.model.answers[respond_problem(exchange, error, details=self._details)] += 1
+
+    def log(self, error: FlambeauError) -> None:
+        """Tell the operator what lies behind a handler's error."""
+        if isinstance(error, JobFailed) and error.cause:
+            request_id = self.exchange.request_id
+            logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
+
+
+def is_event_stream(content_type: str) -> bool:
+    """Whether a reply of this type is made of server-sent events."""
+    return content_type.lower().startswith("text/event-stream")
 
 
 def submit(reply: Prediction, job: Job, version: str | None) -> None:

@@ -27,7 +27,7 @@ V2_ENVELOPES = {"": "open_inference"}
 
 def kserve_routes(server: Server) -> dict[str, Endpoint]:
     """What the inference listener serves of KServe's protocols."""
-    return {"v1": partial(v1, server), "v2": partial(v2, server)}
+    return {"v1": partial(v1, server), "v2": partial(v2, server)}  # OpenAI's API is before this one at /v1
 
 
 def readiness_routes(server: Server) -> dict[str, Endpoint]:

@@ -25,12 +25,14 @@ PROBLEM: Schema = {
 }
 PROBLEMS = {
     400: "A parameter or the body makes no sense, or the key is not valid",
+    401: "The key is not valid",
     403: "The default version cannot be removed while others remain",
     404: "No such model or version",
     405: "Not allowed by the configuration of this server",
     408: "It took too long",
     409: "That name and version are registered already",
     413: "The body is too large",
+    429: "Too many requests wait already",
     500: "The server, or the worker that had the request, failed",
     503: "No worker can take the request now, or the handler failed",
     507: "Out of memory",
@@ -65,6 +67,7 @@ class Operation:
     body: Mapping[str, Schema] | None = None  # media type → schema
     answers: Mapping[int, tuple[str, Schema | None]] = field(default_factory=lambda: {200: ("Success", OBJECT)})
     problems: Sequence[int] = ()
+    problem: Schema = field(default_factory=lambda: PROBLEM)
     content_type: str = "application/json"
 
     def document(self) -> dict[str, Any]:
@@ -88,7 +91,7 @@ class Operation:
                 str(status): response(text, schema, self.content_type)
                 for status, (text, schema) in self.answers.items()
             },
-            **{str(status): response(PROBLEMS[status], PROBLEM) for status in self.problems},
+            **{str(status): response(PROBLEMS[status], self.problem) for status in self.problems},
         }
         return document
 

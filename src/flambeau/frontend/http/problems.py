@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from flambeau.errors import (
@@ -34,6 +36,7 @@ from flambeau.errors import (
     WorkflowNotFound,
 )
 from flambeau.frontend.http.exchange import Exchange, Header
+from flambeau.frontend.http.openai.problems import is_openai, openai_problem, openai_status
 
 JSON_TYPE: Header = ("content-type", "application/json")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
@@ -84,10 +87,19 @@ def respond_problem(exchange: Exchange, error: FlambeauError, *, details: bool) 
     headers = [JSON_TYPE]
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         headers.append(("retry-after", str(error.retry_after_s)))
+    if is_openai(exchange.path):
+        status = openai_status(error, status)
     cause = getattr(error, "cause", "") if details else ""
-    is_v2 = exchange.path.startswith("/v2/")
-    exchange.respond(status, problem(status, kind, str(error), cause, is_v2=is_v2), headers)
+    exchange.respond(status, problem(exchange.path, status, kind, str(error), cause, error), headers)
     return status
+
+
+def problem_event(error: FlambeauError, *, details: bool) -> bytes:
+    """The server-sent event that ends a stream which could not be finished."""
+    status, kind = status_and_type(error)
+    body = to_document(status, kind, str(error), getattr(error, "cause", "") if details else "")
+    text = json.dumps({"error": body}, ensure_ascii=False)
+    return f"event: error\ndata: {text}\n\n".encode("utf-8", "backslashreplace")
 
 
 def respond_json(exchange: Exchange, status: int, document: Any) -> None:
@@ -95,14 +107,24 @@ def respond_json(exchange: Exchange, status: int, document: Any) -> None:
     exchange.respond(status, to_json(document), (JSON_TYPE,))
 
 
-def problem(status: int, kind: str, message: str, cause: str = "", *, is_v2: bool = False) -> bytes:
-    """The body of an error answer; clients of KServe's second protocol look for `error`."""
-    document: dict[str, Any] = {"code": status, "type": kind, "message": message}
-    if is_v2:
-        document["error"] = message
+def problem(
+    path: str, status: int, kind: str, message: str, cause: str = "", error: FlambeauError | None = None
+) -> bytes:
+    """The body of an error answer; clients of OpenAI's API and of KServe's second protocol look for `error`."""
+    if is_openai(path):
+        return openai_problem(status, message, error)
+    more = {"error": message} if path.startswith("/v2/") else {}
+    return to_json(to_document(status, kind, message, cause, more))
+
+
+def to_document(
+    status: int, kind: str, message: str, cause: str = "", more: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """What is said of an error, in TorchServe's words."""
+    document: dict[str, Any] = {"code": status, "type": kind, "message": message, **more}
     if cause:
         document["cause"] = cause.splitlines()
-    return to_json(document)
+    return document
 
 
 def to_json(document: Any) -> bytes:

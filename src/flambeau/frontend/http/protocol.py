@@ -266,7 +266,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._upgrades:
             return
         if self._content_length > limits.max_body_bytes:
-            self._refuse(self._too_large)
+            self._refuse(self._too_large, self._new_exchange())
             return
         if self._content_length > SMALL_BODY_BYTES or self._wants_continue:
             if not self._is_admitted():
@@ -290,7 +290,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self._size += len(data)
         if self._size > self.listener.limits.max_body_bytes:
-            self._refuse(self._too_large)
+            self._refuse(self._too_large, self._new_exchange())
             return
         if not self._content:
             self._content = data

@@ -16,6 +16,7 @@ from flambeau.frontend.http.inference import inference_routes, is_invoke
 from flambeau.frontend.http.kserve import kserve_routes, readiness_routes
 from flambeau.frontend.http.management import management_routes
 from flambeau.frontend.http.metrics import metrics_routes
+from flambeau.frontend.http.openai.routes import openai_routes
 from flambeau.frontend.http.workflows import workflow_inference_routes, workflow_management_routes
 from flambeau.serving.server import Server
 
@@ -30,7 +31,12 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         "token": token_route(keys),
     }
     management = guard(management, keys, "management", config)
-    inference = {**inference_routes(server), **kserve_routes(server), **workflow_inference_routes(server)}
+    inference = {
+        **inference_routes(server),
+        **kserve_routes(server),
+        **openai_routes(server),
+        **workflow_inference_routes(server),
+    }
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
         inference["models"] = Either(inference["models"], management["models"])

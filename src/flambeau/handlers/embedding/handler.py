@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from flambeau.handlers.requests import is_describe, refuse_explain, value_or_fie
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
-OPTIONS = {"model_path": str, "max_texts": int, "max_tokens": int, "max_seq_length": int}
+OPTIONS = {"model_path": str, "max_texts": int, "max_tokens": int, "max_seq_length": int, "matryoshka": bool}
 CPU_TOKENS, GPU_TOKENS = 4096, 65536  # a CPU gains nothing from larger groups, which only take more memory
 FREE_PADDING = 64  # tokens of padding that cost less than another call of the model
 PADDING_SHARE = 0.25
@@ -32,6 +33,8 @@ PADDING_SHARE = 0.25
 
 class SentenceEmbedder:
     """Embeds all texts of all requests of a batch together, those of like length side by side."""
+
+    abilities = ("embed",)
 
     def initialize(self, context: Context) -> None:
         """Read the folder, load the tokenizer and the encoder, and embed a first text."""
@@ -44,7 +47,8 @@ class SentenceEmbedder:
         self.max_seq_length = min(options.get("max_seq_length", self.model.max_seq_length), self.model.max_seq_length)
         self.tokenizer, self.pad_id = load_tokenizer(self.model.tokenizer, self.max_seq_length)
         self.encoder: Encoder = load_encoder(self.model, context.system_properties["gpu_id"])
-        self.dimensions = self.embed(["first"]).shape[1]
+        self.dimensions: int = self.embed(["first"])[0].shape[1]
+        self.can_shorten: bool = options.get("matryoshka", self.model.config.get("is_matryoshka") is True)
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Context) -> list[Any]:
         """The whole way for one batch; the server calls this."""
@@ -53,28 +57,48 @@ class SentenceEmbedder:
             return [self.describe_handle()]
         refuse_explain(context, "sentence_embedder")
         asks = [read_ask(value_or_fields(row), self.max_texts) for row in data]
-        vectors = self.embed([text for ask in asks for text in self.with_prompt(ask)])
+        for ask in asks:
+            self.check_dimensions(ask)
+        vectors, counts = self.embed([text for ask in asks for text in self.with_prompt(ask)])
         replies, taken = [], 0
         for i, ask in enumerate(asks):
-            own = vectors[taken : taken + len(ask.texts)]
-            taken += len(ask.texts)
-            own = normalise(own) if (self.model.normalises if ask.normalize is None else ask.normalize) else own
-            replies.append(msgspec.json.encode(own[0].tolist() if ask.is_one else own.tolist()))
+            own = slice(taken, taken + len(ask.texts))
+            taken = own.stop
+            replies.append(to_reply(ask, self.finished(vectors[own], ask), sum(counts[own])))
             context.set_response_content_type(i, "application/json")
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 
-    def embed(self, texts: Sequence[str]) -> Array:
-        """The vectors of texts, in their order, before normalisation."""
+    def embed(self, texts: Sequence[str]) -> tuple[Array, list[int]]:
+        """The vectors of texts, in their order, before normalisation, and how many tokens each text has."""
         if self.model.lowercases:
             texts = [text.lower() for text in texts]
         tokens = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
-        groups = plan_groups([len(ids) for ids in tokens], self.max_tokens)
+        counts = [len(ids) for ids in tokens]
+        groups = plan_groups(counts, self.max_tokens)
         found: dict[int, Array] = {}
         for places in groups:
             ids, mask = pad([tokens[place] for place in places], self.pad_id)
             found |= zip(places, self.encoder.embed(ids, mask), strict=True)
-        return np.stack([found[place] for place in range(len(tokens))])
+        return np.stack([found[place] for place in range(len(tokens))]), counts
+
+    def check_dimensions(self, ask: Ask) -> None:
+        """Refuse shorter vectors of a model that was not trained for them, and longer ones of any."""
+        wanted = self.dimensions if ask.dimensions is None else ask.dimensions
+        if wanted > self.dimensions:
+            raise BadRequest(f"dimensions must be at most {self.dimensions}, which is what the model gives")
+        if wanted < self.dimensions and not self.can_shorten:
+            raise BadRequest(
+                f"the model gives {self.dimensions} dimensions and no fewer; leave dimensions out, or set matryoshka: "
+                "true in the model's configuration if it was trained for shorter ones"
+            )
+
+    def finished(self, vectors: Array, ask: Ask) -> Array:
+        """Vectors as a request wants them: shorter ones get their length back."""
+        shortens = ask.dimensions is not None and ask.dimensions < self.dimensions
+        normalises = (self.model.normalises or shortens) if ask.normalize is None else ask.normalize
+        vectors = vectors[:, : ask.dimensions]
+        return normalise(vectors) if normalises else vectors
 
     def with_prompt(self, ask: Ask) -> list[str]:
         """The texts of a request behind the prompt it names, or the model's usual one."""
@@ -96,6 +120,17 @@ class SentenceEmbedder:
             "prompts": list(self.model.prompts),
             "weights": self.model.weights.name,
         }
+
+
+def to_reply(ask: Ask, vectors: Array, num_tokens: int) -> bytes:
+    """The reply to one request: its vectors, alone or with what they have cost."""
+    if ask.encoding_format == "base64":
+        found: list[Any] = [base64.b64encode(vector.tobytes()).decode() for vector in vectors.astype("<f4")]
+    else:
+        found = vectors.tolist()
+    if ask.usage:
+        return msgspec.json.encode({"embeddings": found, "num_tokens": num_tokens})
+    return msgspec.json.encode(found[0] if ask.is_one else found)
 
 
 def plan_groups(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from flambeau.errors import BadRequest
 from flambeau.handlers.requests import parse_json_bytes
 
 TEXT_KEYS = ("text", "input", "inputs")
-OPTION_KEYS = ("normalize", "prompt_name")
+OPTION_KEYS = ("normalize", "prompt_name", "encoding_format", "dimensions", "usage")
 IGNORED_KEYS = ("model", "user")  # what OpenAI's clients send besides
 REMEDY = 'send "text", ["text", …], {"input": …} or a text/plain body'
 
@@ -23,6 +23,9 @@ class Ask:
     is_one: bool
     normalize: bool | None = None  # None: as the model does
     prompt_name: str | None = None
+    encoding_format: str = "float"  # or base64, of little-endian float32
+    dimensions: int | None = None  # fewer than the model gives
+    usage: bool = False  # whether the reply tells how many tokens were read
 
 
 def read_ask(value: Any, max_texts: int) -> Ask:
@@ -51,15 +54,18 @@ def read_ask(value: Any, max_texts: int) -> Ask:
 def read_options(value: Mapping[str, Any], text_key: str) -> dict[str, Any]:
     """The options beside the texts; unknown ones are refused, since a misspelt one would be ignored silently."""
     options = {key: value[key] for key in OPTION_KEYS if value.get(key) is not None}
-    unknown = sorted(map(str, value.keys() - {text_key, "encoding_format", *OPTION_KEYS, *IGNORED_KEYS}))
+    unknown = sorted(map(str, value.keys() - {text_key, *OPTION_KEYS, *IGNORED_KEYS}))
     if unknown:
         raise BadRequest(f"the request has {', '.join(unknown)}; beside the texts it may have {', '.join(OPTION_KEYS)}")
-    if not isinstance(options.get("normalize", True), bool):
-        raise BadRequest(f"normalize must be true or false, not {options['normalize']!r}")
+    for key in ("normalize", "usage"):
+        if not isinstance(options.get(key, True), bool):
+            raise BadRequest(f"{key} must be true or false, not {options[key]!r}")
     if not isinstance(options.get("prompt_name", ""), str):
         raise BadRequest(f"prompt_name must be text, not {options['prompt_name']!r}")
-    if value.get("encoding_format", "float") != "float":
-        raise BadRequest("encoding_format may only be float")
+    if options.get("encoding_format", "float") not in ("float", "base64"):
+        raise BadRequest("encoding_format may only be float or base64")
+    if type(options.get("dimensions", 1)) is not int or options.get("dimensions", 1) < 1:
+        raise BadRequest(f"dimensions must be a whole number from 1, not {options['dimensions']!r}")
     return options
 
 

@@ -1,21 +1,22 @@
-"""Architecture: the shape of a decoder-only transformer, from a Hugging Face config.json or a preset's name."""
+"""Architecture: the shape of a decoder-only transformer.
+
+It is read from a Hugging Face config.json (hugging_face.py) or known by a preset's name (presets.py).
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from flambeau.llm.errors import CheckpointError
+RopeKind = Literal["linear", "llama3", "yarn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
     """How rotary positions are stretched beyond the length a model was trained on."""
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: RopeKind
     factor: float
     original_length: int = 8192
     low_frequency_factor: float = 1.0  # llama3
@@ -23,12 +24,17 @@ class RopeScaling:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     attention_factor: float | None = None  # yarn; None: from the factor
+    mscale: float | None = None  # yarn
+    mscale_all_dimensions: float | None = None  # yarn
     truncate: bool = True  # yarn: whole dimensions at the ends of the ramp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Everything the network's shape depends on."""
+    """Everything the network's shape depends on.
+
+    A network for one of several devices has the architecture of its share: fewer heads, a smaller intermediate size.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -41,6 +47,7 @@ class Architecture:
     norm_epsilon: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    unrotated_layers: frozenset[int] = frozenset()  # SmolLM 3: these know nothing of positions
     tied_embeddings: bool = False
     qkv_bias: bool = False  # Qwen 2
     output_bias: bool = False
@@ -49,7 +56,9 @@ class Architecture:
     windows: tuple[int | None, ...] = ()  # of each layer: how many tokens back it sees; empty: all of them
     num_experts: int = 0
     num_experts_per_token: int = 2
+    expert_size: int = 0  # the intermediate size of one expert
     normalises_experts: bool = True  # the weights of the chosen experts sum to one
+    dense_layers: frozenset[int] = frozenset()  # layers without experts in a network that has them
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"
@@ -59,37 +68,6 @@ class Architecture:
         """How many tokens back a layer sees; None: all of them."""
         return self.windows[layer] if self.windows else None
 
-
-def read_architecture(folder: Path) -> Architecture:
-    """The architecture a Hugging Face folder describes."""
-    path = folder / "config.json"
-    try:
-        return from_hugging_face(json.loads(path.read_text()))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no config.json; name the folder of a checkpoint") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-
-
-def from_hugging_face(config: Mapping[str, Any]) -> Architecture:
-    """The architecture of a config.json."""
-    heads = config["num_attention_heads"]
-    hidden = config["hidden_size"]
-    eos = config.get("eos_token_id")
-    return Architecture(
-        vocab_size=config["vocab_size"],
-        hidden_size=hidden,
-        num_layers=config["num_hidden_layers"],
-        num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or hidden // heads,
-        intermediate_size=config["intermediate_size"],
-        max_length=config.get("max_position_embeddings", 2048),
-        norm_epsilon=config.get("rms_norm_eps", 1e-5),
-        rope_theta=config.get("rope_theta", 10000.0),
-        tied_embeddings=config.get("tie_word_embeddings", False),
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
-        bos_id=config.get("bos_token_id"),
-        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
-        source=config,
-    )
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer sends each token to a few experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers

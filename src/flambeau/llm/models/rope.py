@@ -6,37 +6,69 @@ The two halves of a head are the two coordinates, as in Hugging Face checkpoints
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture, RopeScaling
 
 
-def angles(arch: Architecture, length: int) -> tuple[Tensor, float]:
-    """The angle [length, D/2] of each position and dimension, and the factor that scales cosine and sine."""
-    inverse = 1.0 / arch.rope_theta ** (torch.arange(0, arch.head_size, 2, dtype=torch.float32) / arch.head_size)
-    factor = 1.0
-    scaling = arch.rope_scaling
-    if scaling is not None and scaling.kind == "linear":
-        inverse = inverse / scaling.factor
-    elif scaling is not None and scaling.kind == "llama3":
-        inverse = stretch_llama3(inverse, scaling)
-    elif scaling is not None:
-        inverse, factor = stretch_yarn(inverse, arch, scaling)
-    return torch.outer(torch.arange(length, dtype=torch.float32), inverse), factor
+class Rotation(nn.Module):
+    """The cosine and sine of every position, in float32 whatever the type of the network around it."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.arch = arch
+        self.cos: Tensor
+        self.sin: Tensor
+        self.make_tables(torch.get_default_device())
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine […, 1, D] of the positions […]: what `rotate` takes."""
+        cos, sin = self.cos[positions], self.sin[positions]
+        return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
+
+    def make_tables(self, device: torch.device) -> None:
+        """Have the tables on a device."""
+        length = 0 if device.type == "meta" else self.arch.max_length  # a blank network has none yet
+        cos, sin = rotation_tables(self.arch, length)
+        self.register_buffer("cos", cos.to(device), persistent=False)
+        self.register_buffer("sin", sin.to(device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow the network to another device, but never to a narrower type: the tables are made anew."""
+        self.make_tables(fn(self.cos).device)
+        return self
 
 
 def rotation_tables(arch: Architecture, length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [length, D/2] of every position."""
-    table, factor = angles(arch, length)
-    return table.cos() * factor, table.sin() * factor
+    """Cosine and sine [length, D/2] of every position, made on the CPU so that they are the same everywhere."""
+    inverse, factor = inverse_wavelengths(arch)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inverse)
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def inverse_wavelengths(arch: Architecture) -> tuple[Tensor, float]:
+    """By how much each pair of dimensions turns from one position to the next, and what scales cosine and sine."""
+    dimensions = torch.arange(0, arch.head_size, 2, dtype=torch.float32, device="cpu")
+    inverse = 1.0 / arch.rope_theta ** (dimensions / arch.head_size)
+    scaling = arch.rope_scaling
+    if scaling is None:
+        return inverse, 1.0
+    if scaling.kind == "linear":
+        return inverse / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return stretch_llama3(inverse, scaling), 1.0
+    return stretch_yarn(inverse, arch, scaling), yarn_attention_factor(scaling)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn […, heads, D] by the angles […, 1, D/2] of its tokens."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    """Turn […, heads, D] by the angles […, 1, D] of its tokens; the sine of the first half is negative."""
+    wide = x.float()
+    first, second = wide.chunk(2, dim=-1)
+    return torch.addcmul(wide * cos, torch.cat((second, first), dim=-1), sin).to(x.dtype)
 
 
 def stretch_llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
@@ -47,7 +79,7 @@ def stretch_llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
     return (1 - blend) * inverse / scaling.factor + blend * inverse
 
 
-def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> tuple[Tensor, float]:
+def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> Tensor:
     """Dimensions that turn often are kept, those that turn rarely are slowed down, with a ramp between."""
 
     def dimension(turns: float) -> float:
@@ -58,7 +90,19 @@ def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> t
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, arch.head_size - 1)
-    ramp = ((torch.arange(arch.head_size // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
-    blended = inverse / scaling.factor * ramp + inverse * (1 - ramp)
-    factor = scaling.attention_factor
-    return blended, 0.1 * math.log(scaling.factor) + 1.0 if factor is None else factor
+    places = torch.arange(arch.head_size // 2, dtype=torch.float32, device="cpu")
+    ramp = ((places - low) / ((high - low) or 0.001)).clamp(0.0, 1.0)
+    return inverse / scaling.factor * ramp + inverse * (1 - ramp)
+
+
+def yarn_attention_factor(scaling: RopeScaling) -> float:
+    """What YaRN multiplies cosine and sine by, so that attention stays as sharp over longer texts."""
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+
+    def sharpness(mscale: float) -> float:
+        return 0.1 * mscale * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+
+    if scaling.mscale and scaling.mscale_all_dimensions:
+        return sharpness(scaling.mscale) / sharpness(scaling.mscale_all_dimensions)
+    return sharpness(1.0)

@@ -1,7 +1,8 @@
 """Transformer: a Llama-shaped network, and nothing else.
 
 How keys and values are kept is the business of `attend`; quantisation, sharding and compilation are applied to the
-network from their own files. Weights have the names of Hugging Face checkpoints, so that nothing is converted.
+network from their own files. Weights have the names of Hugging Face checkpoints but for those that are multiplied
+together: `qkv_proj` has the rows of q_proj, k_proj and v_proj, `gate_up_proj` those of gate_proj and up_proj.
 
 Shapes: … any leading dimensions (tokens, or batch and tokens) · E hidden · H heads · G key-value heads · D head size
 · F intermediate · V vocabulary
@@ -16,14 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.rope import rotate, rotation_tables
+from flambeau.llm.models.moe import SparseMLP
+from flambeau.llm.models.rope import Rotation, rotate
 
 
 class Attend(Protocol):
     """Keeps the keys and values of a layer's tokens and lets its queries look at them."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
-        """From q […, H, D] and k, v […, G, D] to […, H, D]."""
+        """From q […, H, D] and k, v […, G, D] to […, H, D]; the three are views with the strides of a larger one."""
 
 
 class RMSNorm(nn.Module):
@@ -36,9 +38,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised input, in its own type."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
-        return self.weight * wide.to(x.dtype)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
 
 class Attention(nn.Module):
@@ -47,24 +47,32 @@ class Attention(nn.Module):
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
         size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
-        self.layer, self.head_size = layer, size
+        self.layer, self.head_size, self.num_heads, self.num_kv_heads = layer, size, heads, kv_heads
         self.scale = size**-0.5
         self.window = arch.window(layer)
-        self.q_proj = nn.Linear(arch.hidden_size, heads * size, bias=arch.qkv_bias)
-        self.k_proj = nn.Linear(arch.hidden_size, kv_heads * size, bias=arch.qkv_bias)
-        self.v_proj = nn.Linear(arch.hidden_size, kv_heads * size, bias=arch.qkv_bias)
+        self.is_rotated = layer not in arch.unrotated_layers
+        self.qkv_proj = nn.Linear(arch.hidden_size, (heads + 2 * kv_heads) * size, bias=arch.qkv_bias)
         self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
-        self.q_norm = RMSNorm(size, arch.norm_epsilon) if arch.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(size, arch.norm_epsilon) if arch.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(size, arch.norm_epsilon) if arch.qk_norm else None
+        self.k_norm = RMSNorm(size, arch.norm_epsilon) if arch.qk_norm else None
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
-        q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_size)))
-        k = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_size)))
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_size))
-        q, k = rotate(q, *rotation), rotate(k, *rotation)
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
+        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.split_qk(qk)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
+        if self.is_rotated:
+            qk = rotate(qk, *rotation)  # queries and keys at once: half the kernels
+        q, k = self.split_qk(qk)
         y = attend(self.layer, q, k, v, scale=self.scale, window=self.window)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+
+    def split_qk(self, qk: Tensor) -> tuple[Tensor, Tensor]:
+        """[…, H+G, D] to […, H, D] and […, G, D]."""
+        q, k = torch.split(qk, [self.num_heads, self.num_kv_heads], dim=-2)
+        return q, k
 
 
 class MLP(nn.Module):
@@ -72,13 +80,13 @@ class MLP(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(arch.hidden_size, arch.intermediate_size, bias=arch.mlp_bias)
-        self.up_proj = nn.Linear(arch.hidden_size, arch.intermediate_size, bias=arch.mlp_bias)
+        self.gate_up_proj = nn.Linear(arch.hidden_size, 2 * arch.intermediate_size, bias=arch.mlp_bias)
         self.down_proj = nn.Linear(arch.intermediate_size, arch.hidden_size, bias=arch.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -89,7 +97,7 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(arch.hidden_size, arch.norm_epsilon)
         self.self_attn = Attention(arch, layer)
         self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.norm_epsilon)
-        self.mlp = MLP(arch)
+        self.mlp = SparseMLP(arch) if arch.has_experts(layer) else MLP(arch)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
@@ -110,27 +118,25 @@ class Body(nn.Module):
 class Transformer(nn.Module):
     """Token ids and their positions to hidden states, and those to logits."""
 
+    lm_head: nn.Module | None  # None: tied embeddings, which are multiplied with instead
+
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.arch = arch
         self.model = Body(arch)
-        self.lm_head = nn.Linear(arch.hidden_size, arch.vocab_size, bias=False)
-        if arch.tied_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
-        cos, sin = rotation_tables(arch, arch.max_length)
-        self.rotation_cos: Tensor
-        self.rotation_sin: Tensor
-        self.register_buffer("rotation_cos", cos, persistent=False)
-        self.register_buffer("rotation_sin", sin, persistent=False)
+        self.lm_head = None if arch.tied_embeddings else nn.Linear(arch.hidden_size, arch.vocab_size, bias=False)
+        self.rotation = Rotation(arch)
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The hidden state […, E] of every token of […]."""
         x = self.model.embed_tokens(ids)
-        rotation = self.rotation_cos[positions].unsqueeze(-2), self.rotation_sin[positions].unsqueeze(-2)
+        rotation = self.rotation(positions)
         for layer in self.model.layers:
             x = layer(x, rotation, attend)
         return self.model.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states […, E] to logits […, V], in float32."""
+        if self.lm_head is None:
+            return F.linear(hidden, self.model.embed_tokens.weight).float()
         return self.lm_head(hidden).float()  # type: ignore[no-any-return]

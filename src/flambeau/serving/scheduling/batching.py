@@ -31,6 +31,7 @@ class Taker(Protocol):
     is_ready: bool
     is_retiring: bool
     is_concurrent: bool
+    places: int
 
     @property
     def num_batches(self) -> int:
@@ -42,7 +43,7 @@ def free_places(worker: Taker, limits: BatchLimits) -> int:
     if not worker.is_ready or worker.is_retiring:
         return 0
     if worker.is_concurrent:
-        return max(0, limits.concurrency - worker.num_batches)
+        return max(0, (worker.places or limits.concurrency) - worker.num_batches)
     return 0 if worker.num_batches else limits.size
 
 

@@ -113,11 +113,11 @@ class Dispatcher:
 
     def _may_send_beside(self, worker: RemoteWorker) -> bool:
         """Whether a worker that runs many jobs may get one more; one that may be poisonous is run alone."""
-        is_crowded = len(worker.batches) >= self._limits.concurrency
-        return not (is_crowded or worker.has_suspect or self._queue.oldest.crashes)
+        is_crowded = len(worker.batches) >= (worker.places or self._limits.concurrency)
+        return not (is_crowded or worker.has_suspect or self._queue.oldest.is_suspect)
 
     def _may_send_ahead(self, worker: RemoteWorker, num_waiting: int) -> bool:
-        if worker.depth > 1 and (worker.has_suspect or self._queue.oldest.crashes):
+        if worker.depth > 1 and (worker.has_suspect or self._queue.oldest.is_suspect):
             return False
         return may_send_ahead(
             num_waiting,

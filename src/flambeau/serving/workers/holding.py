@@ -26,14 +26,14 @@ class Batch:
 class Holding:
     """What one worker has been sent and has not answered; it begins its batches in order, `depth` at a time.
 
-    A concurrent worker begins each at once. A continuous one answers all with every call.
+    A concurrent worker begins each at once. One that is continuous or generates answers all with every step.
     """
 
     def __init__(self, traffic: ModelTraffic) -> None:
         self.is_concurrent = False
-        self.is_continuous = False
+        self.speaks_for_all = False  # whatever it says is a sign of work on each
         self.depth = 1
-        self.heard_at = 0.0  # when the worker last said anything; kept where it is continuous
+        self.heard_at = 0.0  # when the worker last said anything; kept where that counts for all
         self.batches: deque[Batch] = deque()
         self.jobs: dict[int, tuple[Job | None, Batch]] = {}  # None: it was taken back
         self._traffic = traffic
@@ -95,13 +95,13 @@ class Holding:
         """How long what the worker works on has shown no sign of progress; 0 when it has nothing."""
         if not self.batches:
             return 0.0
-        if self.is_continuous:  # one call answers all: whatever it says is a sign for each
+        if self.speaks_for_all:
             return now - max(self.batches[0].progress, self.heard_at)
         return now - (min(batch.progress for batch in self.batches) if self.is_concurrent else self.batches[0].progress)
 
     def blame_silent(self, limit_s: float, now: float) -> None:
         """Where jobs run beside others: those silent for so long are to blame, and not tried again with the rest."""
-        if self.is_concurrent and not self.is_continuous:
+        if self.is_concurrent and not self.speaks_for_all:
             for job, batch in self.jobs.values():
                 if job is not None and now - batch.progress > limit_s:
                     job.crashes += 1

@@ -145,10 +145,15 @@ class RankGroup:
             self._on_messages(told)
 
     def _on_ready(self, rank: int, message: Ready) -> list[ToServer]:
-        """The group is ready when its last rank is; ranks in step take one batch at a time."""
+        """The group is ready when its last rank is; ranks in step take one batch at a time.
+
+        Where rank 0 generates, it leads the others itself.
+        """
         self._ready[rank] = message
         if len(self._ready) < len(self._specs):
             return []
+        if self._ready[0].places:
+            self._lockstep = None
         shares = all(ready.can_share_memory for ready in self._ready.values())
         if self._lockstep is not None:
             return [Ready(can_share_memory=shares)]

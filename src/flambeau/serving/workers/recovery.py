@@ -9,6 +9,8 @@ from dataclasses import dataclass
 # only the first restart comes at once.
 _DELAYS_S = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+RETRIES = 1  # how many deaths a job survives …
+RESUMES = 3  # … and how many where its reply has begun and can go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,11 @@ class Death:
     is_told: bool = False  # the model log has the traceback already
     while_loading: bool = False  # the model itself could not be loaded
     last_lines: tuple[str, ...] = ()
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether neither the worker itself nor this server ended it."""
+        return self.signal in FROM_OUTSIDE and not self.by_server and not self.out_of_memory
 
     @property
     def cause(self) -> str:
@@ -44,18 +51,17 @@ def is_hopeless(failures: int, waited_s: float, max_retry_s: float) -> bool:
     return waited_s + backoff_s(failures) > max_retry_s
 
 
-def should_retry(death: Death, *, batch_size: int, crashes: int, reply_started: bool) -> bool:
-    """Whether a job held by a dead worker gets a second try, alone.
+def should_retry(death: Death, *, batch_size: int, crashes: int, reply_started: bool, can_go_on: bool = False) -> bool:
+    """Whether a job held by a dead worker gets another try; one whose reply has begun, only where it can go on.
 
     A job that was alone when its worker ended by its own doing is the culprit. One that was in a batch,
     or whose worker was killed from outside, may be innocent, once.
     """
-    if reply_started or crashes > 1:
+    if (reply_started and not can_go_on) or crashes > (RESUMES if reply_started else RETRIES):
         return False
     if death.spares_jobs:
         return True
-    killed_from_outside = death.signal in FROM_OUTSIDE and not death.by_server and not death.out_of_memory
-    return batch_size > 1 or killed_from_outside
+    return batch_size > 1 or death.is_from_outside
 
 
 def describe_exit(code: int) -> tuple[str, int | None]:

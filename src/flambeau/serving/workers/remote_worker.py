@@ -51,6 +51,8 @@ class RemoteWorker:
         self.is_concurrent = False
         self.is_continuous = False
         self.depth = 1
+        self.places = 0  # jobs it takes at a time; 0: as the model's settings say
+        self.abilities: list[str] = []
         self.shares_memory = False
         self.service_s: float | None = None
         self.ready_at: float | None = None
@@ -143,7 +145,7 @@ class RemoteWorker:
     def send(self, jobs: Sequence[Job]) -> None:
         """Send these jobs as one batch."""
         batch = self._held.add(jobs, self._now())
-        self.has_suspect = jobs[0].crashes > 0
+        self.has_suspect = jobs[0].is_suspect
         if self._traffic.note is not None:
             batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
@@ -183,7 +185,7 @@ class RemoteWorker:
 
     def _receive(self, messages: list[ToServer]) -> None:
         """Take what has arrived; parts of one reply that arrived together are passed on together."""
-        if self.is_continuous:
+        if self._held.speaks_for_all:
             self._held.heard_at = self._now()
         i = 0
         while i < len(messages):
@@ -207,7 +209,9 @@ class RemoteWorker:
 
     def _on_ready(self, message: Ready) -> None:
         self.is_concurrent = self._held.is_concurrent = message.is_concurrent
-        self.is_continuous = self._held.is_continuous = message.is_continuous
+        self.is_continuous = message.is_continuous
+        self._held.speaks_for_all = message.is_continuous or message.places > 0
+        self.places, self.abilities = message.places, message.abilities
         self.depth = self._held.depth = message.depth
         self.shares_memory = message.can_share_memory
         self.is_ready = True
@@ -227,6 +231,9 @@ class RemoteWorker:
         first, last = parts[0], parts[-1]
         is_waited_for = job is not None and not job.is_over
         if job is not None:
+            if self.places and not last.last:
+                job.keep_state(parts)
+                self.has_answered = True
             try:
                 job.deliver(parts)
             except Exception:  # a receiver's mistake must not cost the other jobs of this worker

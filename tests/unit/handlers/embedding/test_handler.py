@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
@@ -83,6 +84,34 @@ def test_long_text_is_cut(minilm):
     shorter = load(minilm_folder(), max_seq_length=16)
     assert shorter.describe_handle()["maxSequenceLength"] == 16
     assert ask(shorter, "word " * 14) == ask(shorter, "word " * 50)
+
+
+def test_vectors_in_base64_are_the_same_and_their_cost_is_told(tmp_path):
+    embedder = load(save_bert_folder(tmp_path))
+    texts = ["the cat sat", "a dog"]
+    [plain] = ask(embedder, texts)
+    told = {"input": texts, "encoding_format": "base64", "usage": True}
+    [found, one] = ask(embedder, told, {"input": "a dog", "encoding_format": "base64"})
+    assert found["num_tokens"] == 5 + 4  # with the two that begin and end a text
+    vectors = [np.frombuffer(base64.b64decode(text), "<f4") for text in found["embeddings"]]
+    assert np.abs(np.array(vectors) - np.array(plain)).max() < 1e-6
+    assert one == found["embeddings"][1]
+
+
+def test_shorter_vectors_are_of_length_one_where_the_model_allows_them(tmp_path):
+    folder = save_bert_folder(tmp_path)
+    with pytest.raises(BadRequest, match="gives 16 dimensions and no fewer"):
+        ask(load(folder), {"input": "the cat", "dimensions": 4})
+    with pytest.raises(BadRequest, match="at most 16"):
+        ask(load(folder, matryoshka=True), {"input": "the cat", "dimensions": 17})
+    whole, short, same = ask(
+        load(folder, matryoshka=True),
+        "the cat",
+        {"input": "the cat", "dimensions": 4},
+        {"input": "the cat", "dimensions": 16},
+    )
+    assert same == whole
+    assert short == pytest.approx((np.array(whole[:4]) / np.linalg.norm(whole[:4])).tolist(), abs=1e-6)
 
 
 def test_pooling_normalisation_and_prompts_come_from_the_folder(tmp_path):

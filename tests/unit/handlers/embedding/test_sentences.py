@@ -55,7 +55,10 @@ def test_options_travel_with_the_texts():
         ({"text": "a", "normalise": True}, "the request has normalise; .* may have normalize, prompt_name"),
         ({"text": "a", "normalize": "yes"}, "normalize must be true or false"),
         ({"text": "a", "prompt_name": 3}, "prompt_name must be text"),
-        ({"input": "a", "encoding_format": "base64"}, "only be float"),
+        ({"input": "a", "encoding_format": "int8"}, "only be float or base64"),
+        ({"input": "a", "dimensions": 0}, "dimensions must be a whole number from 1, not 0"),
+        ({"input": "a", "dimensions": True}, "dimensions must be a whole number"),
+        ({"input": "a", "usage": 1}, "usage must be true or false"),
         (bytearray(b"\xff\xfe"), "not UTF-8"),
         (bytearray(b'{"text": '), "not valid JSON .* text/plain"),
         (["a"] * 11, r"11 texts; at most 10 \(max_texts\)"),
@@ -68,7 +71,7 @@ def test_what_cannot_be_embedded_is_refused(value, reason):
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
-KEYS = st.sampled_from(["text", "input", "inputs", "normalize", "prompt_name", "model", "x"])
+KEYS = st.sampled_from(["text", "input", "inputs", "normalize", "prompt_name", "model", "dimensions", "usage", "x"])
 
 
 @given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner)))

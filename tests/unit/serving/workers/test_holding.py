@@ -108,7 +108,7 @@ def test_only_those_who_are_silent_are_to_blame(held):
     assert held.seconds_without_progress(9.0) == 9.0
     held.blame_silent(5.0, 9.0)
     assert (silent.crashes, fresh.crashes) == (1, 0)
-    held.is_continuous = True
+    held.speaks_for_all = True
     held.heard_at = 8.5
     assert held.seconds_without_progress(9.0) == 0.5
     held.blame_silent(5.0, 9.0)

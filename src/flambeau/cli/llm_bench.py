@@ -1,0 +1,115 @@
+"""`flambeau llm bench`: how fast a language model is, through a server or by itself."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flambeau.cli.client import key_in, send
+from flambeau.cli.llm_chat import the_model
+from flambeau.cli.models import print_json, print_table
+from flambeau.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked of the model."""
+
+    streams: Sequence[int]
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One answer, as its reader saw it."""
+
+    began: float
+    first: float
+    ended: float
+    num_tokens: int
+
+
+def bench(target: str, model: str | None, load: Load, *, options: dict[str, Any], as_json: bool) -> None:
+    """Measure and print a row for each number of streams."""
+    is_server = target.startswith(("http://", "https://"))
+    rows = bench_server(target, model or the_model(target), load) if is_server else bench_engine(target, load, options)
+    if as_json:
+        print_json(rows)
+        return
+    print_table(["STREAMS", "FIRST TOKEN", "TOKENS/S", "ACCEPTED"], [to_row(row) for row in rows])
+
+
+def to_row(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    accepted = row.get("accepted")
+    share = "" if accepted is None else f"{accepted:.0%}"
+    return [str(row["streams"]), f"{row['first_token_ms']:.1f} ms", f"{row['tokens_per_s']:.0f}", share]
+
+
+def bench_engine(path: str, load: Load, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The engine in this process, without a server; a first round warms it up."""
+    try:
+        from flambeau.llm.bench import measure
+        from flambeau.llm.engine import Engine
+        from flambeau.llm.errors import LLMError
+    except ImportError as error:
+        raise ConfigError(f"the engine needs {error.name}: pip install 'flambeau[llm]'") from None
+    try:
+        engine = Engine.from_pretrained(Path(path), **options)
+    except LLMError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        sizes = {"prompt_tokens": load.prompt_tokens, "new_tokens": load.new_tokens}
+        for _ in measure(engine, load.streams, prompt_tokens=load.prompt_tokens, new_tokens=8):
+            pass
+        engine.wait_until_compiled()
+        return [asdict(figure) for figure in measure(engine, load.streams, **sizes)]
+    finally:
+        engine.close()
+
+
+def bench_server(url: str, model: str, load: Load) -> list[dict[str, Any]]:
+    """Through HTTP, each stream by a thread of its own."""
+    rows = []
+    for number in load.streams:
+        with ThreadPoolExecutor(number) as threads:
+            seen = [*threads.map(lambda i, n=number: read_stream(url, model, load, 1000 * n + i), range(number))]
+        seconds = max(stream.ended for stream in seen) - min(stream.first for stream in seen)
+        rows.append(
+            {
+                "streams": number,
+                "first_token_ms": 1000 * statistics.median(stream.first - stream.began for stream in seen),
+                "tokens_per_s": sum(stream.num_tokens for stream in seen) / seconds,
+            }
+        )
+    return rows
+
+
+def read_stream(url: str, model: str, load: Load, salt: int) -> Stream:
+    """Ask for one text and read it to its end."""
+    prompt = [(7919 * salt + 31 * i) % 250 + 3 for i in range(load.prompt_tokens)]  # no two begin alike
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": load.new_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    headers = {"content-type": "application/json", **key_in("FLAMBEAU_INFERENCE_KEY")}
+    began, first, last = time.perf_counter(), 0.0, b""
+    response = send(url, "POST", "/v1/completions", json.dumps(body).encode(), headers)
+    for line in response:
+        if line.startswith(b"data: {"):
+            first = first or time.perf_counter()
+            last = line
+    num_tokens = json.loads(last[len(b"data: ") :])["usage"]["completion_tokens"]
+    return Stream(began, first, time.perf_counter(), num_tokens)

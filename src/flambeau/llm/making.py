@@ -1,0 +1,87 @@
+"""Making an engine: the checkpoint, the tokenizer, and everything that is applied to the network, in one list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flambeau.llm.checkpoint import load_model, read_architecture
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.engine import Engine
+from flambeau.llm.errors import LLMError
+from flambeau.llm.forward import EagerForward, Forward
+from flambeau.llm.kv_cache import KVCache
+from flambeau.llm.memory import num_blocks_for
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.parallel import LeadingForward, Ranks, Shard, connect, follow, least, local_architecture
+from flambeau.llm.tokenizer import load_tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A network on its device, with its cache; or one rank's part of both."""
+
+    arch: Architecture  # of the whole
+    forward: Forward
+    num_blocks: int
+
+
+def make_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> Engine:
+    """An engine for a checkpoint; options are fields of EngineConfig. With several ranks, this is rank 0's."""
+    config = replace(config or EngineConfig(), **options)
+    device = device_for(config)
+    ranks = Ranks.join(device) if config.tensor_parallel_size > 1 else None
+    network = make_network(path, config, device, ranks)
+    return Engine(
+        network.arch,
+        LeadingForward(network.forward, ranks) if ranks else network.forward,
+        num_blocks=network.num_blocks,
+        config=config,
+        device=str(device),
+        tokenizer=load_tokenizer(Path(config.tokenizer) if config.tokenizer else path),
+    )
+
+
+def follow_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> None:
+    """The life of every other rank: load its part, and compute what rank 0 computes until that says the end."""
+    config = replace(config or EngineConfig(), **options)
+    device = device_for(config)
+    ranks = Ranks.join(device)
+    follow(make_network(path, config, device, ranks).forward, ranks, device)
+
+
+def make_network(path: Path, config: EngineConfig, device: torch.device, ranks: Ranks | None) -> Network:
+    """Load a checkpoint, or a rank's part of it, and apply to it what the configuration asks for."""
+    arch = read_architecture(path)
+    dtype = dtype_for(config, arch, device)
+    load = partial(load_model, path, device=device, dtype=dtype)
+    if ranks is None:
+        local, model = arch, load()
+    else:
+        local = local_architecture(arch, ranks.size)
+        model = load(build=lambda _: Transformer(local), shard=Shard(arch, ranks.rank, ranks.size))
+        connect(model)
+    num_blocks = num_blocks_for(local, config, device, dtype)
+    num_blocks = num_blocks if ranks is None else least(num_blocks, ranks)
+    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
+    return Network(arch=arch, forward=EagerForward(model, cache), num_blocks=num_blocks)
+
+
+def device_for(config: EngineConfig) -> torch.device:
+    """The device that was named, else a GPU where there is one."""
+    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def dtype_for(config: EngineConfig, arch: Architecture, device: torch.device) -> torch.dtype:
+    """What the network computes in: as told, else float32 on a CPU and the checkpoint's own on a GPU."""
+    name = config.dtype or ("float32" if device.type == "cpu" else arch.dtype)
+    if name not in DTYPES:
+        raise LLMError(f"dtype must be one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]

@@ -1,0 +1,57 @@
+"""Random numbers that are a function of what they are for: seed, position, token and purpose; there is no state.
+
+So a request with a seed gets the same text whatever else is in the batch, in whatever order, after a preemption or
+in another process. The integers are the same on every device.
+
+Shapes: N places where a token is wanted, in any number of dimensions · C tokens
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# What a number is for. Numbers of two purposes are independent of each other.
+DRAW, ACCEPT, RESIDUAL = range(3)
+
+_WORD = 2**64
+_POSITION_STEP = 0x3C6EF372FE94F82B  # odd, far from each other's small multiples: no two places share a counter
+_TOKEN_STEP = 0x1E3779B97F4A7C15
+_PURPOSE_STEP = 0x5851F42D4C957F2D
+_FIRST_FACTOR = 0xBF58476D1CE4E5B9 - _WORD  # as signed words, which is what tensors hold
+_SECOND_FACTOR = 0x94D049BB133111EB - _WORD
+_POSITIVE = 2**63 - 1
+_TO_UNIT = 2.0**-63 * (1 - 2.0**-24)  # the largest integer becomes the largest float32 below 1
+_SMALLEST = 2.0**-64
+
+
+def key(seed: int) -> int:
+    """The start of a seed's counters, as a signed word."""
+    word = (seed + _TOKEN_STEP) % _WORD
+    for factor in (_FIRST_FACTOR, _SECOND_FACTOR, _FIRST_FACTOR):
+        word ^= word >> 31
+        word = word * factor % _WORD
+    word ^= word >> 29
+    return word - _WORD if word >= _WORD // 2 else word
+
+
+def uniform(keys_N: Tensor, positions_N: Tensor, tokens_C: Tensor, purpose: int) -> Tensor:
+    """Numbers [N, C] above 0 and below 1, fine-grained near 0; `tokens_C` may be [C] or [N, C] too."""
+    return _bits(keys_N, positions_N, tokens_C, purpose).float().mul_(_TO_UNIT).add_(_SMALLEST)
+
+
+def gumbel(keys_N: Tensor, positions_N: Tensor, tokens_C: Tensor, purpose: int) -> Tensor:
+    """Noise [N, C] that turns the largest score into a draw: the argmax of log p + noise has distribution p."""
+    negative = _bits(keys_N, positions_N, tokens_C, purpose).float().mul_(-_TO_UNIT).sub_(_SMALLEST)
+    return negative.log1p_().neg_().log_().neg_()
+
+
+def _bits(keys_N: Tensor, positions_N: Tensor, tokens_C: Tensor, purpose: int) -> Tensor:
+    starts_N = torch.add(keys_N, positions_N, alpha=_POSITION_STEP)
+    if purpose:
+        starts_N = starts_N + (purpose * _PURPOSE_STEP % _POSITIVE)
+    words = tokens_C * _TOKEN_STEP + starts_N.unsqueeze(-1)
+    # Shifts of signed words drag the sign along, which costs one bit of 64 each time and nothing else.
+    words.bitwise_xor_(words >> 30).mul_(_FIRST_FACTOR)
+    words.bitwise_xor_(words >> 27).mul_(_SECOND_FACTOR)
+    return words.bitwise_and_(_POSITIVE)

@@ -1,0 +1,93 @@
+"""The files around a tokenizer: which there are, and what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flambeau.llm.errors import TokenizerError
+
+TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+
+
+def find_file(path: Path) -> Path:
+    """The tokenizer's file; refuses what cannot be one, and says why."""
+    file = path
+    if path.is_dir():
+        names = ("tokenizer.json", "tokenizer.model")
+        file = next((path / name for name in names if (path / name).is_file()), path / names[0])
+        if not file.is_file():
+            raise TokenizerError(f"{path} has neither tokenizer.json nor tokenizer.model; put the model's own there")
+    try:
+        with file.open("rb") as opened:
+            first = opened.readline(4096)
+    except OSError as error:
+        expected = "name a model's folder, a tokenizer.json or a tokenizer.model"
+        raise TokenizerError(f"cannot read the tokenizer {file}: {error.strerror}; {expected}") from error
+    if not first:
+        raise TokenizerError(f"{file} is empty; copy it again from the model's source")
+    if first.startswith(b"version https://git-lfs"):
+        raise TokenizerError(f"{file} is only a Git LFS pointer; fetch the file itself with `git lfs pull`")
+    if file.suffix != ".json" and TIKTOKEN_LINE.fullmatch(first):
+        raise TokenizerError(
+            f"{file} is a tiktoken file (lines of base64), as Llama 3 has beside its original weights; it lacks the"
+            " rules to split text: use the tokenizer.json of the same model in Hugging Face format"
+        )
+    return file
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What an optional file says; nothing where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and so on, each written as a text or as an object with its content."""
+    texts = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name.endswith("_token")
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens added to a SentencePiece vocabulary."""
+    described = settings.get("added_tokens_decoder") or {}
+    tokens = {token["content"]: int(token_id) for token_id, token in described.items()}
+    return {text: i for text, i in read_json(folder / "added_tokens.json").items() if isinstance(i, int)} | tokens
+
+
+def end_ids(folder: Path) -> list[int]:
+    """The ids that end a text: what generation_config.json says, else config.json."""
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            return [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)]
+    return []
+
+
+def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name; the usual one is "default"."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return {"default": file.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"cannot read the chat template {file}: {error}") from error
+    given = settings.get("chat_template")
+    if isinstance(given, str):
+        return {"default": given}
+    named = given if isinstance(given, list) else []
+    return {item["name"]: item["template"] for item in named if isinstance(item, dict) and "template" in item}

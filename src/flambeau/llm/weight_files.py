@@ -1,0 +1,173 @@
+"""Files with weights: where they are in a folder, and their tensors, mapped into memory rather than read."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.hugging_face import read_json
+
+KNOWN_FILES = (  # the first that is there
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "model.pth",
+    "consolidated.00.pth",
+)
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a file, not looked at yet."""
+
+    file: WeightFile
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in the file."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """The tensor on the CPU, mapped: its pages are read when they are used."""
+        return self.file.read(self.name)
+
+
+class WeightFile(Protocol):
+    """A file with tensors by name."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[Stored]:
+        """What is in it, in its order, without reading any weights."""
+
+    def read(self, name: str) -> Tensor:
+        """One of its tensors."""
+
+
+class SafetensorsFile:
+    """The format without code in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file: Any = safe_open(str(path), framework="pt", device="cpu")
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{path} {what_is_wrong(path, error)}") from error
+
+    def __iter__(self) -> Iterator[Stored]:
+        """The tensors by their places in the file, so that it is read from front to back."""
+        for name in self._file.offset_keys():
+            header = self._file.get_slice(name)
+            kind = header.get_dtype()
+            if kind not in TYPES:
+                raise CheckpointError(f"{name} in {self.path} has the type {kind}, which is not supported")
+            yield Stored(self, name, torch.Size(header.get_shape()), TYPES[kind])
+
+    def read(self, name: str) -> Tensor:
+        """A tensor whose memory is the file's."""
+        return self._file.get_tensor(name)  # type: ignore[no-any-return]
+
+
+class TorchFile:
+    """A .bin, .pt or .pth file that holds tensors by name; anything but tensors in it is refused."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:  # files from before torch 1.6 are no zip files and cannot be mapped
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{path} holds other things than tensors, or is damaged; save its state_dict again, best as safetensors"
+            ) from error
+        except (RuntimeError, OSError, EOFError, ValueError) as error:
+            raise CheckpointError(f"{path} {what_is_wrong(path, error)}") from error
+        if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+            raise CheckpointError(f"{path} must hold a state_dict: tensors by name")
+        self._tensors: Mapping[str, Tensor] = content
+
+    def __iter__(self) -> Iterator[Stored]:
+        """The tensors in the order they were saved in."""
+        for name, tensor in self._tensors.items():
+            yield Stored(self, name, tensor.shape, tensor.dtype)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor whose memory is the file's where it could be mapped."""
+        return self._tensors[name].detach()
+
+
+def open_weights(path: Path) -> list[WeightFile]:
+    """The files of a checkpoint: a folder, or one file."""
+    return [SafetensorsFile(p) if p.suffix == ".safetensors" else TorchFile(p) for p in weight_paths(path)]
+
+
+def weight_paths(path: Path) -> list[Path]:
+    """The files that hold the weights of a folder, or the file itself."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint or one of its files")
+    for name in KNOWN_FILES:
+        if (path / name).is_file():
+            return indexed_paths(path / name) if name.endswith(".json") else [path / name]
+    others = sorted(path.glob("*.safetensors"))
+    if len(others) != 1:
+        raise CheckpointError(
+            f"{path} has no weights that are known: {', '.join(KNOWN_FILES)} or one .safetensors file"
+        )
+    return others
+
+
+def indexed_paths(index: Path) -> list[Path]:
+    """The shards that an index names, all of which must be there."""
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError(f"{index} has no weight_map")
+    names = sorted({str(name) for name in places.values()})
+    if outside := [name for name in names if Path(name).name != name]:
+        raise CheckpointError(f"{index} names files outside of its folder: {', '.join(outside[:5])}")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index} names {len(names)} files, of which {len(missing)} are missing: {', '.join(missing[:5])}; "
+            "download the checkpoint again"
+        )
+    return [index.parent / name for name in names]
+
+
+def what_is_wrong(path: Path, error: Exception) -> str:
+    """Why a file cannot be read, and what to do."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(40).startswith(b"version https://git-lfs")
+    except OSError:
+        return f"cannot be read: {error}"
+    if is_pointer:
+        return "is a pointer of Git LFS and not the file itself; run `git lfs pull` in its folder"
+    return f"is cut off or damaged ({error}); download it again"

@@ -1,0 +1,397 @@
+"""OpenAI's own client talks to this server."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from flambeau.archive.pack import Recipe, pack
+from flambeau.config.server import KeysConfig
+from support.archives import pack_handler
+from support.configured import ConfiguredServer
+from support.running import RunningServer
+
+openai = pytest.importorskip("openai")
+np = pytest.importorskip("numpy")
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+
+from support.sentence_models import save_bert_folder  # noqa: E402
+
+STEADY = {"OMP_NUM_THREADS": "1"}
+JSON = {"Content-Type": "application/json"}
+
+
+def client_of(server, key="none"):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("openai")
+    store = folder / "store"
+    store.mkdir()
+    for version in ("1.0", "2.0"):
+        pack_handler(store, "scripted", version=version, file=f"scripted-{version}.mar")
+    pack_handler(store, "echo")
+    settings = folder / "model-config.yaml"
+    settings.write_text(f"handler:\n  model_path: {save_bert_folder(folder / 'bert')}\n  matryoshka: true\n")
+    recipe = Recipe(model_name="embedder", handler="sentence_embedder", config_file=settings)
+    pack(recipe, store, format="no-archive")
+    running = RunningServer(folder / "log", str(store), env=STEADY).wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with client_of(server) as made:
+        yield made
+
+
+def script(*steps, **orders):
+    return json.dumps({"steps": steps, **orders})
+
+
+def say(text):
+    return [{"role": "user", "content": text}]
+
+
+HELLO = script([[0, "Hel"]], [[0, "lo", "stop"]])
+
+
+# ---- whole replies ----
+
+
+def test_chat(client):
+    found = client.chat.completions.create(model="scripted", messages=say(HELLO))
+    assert found.id.startswith("chatcmpl-")
+    assert (found.object, found.model) == ("chat.completion", "scripted")
+    assert found.system_fingerprint.startswith("fp_")
+    [choice] = found.choices
+    assert (choice.message.role, choice.message.content, choice.message.refusal) == ("assistant", "Hello", None)
+    assert (choice.finish_reason, choice.logprobs) == ("stop", None)
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (11, 7, 18)
+    assert found.usage.prompt_tokens_details.cached_tokens == 4
+    assert found.usage.completion_tokens_details.accepted_prediction_tokens == 5
+    assert found.usage.completion_tokens_details.rejected_prediction_tokens == 1
+
+
+def test_completion_of_several_prompts(client):
+    found = client.completions.create(model="scripted", prompt=["one", "two"], n=2)
+    assert found.id.startswith("cmpl-")
+    assert found.object == "text_completion"
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    assert {choice.finish_reason for choice in found.choices} == {"stop"}
+    assert found.usage.prompt_tokens == 22  # each prompt once, however many choices it has
+
+
+def test_completion_of_token_ids(client):
+    assert client.completions.create(model="scripted", prompt=[5, 6]).choices[0].text == "[5, 6]"
+    assert client.completions.create(model="scripted", prompt=[[7], [8]]).choices[0].text == "[7]"
+
+
+def test_settings_reach_the_model(client):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    more = {"top_k": 5, "min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}}
+    found = client.chat.completions.create(
+        model="scripted", messages=say("report"), temperature=0, seed=3, stop=["x"], tools=tools, extra_body=more
+    )
+    told = json.loads(found.choices[0].message.content)
+    assert told["sampling"] == {"temperature": 0, "seed": 3, "stop": ["x"], "top_k": 5, "min_p": 0.1}
+    assert (told["tools"], told["options"]) == (tools, {"enable_thinking": False})
+
+
+def test_versions_of_a_model_have_names(client):
+    assert client.chat.completions.create(model="scripted@2.0", messages=say("a")).model == "scripted@2.0"
+    assert client.completions.create(model="scripted:1.0", prompt="a").model == "scripted:1.0"
+    with pytest.raises(openai.NotFoundError, match=r"'scripted@3.0' does not exist. There is scripted."):
+        client.completions.create(model="scripted@3.0", prompt="a")
+
+
+def test_request_without_a_model_means_the_only_one_that_can_answer(server):
+    body = json.dumps({"messages": say("a")}).encode()
+    assert server.request("POST", "/v1/chat/completions", body, JSON).json["model"] == "scripted"
+
+
+# ---- streams ----
+
+
+def test_chat_as_a_stream(client):
+    chunks = [*client.chat.completions.create(model="scripted", messages=say(HELLO), stream=True)]
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert [delta.content for delta in deltas] == ["", "Hel", "lo", None]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_usage_of_a_stream(client):
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = client.chat.completions.create(model="scripted", messages=say(HELLO), **options)
+    assert all(chunk.usage is None for chunk in chunks)
+    assert (last.choices, last.usage.total_tokens) == ([], 18)
+    *chunks, last = client.completions.create(model="scripted", prompt=HELLO, **options)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello"
+    assert (last.choices, last.usage.total_tokens) == ([], 18)
+
+
+def test_choices_of_a_stream_are_interleaved(client):
+    steps = [[[0, "a"], [1, "x"]], [[1, "y", "length"], [0, "b"]], [[0, "", "stop"]]]
+    chunks = [*client.completions.create(model="scripted", prompt=script(*steps), n=2, stream=True)]
+    told = [(chunk.choices[0].index, chunk.choices[0].text, chunk.choices[0].finish_reason) for chunk in chunks]
+    assert told == [(0, "a", None), (1, "x", None), (1, "y", "length"), (0, "b", None), (0, "", "stop")]
+
+
+def test_stream_is_server_sent_events_to_the_byte(server):
+    body = json.dumps({"model": "scripted", "prompt": HELLO, "stream": True}).encode()
+    reply = server.request("POST", "/v1/completions", body, {**JSON, "X-Request-Id": "mine"})
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert reply.headers["x-request-id"] == "mine"
+    events = reply.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    first = json.loads(events[0].removeprefix("data: "))
+    assert first["choices"] == [{"index": 0, "text": "Hel", "logprobs": None, "finish_reason": None}]
+
+
+def test_pieces_are_sent_when_they_are_made(client):
+    """This reply has no end, so what is read of it was sent before."""
+    with client.completions.create(
+        model="scripted", prompt=script([[0, "first"]], [[0, "."]], goes_on=True, pause=0.02), stream=True
+    ) as stream:
+        assert next(iter(stream)).choices[0].text == "first"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_client_that_goes_frees_its_place(server, is_streamed):
+    before = counts(server)["cancelled"]
+    prompt = script([[0, "a"]], goes_on=True, pause=0.005)
+    body = json.dumps({"model": "scripted@1.0", "prompt": prompt, "stream": is_streamed}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        if is_streamed:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+        else:
+            server.until(lambda: counts(server)["open"] == 1)
+    server.until(lambda: counts(server) == {"open": 0, "cancelled": before + 1})
+
+
+def counts(server):
+    """What the handler says of its jobs."""
+    return server.request("GET", "/explanations/scripted/1.0").json
+
+
+# ---- log-probabilities ----
+
+SPLIT = [
+    [[0, "", None, [["\ufffd", -0.5, [0xC3], []]]]],
+    [[0, "ä", None, [["\ufffd", -0.25, [0xA4], [["\ufffd", -0.25], ["!", -2]]]]]],
+    [[0, "!", "stop", [["!", float("-1e30"), [0x21], []]]]],
+]
+
+
+@pytest.mark.parametrize("top", [None, 0, 2])
+def test_logprobs_of_a_chat(client, top):
+    options = {} if top is None else {"top_logprobs": top}
+    asked = {"model": "scripted", "messages": say(script(*SPLIT)), "logprobs": True, **options}
+    [choice] = client.chat.completions.create(**asked).choices
+    assert choice.message.content == "ä!"
+    assert [(t.token, t.logprob, t.bytes) for t in choice.logprobs.content] == [
+        ("\ufffd", -0.5, [0xC3]),
+        ("\ufffd", -0.25, [0xA4]),
+        ("!", -9999.0, [0x21]),
+    ]
+    assert [t.token for t in choice.logprobs.content[1].top_logprobs] == ["\ufffd", "!"]
+    streamed = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(piece.delta.content or "" for piece in streamed) == "ä!"
+    assert [t for piece in streamed if piece.logprobs for t in piece.logprobs.content] == choice.logprobs.content
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_logprobs_of_a_completion(client, number):
+    asked = {"model": "scripted", "prompt": script(*SPLIT), "logprobs": number}
+    found = client.completions.create(**asked).choices[0].logprobs
+    assert found.tokens == ["\ufffd", "\ufffd", "!"]
+    assert found.text_offset == [0, 1, 2]
+    assert found.token_logprobs == [-0.5, -0.25, -9999.0]
+    assert found.top_logprobs == [{"\ufffd": -0.5}, {"\ufffd": -0.25, "!": -2}, {"!": -9999.0}]
+    assert json.loads(server_settings(client, logprobs=number))["sampling"]["logprobs"] == number
+
+
+def server_settings(client, **options):
+    return client.completions.create(model="scripted", prompt="report", **options).choices[0].text
+
+
+# ---- errors ----
+
+
+def test_unknown_model(client):
+    with pytest.raises(openai.NotFoundError) as found:
+        client.chat.completions.create(model="gpt-9", messages=say("a"))
+    assert found.value.body == {
+        "message": "The model 'gpt-9' does not exist. There is scripted.",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+
+
+def test_model_that_cannot_do_what_is_asked(client):
+    with pytest.raises(openai.BadRequestError, match="'echo' generates no text; its handler must be gpt_handler"):
+        client.chat.completions.create(model="echo", messages=say("a"))
+    with pytest.raises(openai.BadRequestError, match="'embedder' generates no text"):
+        client.completions.create(model="embedder", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="'scripted' makes no embeddings"):
+        client.embeddings.create(model="scripted", input="a")
+
+
+def test_wrong_field_is_named(client):
+    with pytest.raises(openai.BadRequestError) as found:
+        client.chat.completions.create(model="scripted", messages=say("a"), temperature=7)
+    assert (found.value.param, found.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.BadRequestError, match="did you mean temperature"):
+        client.chat.completions.create(model="scripted", messages=say("a"), extra_body={"temprature": 1})
+
+
+def test_model_refuses_a_request_before_and_after_a_stream_was_asked_for(client):
+    for is_streamed in (False, True):
+        with pytest.raises(openai.BadRequestError, match="5000 tokens; the model takes 4096"):
+            client.completions.create(model="scripted", prompt="refuse", stream=is_streamed)
+
+
+def test_failure_is_a_status_before_the_first_byte_and_an_event_after(client):
+    broken = script([[0, "one"]], [[0, "two", "stop"]], fail=1)
+    with pytest.raises(openai.InternalServerError, match="Prediction failed"):
+        client.completions.create(model="scripted", prompt=broken)
+    stream = iter(client.completions.create(model="scripted", prompt=broken, stream=True))
+    assert next(stream).choices[0].text == "one"
+    with pytest.raises(openai.APIError, match="Prediction failed") as found:
+        next(stream)
+    assert (found.value.type, found.value.param) == ("server_error", None)
+
+
+def test_stream_whose_worker_dies_ends_with_an_event(start):
+    server = start("scripted.py").wait_ready()
+    with client_of(server) as client:
+        prompt = script([[0, "one"]], [[0, "two", "stop"]], exit=1)
+        stream = iter(client.completions.create(model="scripted", prompt=prompt, stream=True))
+        assert next(stream).choices[0].text == "one"
+        with pytest.raises(openai.APIError, match="Worker died") as found:
+            next(stream)
+        assert found.value.code == "worker_died"
+
+
+def test_paths_and_methods_that_are_not_there(server):
+    reply = server.request("GET", "/v1/chat/completions")
+    assert (reply.status, reply.json["error"]["type"]) == (405, "invalid_request_error")
+    assert server.request("OPTIONS", "/v1/chat/completions").status == 200
+    assert server.request("POST", "/v1/chat/nothing", b"{}").status == 404
+    assert server.request("POST", "/v1/chat/nothing", b"{}").json["error"]["message"]
+    reply = server.request("POST", "/v1/completions", b"{", JSON)
+    assert (reply.status, reply.json["error"]["param"]) == (400, None)
+
+
+def test_keys_limits_and_preflights_answer_in_the_same_shape(tmp_path):
+    key = "k" * 40
+    settings = {
+        "keys": KeysConfig(is_on=True),
+        "cors": (("Access-Control-Allow-Origin", "*"),),
+        "max_request_bytes": 2000,
+        "job_queue_size": 1,
+    }
+    model = pack_handler(tmp_path, "scripted")
+    with ConfiguredServer(tmp_path, model, env={"FLAMBEAU_INFERENCE_KEY": key}, **settings) as server:
+        with client_of(server, "wrong" * 8) as stranger, pytest.raises(openai.AuthenticationError) as found:
+            stranger.completions.create(model="scripted", prompt="a")
+        assert found.value.code == "invalid_api_key"
+        with client_of(server, key) as client:
+            assert client.completions.create(model="scripted", prompt="a").choices[0].text == "a"
+            assert [model.id for model in client.models.list()] == ["scripted"]
+            with pytest.raises(openai.APIStatusError, match="larger than 2000 bytes") as found:
+                client.completions.create(model="scripted", prompt="a" * 3000)
+            assert (found.value.status_code, found.value.type) == (413, "invalid_request_error")
+        reply = server.request("OPTIONS", "/v1/chat/completions", headers={"Origin": "http://a"})
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "*")
+
+
+def test_full_queue_is_too_many_requests(tmp_path):
+    model = pack_handler(tmp_path, "scripted", config="places: 1\nminWorkers: 1\nmaxWorkers: 1\n")
+    endless = script([[0, "a"]], goes_on=True, pause=0.01)
+    body = json.dumps({"model": "scripted", "prompt": endless, "stream": True}).encode()
+    with ConfiguredServer(tmp_path, model, job_queue_size=1) as server, client_of(server) as client:
+        with (
+            client.completions.create(model="scripted", prompt=endless, stream=True) as running,
+            socket.create_connection(("127.0.0.1", server.port)) as waiting,
+        ):
+            assert next(iter(running)).choices[0].text == "a"
+            waiting.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            server.until(lambda: server.describe("scripted")["jobQueueStatus"]["pendingRequests"] == 1)
+            with pytest.raises(openai.RateLimitError, match="All 1 places in its queue are taken") as found:
+                client.completions.create(model="scripted", prompt="a")
+        assert found.value.code == "queue_full"
+        assert int(found.value.response.headers["retry-after"]) >= 1
+
+
+# ---- models and embeddings ----
+
+
+def test_models(server, client):
+    found = {model.id: model for model in client.models.list()}
+    assert found.keys() == {"scripted", "embedder"}
+    assert {model.owned_by for model in found.values()} == {"flambeau"}
+    assert 1.7e9 < found["scripted"].created < 1e10
+    assert client.models.retrieve("scripted") == client.models.retrieve("scripted")
+    assert client.models.retrieve("scripted@2.0").id == "scripted@2.0"
+    with pytest.raises(openai.NotFoundError, match="'nobody' does not exist"):
+        client.models.retrieve("nobody")
+
+
+def test_models_are_what_kserve_says_too(server):
+    listed = server.request("GET", "/v1/models").json
+    assert listed["models"] == ["echo", "embedder", "scripted"]
+    assert server.request("GET", "/v1/models/echo").json == {"name": "echo", "ready": True}
+    found = server.request("GET", "/v1/models/scripted:anything").json
+    assert (found["name"], found["ready"]) == ("scripted", True)
+    reply = server.request("GET", "/v1/models/nobody")
+    assert (reply.status, reply.json["type"], reply.json["error"]["code"]) == (
+        404,
+        "ModelNotFoundException",
+        "model_not_found",
+    )
+
+
+def test_embeddings(server, client):
+    plain = server.predict("embedder", ["the cat sat", "a dog"]).json
+    found = client.embeddings.create(model="embedder", input=["the cat sat", "a dog"])  # in base64
+    assert [entry.index for entry in found.data] == [0, 1]
+    assert np.abs(np.array([entry.embedding for entry in found.data]) - np.array(plain)).max() < 1e-6
+    assert (found.usage.prompt_tokens, found.usage.total_tokens, found.model) == (9, 9, "embedder")
+    floats = client.embeddings.create(model="embedder", input="a dog", encoding_format="float")
+    assert floats.data[0].embedding == pytest.approx(plain[1], abs=1e-6)
+    short = client.embeddings.create(model="embedder@1.0", input="a dog", dimensions=4).data[0].embedding
+    assert short == pytest.approx((np.array(plain[1][:4]) / np.linalg.norm(plain[1][:4])).tolist(), abs=1e-6)
+
+
+def test_what_cannot_be_embedded(client):
+    with pytest.raises(openai.BadRequestError, match="token ids are not supported"):
+        client.embeddings.create(model="embedder", input=[1, 2])
+    with pytest.raises(openai.BadRequestError, match="dimensions must be at most 16"):
+        client.embeddings.create(model="embedder", input="a", dimensions=17)
+    with pytest.raises(openai.BadRequestError, match="text 0 is empty"):
+        client.embeddings.create(model="embedder", input="")
+    with pytest.raises(openai.NotFoundError, match="There is embedder"):
+        client.embeddings.create(model="ada", input="a")
+
+
+def test_requests_are_counted_as_predictions_are(server, client):
+    def count():
+        lines = server.request("GET", "/metrics", port=server.metrics_port).text.splitlines()
+        found = [line for line in lines if line.startswith("ts_inference_requests_total") and '"scripted"' in line]
+        return sum(float(line.split()[-1]) for line in found)
+
+    before = count()
+    client.completions.create(model="scripted", prompt="a")
+    assert count() == before + 1

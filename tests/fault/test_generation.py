@@ -1,0 +1,147 @@
+"""Workers that die, hang or lose their clients while they generate."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from support.running import RunningServer
+from support.streams import Stream
+
+
+def counted(count):
+    return "".join(f"{i} " for i in range(count))
+
+
+def kill_worker(server: RunningServer, model: str = "counting") -> None:
+    os.kill(server.worker_pids(model)[0], signal.SIGKILL)
+
+
+def read_some(stream, size=4):
+    """The first bytes of a reply, as soon as they are there."""
+    return (stream.response or stream.begin()).read(size).decode()
+
+
+def rest_of(stream):
+    """The rest of a reply."""
+    try:
+        return (stream.response or stream.begin()).read().decode()
+    finally:
+        stream.leave()
+
+
+def test_stream_whose_worker_is_killed_is_broken_off(start):
+    server = start("counting.py").wait_ready()
+    stream = Stream(server, "counting", {"n": 100_000, "pause": 0.002})
+    read_some(stream)
+    kill_worker(server)
+    assert stream.is_broken_off()
+    assert server.predict("counting", {"n": 2}).text == counted(2)
+
+
+def test_stream_of_events_whose_worker_is_killed_ends_with_an_event_that_says_so(start):
+    server = start("counting.py").wait_ready()
+    stream = Stream(server, "counting", {"n": 100_000, "pause": 0.002, "events": True})
+    read_some(stream)
+    kill_worker(server)
+    events = rest_of(stream).split("\n\n")
+    assert events[-1] == ""
+    assert events[-2].startswith("event: error\ndata: ")
+    error = json.loads(events[-2].partition("data: ")[2])["error"]
+    assert (error["code"], error["message"]) == (500, "Worker died.")
+    assert any("SIGKILL" in line for line in error["cause"])
+
+
+def test_reply_of_which_nothing_was_sent_is_made_again(start):
+    server = start("counting.py").wait_ready()
+    [reply] = server.at_once(
+        lambda order: server.predict("counting", order), [{"n": 150, "pause": 0.005, "whole": True}]
+    )
+    server.until(lambda: customized(server)["open"] == 1)
+    kill_worker(server)
+    assert reply.result().text == counted(150)
+
+
+def test_streams_that_can_go_on_do_so_together_after_their_worker_was_killed(start):
+    server = start("counting.py").wait_ready()
+    order = {"n": 300, "pause": 0.003, "resume": True}
+    streams = [Stream(server, "counting", order) for _ in range(3)]
+    firsts = [read_some(stream) for stream in streams]
+    before = server.worker_pids("counting")
+    kill_worker(server)
+    texts = [first + rest_of(stream) for first, stream in zip(firsts, streams, strict=True)]
+    assert texts == [counted(300)] * 3
+    assert server.worker_pids("counting") != before
+    assert customized(server)["most"] == 3
+
+
+def test_stream_that_ends_its_worker_by_itself_is_not_resumed_for_ever(start):
+    server = start("counting.py").wait_ready()
+    stream = Stream(server, "counting", {"n": 9, "exit": 4, "resume": True})
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        rest_of(stream)
+    assert caught.value.partial.decode() == counted(4)
+    assert server.predict("counting", {"n": 2}).text == counted(2)
+
+
+def test_stream_survives_three_deaths_and_no_fourth(start):
+    server = start("counting.py").wait_ready()
+    stream = Stream(server, "counting", {"n": 100_000, "pause": 0.001, "resume": True})
+    for _ in range(4):
+        read_some(stream, 2000)
+        before = server.until(lambda: server.worker_pids("counting"))
+        kill_worker(server)
+    assert before
+    assert stream.is_broken_off()
+
+
+def test_worker_gets_no_more_jobs_than_it_has_places_for(start):
+    server = start("counting.py").wait_ready()
+    replies = server.at_once(lambda order: server.predict("counting", order), [{"n": 30, "pause": 0.002}] * 10)
+    assert [reply.result().text for reply in replies] == [counted(30)] * 10
+    assert customized(server)["most"] == 3
+
+
+def test_worker_that_generates_is_not_taken_for_silent_however_long_a_reply_takes(start):
+    server = start("counting.py", "--response-timeout", "2").wait_ready()
+    orders = [{"n": 40, "pause": 0.1, "whole": True}, {"n": 30, "pause": 0.1, "whole": True}]
+    replies = server.at_once(lambda order: server.predict("counting", order), orders)
+    assert [reply.result().text for reply in replies] == [counted(40), counted(30)]
+    assert server.describe("counting")["workers"][0]["restarts"] == 0
+
+
+def test_worker_that_is_stuck_is_replaced_and_its_clients_are_told(start):
+    server = start("counting.py", "--response-timeout", "1").wait_ready()
+    stream = Stream(server, "counting", {"n": 9, "hang": 3})
+    assert stream.is_broken_off()
+    assert "no answer within responseTimeout, 1 s" in server.log
+    assert server.predict("counting", {"n": 2}).text == counted(2)
+
+
+def test_clients_that_vanish_free_their_places_at_once(start):
+    server = start("counting.py").wait_ready()
+    streams = [Stream(server, "counting", {"n": 100_000, "pause": 0.001}) for _ in range(3)]
+    for stream in streams:
+        read_some(stream)
+        stream.leave()
+    assert server.predict("counting", {"n": 3}).text == counted(3)
+    server.until(lambda: customized(server) == {"most": 3, "open": 0, "cancelled": 3})
+
+
+def test_server_that_stops_lets_streams_come_to_their_end(start):
+    server = start("counting.py").wait_ready()
+    stream = Stream(server, "counting", {"n": 200, "pause": 0.004})
+    first = read_some(stream)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    assert first + rest_of(stream) == counted(200)
+    stopping.join()
+
+
+def customized(server):
+    return server.manage("GET", "/models/counting?customized=true").json[0]["customizedMetadata"]

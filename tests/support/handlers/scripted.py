@@ -1,0 +1,111 @@
+"""Generates what its prompt says: a script of steps, each a list of pieces; any other prompt is answered with it.
+
+`{"steps": [[[0, "Hel"]], [[0, "lo", "stop"]]], "pause": 0.1, "fail": 1, "exit": 2}`: a piece is an index, a text and
+maybe a reason and tokens; before the step of that number the job fails, or the process ends. With `goes_on` the last
+step is made again and again.
+"""
+
+import json
+import os
+import time
+
+from flambeau.errors import BadRequest
+from flambeau.wire.generation import Piece, Token, decode_request, encode_pieces
+from flambeau.wire.messages import Failed, Part
+
+
+class Script:
+    def __init__(self, request):
+        prompt = request.messages[-1]["content"] if request.messages else request.prompts[0]
+        if prompt == "refuse":
+            raise BadRequest("the prompt has 5000 tokens; the model takes 4096")
+        self.is_streamed = request.stream
+        self.orders = {}
+        if isinstance(prompt, str) and prompt.startswith("{"):
+            self.orders = json.loads(prompt)
+        else:
+            self.orders["steps"] = [self.answer(request, prompt)]
+        self.made = []
+        self.num_done = 0
+
+    @staticmethod
+    def answer(request, prompt):
+        """What was asked, as it arrived, for each choice."""
+        told = prompt
+        if prompt == "report":
+            told = json.dumps(
+                {"sampling": request.sampling, "tools": request.tools, "options": request.template_options}
+            )
+        num_choices = request.sampling.get("n", 1) * max(1, len(request.prompts))
+        return [[index, str(told), "stop"] for index in range(num_choices)]
+
+    def step(self):
+        steps = self.orders["steps"]
+        pieces = [to_piece(*piece) for piece in steps[min(self.num_done, len(steps) - 1)]]
+        self.num_done += 1
+        return pieces
+
+    @property
+    def is_done(self):
+        return self.num_done >= len(self.orders["steps"]) and not self.orders.get("goes_on")
+
+
+def to_piece(index, text, reason=None, tokens=None):
+    made = [
+        Token(i, token, logprob, bytes(data), [(0, t, lp, t.encode()) for t, lp in top])
+        for i, (token, logprob, data, top) in enumerate(tokens or ())
+    ]
+    counts = (11, 7, 4, 6, 5) if reason else (0, 0, 0, 0, 0)
+    return Piece(index, text, reason, made or None, *counts)
+
+
+class Scripted:
+    abilities = ("generate", "chat")
+
+    def __init__(self, places):
+        self.places = places
+        self.jobs = {}
+        self.num_cancelled = 0
+
+    @property
+    def has_work(self):
+        return bool(self.jobs)
+
+    def join(self, request, row):
+        self.jobs[request.job_id] = Script(decode_request(row["body"]))
+
+    def step(self):
+        made = []
+        time.sleep(max(job.orders.get("pause", 0) for job in self.jobs.values()))
+        for job_id, job in [*self.jobs.items()]:
+            if job.num_done == job.orders.get("exit"):
+                os._exit(4)
+            if job.num_done == job.orders.get("fail"):
+                del self.jobs[job_id]
+                made.append(Failed([job_id], 503, "Prediction failed", "as the script says"))
+                continue
+            job.made += job.step()
+            if job.is_streamed or job.is_done:
+                made.append(Part(job_id, encode_pieces(job.made), job.is_done))
+                job.made = []
+            if job.is_done:
+                del self.jobs[job_id]
+        return made
+
+    def cancel(self, job_id):
+        del self.jobs[job_id]
+        self.num_cancelled += 1
+
+    def close(self):
+        pass
+
+
+class ScriptedHandler:
+    def initialize(self, context):
+        self._scripted = Scripted(context.model_yaml_config.get("places", 64))
+
+    def generation(self):
+        return self._scripted
+
+    def handle(self, data, context):
+        return [{"open": len(self._scripted.jobs), "cancelled": self._scripted.num_cancelled}]

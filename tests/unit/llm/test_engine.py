@@ -1,0 +1,191 @@
+"""The engine gives every sequence the tokens it gets alone, whatever else runs beside it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from flambeau.llm.attention import WholeAttention
+from flambeau.llm.config import SamplingParams
+from flambeau.llm.errors import BadRequest
+from support.tiny_models import ARCH, tiny_engine, tiny_model
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+def without_cache(model, prompt: list[int], num_tokens: int = 20) -> list[int]:
+    """Greedy tokens, each from the whole sequence computed anew."""
+    ids = [*prompt]
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            hidden = model(torch.tensor(ids), torch.arange(len(ids)), WholeAttention())
+            ids.append(int(model.logits(hidden[-1]).argmax()))
+    return ids[len(prompt) :]
+
+
+def some_prompts(number: int, seed: int = 1) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(ARCH.vocab_size) for _ in range(rng.randrange(1, 40))] for _ in range(number)]
+
+
+def ids_of(completions) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    return [without_cache(model, prompt) for prompt in some_prompts(32)]
+
+
+def test_paged_is_contiguous_is_no_cache(model, expected):
+    prompts = some_prompts(4)
+    paged = tiny_engine(model, block_size=4)
+    contiguous = tiny_engine(model, block_size=256, num_blocks=8)
+    assert ids_of(paged.generate(prompts, GREEDY)) == expected[:4]
+    assert ids_of(contiguous.generate(prompts, GREEDY)) == expected[:4]
+
+
+def test_a_batch_of_32_is_each_alone(model, expected):
+    engine = tiny_engine(model, num_blocks=800)
+    assert ids_of(engine.generate(some_prompts(32), GREEDY)) == expected
+    alone = tiny_engine(model)
+    assert [ids_of(alone.generate([prompt], GREEDY))[0] for prompt in some_prompts(32)] == expected
+
+
+@pytest.mark.parametrize("max_step_tokens", [1, 3, 7])
+def test_a_prompt_in_chunks_is_the_whole_prompt(model, expected, max_step_tokens):
+    engine = tiny_engine(model, max_step_tokens=max_step_tokens)
+    assert ids_of(engine.generate(some_prompts(5), GREEDY)) == expected[:5]
+
+
+def test_preempted_is_undisturbed(model, expected):
+    engine = tiny_engine(model, num_blocks=24, prefix_cache=False)
+    assert ids_of(engine.generate(some_prompts(12), GREEDY)) == expected[:12]
+    assert engine.state.num_preempted > 0
+    assert engine.state.num_blocks_used == 0
+
+
+def test_a_prompt_that_others_began_with_is_not_computed_again(model):
+    engine = tiny_engine(model)
+    prompt = some_prompts(1)[0] * 3
+    first = engine.generate([prompt], GREEDY)[0]
+    second = engine.generate([prompt], GREEDY)[0]
+    assert second.token_ids == first.token_ids
+    assert first.counts.num_cached == 0
+    assert second.counts.num_cached == (len(prompt) - 1) // 4 * 4
+
+
+def test_a_conversation_goes_on_without_computing_it_again(model):
+    engine = tiny_engine(model)
+    prompt = some_prompts(1)[0]
+    first = engine.generate([prompt], GREEDY)[0]
+    longer = [*prompt, *first.token_ids, 5, 6, 7]
+    second = engine.generate([longer], GREEDY)[0]
+    assert second.counts.num_cached >= (len(prompt) + 19) // 4 * 4 - 4
+    assert second.token_ids == without_cache(model, longer)
+
+
+def test_choices_share_the_prompt(model):
+    engine = tiny_engine(model)
+    prompt = some_prompts(1)[0] * 2
+    choices = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=5, n=3))
+    assert len(choices) == 3
+    assert [choice.counts.num_cached for choice in choices] == [0, *[(len(prompt) - 1) // 4 * 4] * 2]
+    assert {tuple(choice.token_ids) for choice in choices} == {tuple(without_cache(model, prompt, 5))}
+
+
+def test_a_sequence_goes_on_where_another_engine_stopped(model, expected):
+    engine = tiny_engine(model)
+    prompt = some_prompts(1)[0]
+    engine.add("resumed", prompt, GREEDY, generated=[expected[0][:7]])
+    made = []
+    while engine.has_work:
+        made += [token for output in engine.step() for token in output.token_ids]
+    assert made == expected[0][7:]
+
+
+def test_a_cancelled_request_frees_its_blocks_at_once(model):
+    engine = tiny_engine(model)
+    for i, prompt in enumerate(some_prompts(6)):
+        engine.add(str(i), prompt, SamplingParams(temperature=0.0, max_tokens=100, n=2))
+    for _ in range(5):
+        engine.step()
+    for i in range(6):
+        engine.cancel(str(i))
+    assert engine.state.num_blocks_used == 0
+    assert not engine.has_work
+    assert engine.step() == []
+
+
+def test_neighbours_of_a_cancelled_request_do_not_notice(model, expected):
+    engine = tiny_engine(model)
+    prompts = some_prompts(8)
+    made = {str(i): [] for i in range(8)}
+    for i, prompt in enumerate(prompts):
+        engine.add(str(i), prompt, GREEDY)
+    for step in range(60):
+        for output in engine.step():
+            made[output.request_id] += output.token_ids
+        if step == 4:
+            for i in (1, 4, 6):
+                engine.cancel(str(i))
+    assert [made[str(i)] for i in (0, 2, 3, 5, 7)] == [expected[i] for i in (0, 2, 3, 5, 7)]
+    assert engine.state.num_blocks_used == 0
+
+
+def test_those_who_came_first_run_first(model):
+    engine = tiny_engine(model, max_num_seqs=2)
+    for i, prompt in enumerate(some_prompts(6)):
+        engine.add(str(i), prompt, SamplingParams(temperature=0.0, max_tokens=3))
+    order = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.finish_reason]
+    assert order == sorted(order)
+
+
+def test_the_context_is_the_limit(model):
+    engine = tiny_engine(model, max_model_len=24)
+    completion = engine.generate([[1] * 20], SamplingParams(temperature=0.0))[0]
+    assert len(completion.token_ids) == 4
+    assert completion.finish_reason == "length"
+    with pytest.raises(BadRequest, match="shorter prompt"):
+        engine.add("x", [1] * 24, GREEDY)
+
+
+def test_one_sequence_never_needs_more_blocks_than_there_are(model):
+    engine = tiny_engine(model, num_blocks=5)
+    completion = engine.generate([[1, 2, 3]], SamplingParams(temperature=0.0))[0]
+    assert len(completion.token_ids) == 13
+    assert completion.finish_reason == "length"
+
+
+def test_it_stops_where_it_is_told(model, expected):
+    engine = tiny_engine(model)
+    end = expected[0][5]
+    first = expected[0].index(end) + 1
+    params = SamplingParams(temperature=0.0, max_tokens=20, stop_token_ids=[end])
+    completion = engine.generate([some_prompts(1)[0]], params)[0]
+    assert completion.token_ids == expected[0][:first]
+    assert completion.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [([], "empty"), ([97], "0 … 96"), ([-1], "0 … 96")])
+def test_a_prompt_that_cannot_be_meant_is_refused(model, prompt, reason):
+    with pytest.raises(BadRequest, match=reason):
+        tiny_engine(model).add("x", prompt, GREEDY)
+
+
+def test_a_stream_that_is_closed_is_cancelled(model):
+    engine = tiny_engine(model)
+    stream = engine.stream([1, 2, 3], SamplingParams(temperature=0.0))
+    next(stream)
+    stream.close()
+    assert not engine.has_work
+    assert engine.state.num_blocks_used == 0
