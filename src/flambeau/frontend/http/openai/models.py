@@ -65,4 +65,6 @@ def is_able(model: Model) -> bool:
 
 def entry(model: Model, name: str) -> dict[str, Any]:
     """A model as OpenAI's clients read it."""
-    return {"id": name, "object": "model", "created": int(model.registered_at), "owned_by": "flambeau"}
+    made = int(model.registered_at)
+    able = sorted(model.abilities)  # ours: what may be asked of it
+    return {"id": name, "object": "model", "created": made, "owned_by": "flambeau", "abilities": able}
