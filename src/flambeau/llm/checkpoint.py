@@ -6,8 +6,8 @@ file's own type, a parameter is the mapped file itself; otherwise the tensor goe
 
 What is applied to the network while it is loaded hooks in here:
 
-- `build(arch)` makes the network, in the type asked for and on the meta device. Quantized files need one whose layers
-  have the parameters those files hold; a share of a network is built from the architecture of that share.
+- `build(arch)` makes the network, in the type asked for and on the meta device; the usual one has quantized layers
+  where config.json says that the files do. A share of a network is built from the architecture of that share.
 - `shard(name, tensor)` cuts this process's share out of a tensor. Whatever the file has, names and tensors are those
   of a Hugging Face checkpoint: queries, keys, values, gate and up apart, and every expert (`…experts.3.up_proj.weight`)
   too. It is first called with tensors of the meta device, to check shapes.
@@ -34,6 +34,7 @@ from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.naming import our_name
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.applying import build as build_network
 from flambeau.llm.weight_files import Stored, WeightFile, open_weights
 
 Build = Callable[[Architecture], Transformer]
@@ -46,7 +47,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
-    build: Build = Transformer,
+    build: Build = build_network,
     shard: Shard | None = None,
     arrived: Arrived | None = None,
 ) -> Transformer:

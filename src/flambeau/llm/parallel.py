@@ -99,6 +99,8 @@ class Shard:
         if leaf in _COLUMNS:
             if kind == "bias":  # added once, by rank 0
                 return tensor if self.rank == 0 else torch.zeros_like(tensor)
+            if kind == "scale":  # of quantized weights: one for each output
+                return tensor
             return tensor.chunk(self.size, dim=1)[self.rank]
         return tensor
 
