@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 from flambeau.llm.attention import WholeAttention
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import from_hugging_face
-from flambeau.llm.models.naming import split_fused
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.tokenizer import load_tokenizer
 from support.tokenizer_files import write_sentencepiece
+from support.weights import hugging_face_tensors
 
 ROOT = Path(__file__).parents[2]
 TEXT = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("ARCHITECTURE.md", "README.md"))
@@ -44,11 +44,7 @@ def write_trained(folder: Path) -> Path:
     write_sentencepiece(folder)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     model = trained(tuple(load_tokenizer(folder).encode(TEXT)))
-    tensors = {
-        part: tensor.clone()
-        for name, value in model.state_dict().items()
-        for part, tensor in split_fused(model.arch, name, value).items()
-    }
+    tensors = hugging_face_tensors(model)
     save_file(tensors, folder / "model.safetensors")
     return folder
 
