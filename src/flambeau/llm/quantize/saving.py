@@ -28,9 +28,18 @@ WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".index.json", ".gguf")
 
 
 def save_quantized(
-    folder_in: Path, folder_out: Path, kind: Quantization, *, group_size: int = 64, lm_head: bool = False
+    folder_in: Path,
+    folder_out: Path,
+    kind: Quantization,
+    *,
+    group_size: int = 64,
+    lm_head: bool = False,
+    device: torch.device | str | None = None,
 ) -> None:
-    """Write a checkpoint anew with quantized layers, and everything that belongs to it beside."""
+    """Write a checkpoint anew with quantized layers, and everything that belongs to it beside.
+
+    The work is done on a GPU where there is one, unless a device is named.
+    """
     settings = QuantizationSettings(kind=kind, group_size=group_size, lm_head=lm_head)
     check_folders(folder_in, folder_out)
     partial = folder_out.with_name(folder_out.name + ".partial")
@@ -38,7 +47,7 @@ def save_quantized(
     partial.mkdir(parents=True)
     copy_others(folder_in, partial)
     write_config(folder_in, partial, settings)
-    write_weights(quantized_tensors(folder_in, settings), partial)
+    write_weights(quantized_tensors(folder_in, settings, torch.device(device or default_device())), partial)
     folder_out.parent.mkdir(parents=True, exist_ok=True)
     if folder_out.exists():
         folder_out.rmdir()
@@ -55,7 +64,14 @@ def check_folders(folder_in: Path, folder_out: Path) -> None:
         raise CheckpointError(f"{folder_out} is there already; name a new folder")
 
 
-def quantized_tensors(folder: Path, settings: QuantizationSettings) -> Iterator[tuple[str, Tensor]]:
+def default_device() -> str:
+    """A GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def quantized_tensors(
+    folder: Path, settings: QuantizationSettings, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a checkpoint by its Hugging Face name, or what takes its place."""
     arch = read_hugging_face(folder)
     with torch.device("meta"):
@@ -64,7 +80,11 @@ def quantized_tensors(folder: Path, settings: QuantizationSettings) -> Iterator[
     for stored in (stored for file in open_weights(folder) for stored in file if not is_harmless(model, stored.name)):
         for name, cut in cuts(arch, stored, None):
             tensor = cut(stored.read())
-            yield from quantized_parts(name, tensor, settings) if name in small else [(name, tensor)]
+            if name not in small:
+                yield name, tensor
+                continue
+            for part, value in quantized_parts(name, tensor.to(device), settings):
+                yield part, value.cpu()
 
 
 def small_names(model: Transformer, settings: QuantizationSettings) -> set[str]:
