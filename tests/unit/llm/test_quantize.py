@@ -1,15 +1,17 @@
-"""Quantization: smaller weights, nearly the same network; on a network that has really learnt something."""
+"""Quantization: smaller weights, nearly the same network; measured on the one that is shipped."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import flambeau.examples.shakespeare
 from flambeau.llm.attention import WholeAttention
 from flambeau.llm.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig, SamplingParams
@@ -28,7 +30,7 @@ from flambeau.llm.quantize.packing import pack
 from flambeau.llm.quantize.saving import save_quantized
 from flambeau.llm.tokenizer import load_tokenizer
 from support.tiny_models import ARCH
-from support.trained_model import TEXT, write_trained
+from support.verses import HAMLET
 
 KINDS = {"int8": Int8Linear, "int4": Int4Linear, "fp8": Fp8Linear}
 
@@ -159,18 +161,22 @@ class TestWhichLayers:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_trained(tmp_path_factory.mktemp("trained"))
+def folder():
+    return Path(flambeau.examples.shakespeare.__file__).parent / "target"
 
 
 @pytest.fixture(scope="module")
 def ids(folder):
-    return load_tokenizer(folder).encode(TEXT)[:3000]
+    return load_tokenizer(folder).encode(HAMLET)
 
 
 @pytest.fixture(scope="module")
 def before(folder, ids):
-    return perplexity(load_model(folder), ids)
+    return perplexity(load(folder), ids)
+
+
+def load(folder, **options):
+    return load_model(folder, dtype=torch.float32, **options)
 
 
 def logits(model, ids):
@@ -181,24 +187,24 @@ def logits(model, ids):
 
 class TestPerplexity:
     def test_network_has_learnt_something(self, folder, ids, before):
-        assert before < load_model(folder).arch.vocab_size / 10
+        assert before < load(folder).arch.vocab_size / 3
 
     @pytest.mark.parametrize(("kind", "group_size", "limit"), [("int8", 64, 1.005), ("fp8", 64, 1.02)])
     def test_eight_bits_cost_next_to_nothing(self, folder, ids, before, kind, group_size, limit):
-        model = quantize(load_model(folder), kind, lm_head=True)
+        model = quantize(load(folder), kind)
         assert 0.99 < perplexity(model, ids) / before < limit
         pack(model, torch.float32)
         assert 0.99 < perplexity(model, ids) / before < limit
 
     @pytest.mark.parametrize("group_size", int4.GROUP_SIZES)
     def test_four_bits_cost_a_little(self, folder, ids, before, group_size):
-        model = quantize(load_model(folder), "int4", group_size=group_size)
+        model = quantize(load(folder), "int4", group_size=group_size)
         assert 0.99 < perplexity(model, ids) / before < 1.05
         pack(model, torch.float32)
         assert 0.99 < perplexity(model, ids) / before < 1.05
 
     def test_a_mistake_in_the_bits_would_be_seen(self, folder, ids, before):
-        model = quantize(load_model(folder), "int4")
+        model = quantize(load(folder), "int4")
         for module in model.modules():
             if isinstance(module, Int4Linear):
                 module.weight = module.weight >> 4 | module.weight << 4  # the halves of each byte change places
@@ -217,10 +223,10 @@ class TestPerplexity:
 class TestFiles:
     @pytest.mark.parametrize("kind", KINDS)
     def test_written_and_read_it_is_the_network_quantized_in_memory(self, folder, ids, tmp_path, kind, monkeypatch):
-        monkeypatch.setattr(saving, "MAX_FILE_BYTES", 200_000)
-        save_quantized(folder, tmp_path / "small", kind, group_size=64, lm_head=True)
-        expected = quantize(load_model(folder), kind, lm_head=True)
-        model = load_model(tmp_path / "small")
+        monkeypatch.setattr(saving, "MAX_FILE_BYTES", 1_000_000)
+        save_quantized(folder, tmp_path / "small", kind, group_size=64)
+        expected = quantize(load(folder), kind)
+        model = load(tmp_path / "small")
         assert isinstance(model.model.layers[1].mlp.gate_up_proj, KINDS[kind])
         assert torch.equal(logits(model, ids), logits(expected, ids))
         assert len([*(tmp_path / "small").glob("model-*.safetensors")]) > 1
@@ -236,13 +242,14 @@ class TestFiles:
             "lm_head": False,
             "group_size": 128,
         }
-        assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.model"]
-        assert perplexity_of(out, TEXT[:2000]) == pytest.approx(perplexity_of(folder, TEXT[:2000]), rel=0.1)
+        assert {path.name for path in out.iterdir()} == {path.name for path in folder.iterdir()}
+        assert (out / "model.safetensors").stat().st_size < 0.4 * (folder / "model.safetensors").stat().st_size
+        assert perplexity_of(out, HAMLET) == pytest.approx(perplexity_of(folder, HAMLET), rel=0.1)
 
     def test_quantized_while_loading_it_is_the_same(self, folder, ids):
         arrived = while_loading("int8", read_architecture(folder))
-        model = load_model(folder, arrived=arrived)
-        assert torch.equal(logits(model, ids), logits(quantize(load_model(folder), "int8"), ids))
+        model = load(folder, arrived=arrived)
+        assert torch.equal(logits(model, ids), logits(quantize(load(folder), "int8"), ids))
 
     def test_a_share_of_quantized_files_is_a_share_of_the_network(self, folder, tmp_path):
         for kind in KINDS:
@@ -251,11 +258,10 @@ class TestFiles:
             arch = read_architecture(small)
             local = local_architecture(arch, 2)
             shares = [
-                load_model(small, build=lambda _, local=local: build(local), shard=Shard(arch, rank, 2))
-                for rank in range(2)
+                load(small, build=lambda _, local=local: build(local), shard=Shard(arch, rank, 2)) for rank in range(2)
             ]
-            whole = load_model(small).model.layers[0].mlp.down_proj
-            x = torch.randn(3, 256)
+            whole = load(small).model.layers[0].mlp.down_proj
+            x = torch.randn(3, 512)
             parts = [
                 share.model.layers[0].mlp.down_proj(half) for share, half in zip(shares, x.chunk(2, 1), strict=True)
             ]
@@ -284,7 +290,7 @@ class TestFiles:
 def test_an_engine_of_quantized_weights_gives_everybody_the_tokens_it_gets_alone(folder, kind):
     engine = make_engine(folder, EngineConfig(device="cpu", quantization=kind, compile=False, block_size=4))
     params = SamplingParams(max_tokens=12, temperature=0)
-    prompts = ["The server", "A worker is", "Bytes stay bytes from socket to handler", "x"]
+    prompts = ["ROMEO:", "O, that this", "The quality of mercy is not", "x"]
     together = engine.generate(prompts, params)
     alone = [engine.generate(prompt, params)[0] for prompt in prompts]
     assert [one.text for one in together] == [one.text for one in alone]
