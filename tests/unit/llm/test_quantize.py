@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,17 +18,20 @@ from flambeau.llm.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig, SamplingParams
 from flambeau.llm.errors import BadRequest, CheckpointError, LLMError
 from flambeau.llm.making import make_engine
+from flambeau.llm.models.naming import parts_of
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.parallel import Shard, local_architecture
 from flambeau.llm.perplexity import perplexity, perplexity_of
 from flambeau.llm.quantize import int4, packing, saving
-from flambeau.llm.quantize.applying import QuantizationSettings, build, quantize, while_loading
+from flambeau.llm.quantize.applying import build, quantize, smaller, while_loading
 from flambeau.llm.quantize.cpu_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.fp8 import Fp8Linear
 from flambeau.llm.quantize.int4 import Int4Linear, pack_int4, unpack_int4
 from flambeau.llm.quantize.int8 import Int8Linear
 from flambeau.llm.quantize.packing import pack
 from flambeau.llm.quantize.saving import save_quantized
+from flambeau.llm.quantize.settings import QuantizationSettings
+from flambeau.llm.quantize.stacks import Stack
 from flambeau.llm.tokenizer import load_tokenizer
 from support.tiny_models import ARCH
 from support.verses import HAMLET
@@ -36,7 +40,7 @@ KINDS = {"int8": Int8Linear, "int4": Int4Linear, "fp8": Fp8Linear}
 
 
 def quantized_layer(kind, linear, group_size=32):
-    return QuantizationSettings(kind=kind, group_size=group_size).quantized(linear)
+    return smaller(linear, QuantizationSettings(kind=kind, group_size=group_size))
 
 
 @pytest.fixture
@@ -295,3 +299,63 @@ def test_an_engine_of_quantized_weights_gives_everybody_the_tokens_it_gets_alone
     alone = [engine.generate(prompt, params)[0] for prompt in prompts]
     assert [one.text for one in together] == [one.text for one in alone]
     assert any(one.text for one in together)
+
+
+class TestExperts:
+    @pytest.fixture
+    def sparse(self, tmp_path):
+        """A checkpoint with experts, in which every expert has tensors of its own."""
+        config = {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 64,
+            "tie_word_embeddings": False,
+        }
+        folder = tmp_path / "sparse"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.manual_seed(0)
+        model = Transformer(read_architecture(folder))
+        tensors = {
+            part: value[region].clone()
+            for name, value in model.state_dict().items()
+            for part, region in parts_of(model.arch, name, value).items()
+        }
+        assert "model.layers.1.mlp.experts.3.down_proj.weight" in tensors
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_written_and_read_they_are_those_quantized_in_memory(self, sparse, tmp_path, kind):
+        save_quantized(sparse, tmp_path / "small", kind, group_size=32)
+        read = load(tmp_path / "small")
+        assert isinstance(read.model.layers[0].mlp.experts.down_proj, Stack)
+        expected = quantize(load(sparse), kind, group_size=32)
+        ids = list(range(32))
+        assert torch.equal(logits(read, ids), logits(expected, ids))
+        original = logits(load(sparse), ids)
+        assert (logits(read, ids) - original).abs().mean() < 0.2 * original.abs().mean()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_all_ways_through_them_agree(self, sparse, kind):
+        experts = quantize(load(sparse), kind, group_size=32).model.layers[0].mlp.experts
+        x = torch.randn(5, 64)
+        chosen = torch.tensor([[0, 1], [1, 2], [3, 0], [2, 3], [0, 3]])
+        weights = torch.rand(5, 2)
+        visited = experts.visit(x, chosen, weights)
+        torch.testing.assert_close(experts.gather(x, chosen, weights), visited, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(experts.compute_all(x, chosen, weights), visited, rtol=1e-4, atol=1e-5)
+
+    def test_quantized_while_loading_they_are_the_same(self, sparse):
+        model = load(sparse, arrived=while_loading("int8", read_architecture(sparse)))
+        ids = list(range(32))
+        assert torch.equal(logits(model, ids), logits(quantize(load(sparse), "int8"), ids))

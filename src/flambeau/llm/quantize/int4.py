@@ -41,9 +41,7 @@ class Int4Linear(nn.Module):
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weights [O, I] that are meant."""
-        levels_ONG = unpack_int4(self.weight).view(self.out_features, -1, self.group_size).to(dtype)
-        scales, minimums = self.scales.to(dtype).unsqueeze(2), self.minimums.to(dtype).unsqueeze(2)
-        return torch.addcmul(minimums, levels_ONG, scales).flatten(1)
+        return dequantize_groups(self.weight, self.scales, self.minimums, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
@@ -94,11 +92,17 @@ def rounding_error(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> Te
     return off_ONG.square_().sum(dim=2).mul_(scale_ON.float().square())
 
 
+def dequantize_groups(weight: Tensor, scales: Tensor, minimums: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights […, O, I] that are meant, by the scales and minimums […, O, N] of their groups."""
+    levels = unpack_int4(weight).view(*scales.shape, -1).to(dtype)
+    return torch.addcmul(minimums.to(dtype).unsqueeze(-1), levels, scales.to(dtype).unsqueeze(-1)).flatten(-2)
+
+
 def pack_int4(levels_OI: Tensor) -> Tensor:
     """Two weights in each byte [O, P]."""
     return levels_OI[:, ::2] << 4 | levels_OI[:, 1::2]
 
 
-def unpack_int4(pairs_OP: Tensor) -> Tensor:
-    """One weight in each byte [O, I]."""
-    return torch.stack((pairs_OP >> 4, pairs_OP & 15), dim=2).flatten(1)
+def unpack_int4(pairs: Tensor) -> Tensor:
+    """One weight in each byte: […, O, P] to […, O, I]."""
+    return torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten(-2)

@@ -15,12 +15,13 @@ from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.fitting import cuts, is_harmless
 from flambeau.llm.models.hugging_face import read_hugging_face, read_json
+from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.naming import ways
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.applying import QuantizationSettings
 from flambeau.llm.quantize.fp8 import quantize_fp8
 from flambeau.llm.quantize.int4 import quantize_int4
 from flambeau.llm.quantize.int8 import quantize_int8
+from flambeau.llm.quantize.settings import QuantizationSettings
 from flambeau.llm.weight_files import open_weights
 
 MAX_FILE_BYTES = 2 << 30
@@ -89,22 +90,30 @@ def quantized_tensors(
 
 def small_names(model: Transformer, settings: QuantizationSettings) -> set[str]:
     """The tensors that are quantized, by all names they may have."""
-    names: set[str] = set()
+    weights: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and settings.applies_to(name, module):
-            names.update(part for way in ways(model.arch, f"{name}.weight", module.weight) for part in way)
-    return names
+            weights[f"{name}.weight"] = module.weight
+        elif isinstance(module, Experts):
+            stacks = {f"{name}.{leaf}": stack for leaf, stack in module.named_parameters()}
+            weights |= {leaf: stack for leaf, stack in stacks.items() if settings.fits(stack.shape[2])}
+    return {part for name, weight in weights.items() for way in ways(model.arch, name, weight) for part in way}
 
 
-def quantized_parts(name: str, tensor: Tensor, settings: QuantizationSettings) -> list[tuple[str, Tensor]]:
-    """The tensors of a quantized layer in place of its weight."""
-    start = name.removesuffix("weight")
+def quantized_parts(name: str, tensor: Tensor, settings: QuantizationSettings) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a quantized layer in place of its weight; those of all experts may lie in one."""
+    start = name.removesuffix("weight") if name.endswith(".weight") else f"{name}."
+    for leaf, value in quantized_rows(tensor.flatten(0, -2), settings).items():
+        yield start + leaf, value.view(*tensor.shape[:-1], *value.shape[1:])
+
+
+def quantized_rows(rows_OI: Tensor, settings: QuantizationSettings) -> dict[str, Tensor]:
+    """Quantized weights by the names that layers have for them."""
     if settings.kind == "int4":
-        group_size = settings.group_size_for(tensor.shape[1]) or settings.group_size
-        weight, scales, minimums = quantize_int4(tensor, group_size)
-        return [(name, weight), (f"{start}scales", scales), (f"{start}minimums", minimums)]
-    weight, scale = quantize_int8(tensor) if settings.kind == "int8" else quantize_fp8(tensor)
-    return [(name, weight), (f"{start}scale", scale)]
+        weight, scales, minimums = quantize_int4(rows_OI, settings.group_size_for(rows_OI.shape[1]))
+        return {"weight": weight, "scales": scales, "minimums": minimums}
+    weight, scale = quantize_int8(rows_OI) if settings.kind == "int8" else quantize_fp8(rows_OI)
+    return {"weight": weight, "scale": scale}
 
 
 def write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
