@@ -19,12 +19,19 @@ from flambeau.llm.forward import Forward
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.outputs import Completion, Counts, Output
 from flambeau.llm.runner import Runner
-from flambeau.llm.scheduler import Plan, Scheduler
+from flambeau.llm.sampler import Sampler
+from flambeau.llm.scheduler import Scheduler
 from flambeau.llm.sequence import NoText, Sequence, Text
+from flambeau.llm.speculation.making import Draft, make_speculator
+from flambeau.llm.stepping import Made, Stepper
 from flambeau.llm.text_stream import TextStream
 from flambeau.llm.tokenizer import Tokenizer
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # apart from each other: the choices of one request
+NO_NUMBERS = (
+    "the network's logits are no finite numbers, or the request's settings leave no token to choose; check the "
+    "checkpoint and its dtype (float16 overflows where bfloat16 does not), and logit_bias"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,7 @@ class Engine:
         config: EngineConfig,
         device: str = "cpu",
         tokenizer: Tokenizer | None = None,
+        draft: Draft | None = None,
     ) -> None:
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._forward = forward
@@ -67,6 +75,9 @@ class Engine:
             device=device,
         )
         self._eos_ids = {*arch.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
+        sampler = Sampler(arch.vocab_size, eos_ids=[*self._eos_ids], device=device)
+        self._draft = draft
+        self._stepper = Stepper(self._runner, sampler, make_speculator(config, self._runner, sampler, draft))
         self._requests: dict[str, list[Sequence]] = {}
         self._names = itertools.count(1)
 
@@ -97,6 +108,7 @@ class Engine:
         if request_id in self._requests:
             raise BadRequest(f"request {request_id!r} is running already")
         self._check_prompt(prompt_ids)
+        self._check_token_ids(params)
         if seed is None:
             seed = secrets.randbits(63) if params.seed is None else params.seed
         choices = [
@@ -122,6 +134,11 @@ class Engine:
             )
         if not all(0 <= token < self.arch.vocab_size for token in prompt_ids):
             raise BadRequest(f"the prompt has token ids outside of 0 … {self.arch.vocab_size - 1}", "prompt")
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        for name in ("logit_bias", "stop_token_ids"):
+            if not all(0 <= token < self.arch.vocab_size for token in getattr(params, name)):
+                raise BadRequest(f"{name} has token ids outside of 0 … {self.arch.vocab_size - 1}", name)
 
     def _new_sequence(
         self,
@@ -157,6 +174,7 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         self._runner.tables.forget(sequence)
+        self._stepper.forget(sequence)
 
     @property
     def has_work(self) -> bool:
@@ -178,44 +196,39 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Compute one step: everybody who runs gets a token, prompts are computed in chunks."""
-        plan = self._scheduler.plan()
+        """Compute one step: everybody who runs gets a token or more, prompts are computed in chunks."""
+        plan = self._scheduler.plan(self._stepper.num_ahead(self._scheduler.running))
         for sequence in plan.preempted:
             self._runner.tables.forget(sequence)
         finished_prompts = plan.finished_prompts
-        sequences = [*plan.decodes, *finished_prompts]
-        ids = self._sample(plan, sequences)
+        made = self._stepper.run(plan)
         for chunk in plan.chunks:
             if not chunk.is_last:
                 self._scheduler.computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
-        outputs = [self._output(sequence, [token]) for sequence, token in zip(sequences, ids, strict=True)]
+        outputs = [self._output(each) for each in made]
         for sequence in finished_prompts:
             self._scheduler.add_first(sequence.siblings)
             sequence.siblings = []
         return outputs
 
-    def _sample(self, plan: Plan, sequences: list[Sequence]) -> list[int]:
-        logits = []
-        if plan.decodes:
-            logits.append(self._runner.decode(plan.decodes))
-        if plan.chunks:
-            logits.append(self._runner.prefill(plan.chunks))
-        ids: list[int] = torch.cat(logits).argmax(-1).tolist() if logits else []
-        return ids
-
-    def _output(self, sequence: Sequence, new_ids: list[int]) -> Output:
+    def _output(self, made: Made) -> Output:
         """Give a sequence its new tokens; it leaves if one of them is its last."""
-        before = len(sequence.tokens)
-        text = accept(sequence, new_ids, self._eos_ids)
+        sequence, before = made.sequence, len(made.sequence.tokens)
+        text = accept(sequence, made.ids, self._eos_ids)
+        if made.is_broken and sequence.finish_reason is None:
+            text += sequence.text.flush()
+            sequence.finish_reason = "error"
         # The last token is not in the cache: it is computed with the next step.
         self._scheduler.computed(sequence, len(sequence.tokens) - 1)
-        reason = sequence.finish_reason
+        reason, new_ids = sequence.finish_reason, sequence.tokens[before:]
         output = Output(
             request_id=sequence.request_id,
             index=sequence.index,
             text=text,
-            token_ids=sequence.tokens[before:],
+            token_ids=new_ids,
+            tokens=made.tokens and made.tokens[: len(new_ids)],
             finish_reason=reason,
+            error=NO_NUMBERS if reason == "error" else "",
             counts=Counts.of(sequence) if reason else None,
             seed=sequence.seed,
         )
@@ -263,10 +276,13 @@ class Engine:
 
     def wait_until_compiled(self) -> None:
         """Wait for what is compiled beside the steps, where anything is: for measuring."""
-        wait = getattr(self._forward, "wait_until_compiled", None)
-        if wait is not None:
-            wait()
+        for forward in (self._forward, self._draft and self._draft.forward):
+            wait = getattr(forward, "wait_until_compiled", None)
+            if wait is not None:
+                wait()
 
     def close(self) -> None:
         """Stop whatever runs beside the steps."""
         self._forward.close()
+        if self._draft is not None:
+            self._draft.forward.close()

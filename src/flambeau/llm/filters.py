@@ -8,14 +8,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-try:
-    import numpy
-except ImportError:  # torch does without it
-    numpy = None  # type: ignore[assignment]
 
 FEW = 64  # up to so many, top-k finds its tokens first and everything else is done to them alone
 
@@ -52,23 +48,23 @@ def nucleus(ascending: Tensor, top_p: Tensor) -> Tensor:
 
 def in_order(scores_SWV: Tensor) -> Tensor:
     """The scores in ascending order."""
-    if numpy is None or scores_SWV.device.type != "cpu":
+    if scores_SWV.device.type != "cpu":
         return scores_SWV.sort(-1).values
-    return torch.from_numpy(numpy.sort(scores_SWV.numpy(), -1))  # many times as fast as torch's own
+    return torch.from_numpy(np.sort(scores_SWV.numpy(), -1))  # many times as fast as torch's own
 
 
 def largest(scores_SWV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest scores [S, W, C] and their tokens, in no order."""
-    if numpy is None or scores_SWV.device.type != "cpu":
+    if scores_SWV.device.type != "cpu":
         return torch.topk(scores_SWV, count, sorted=False)
     array = scores_SWV.numpy()
-    ids = torch.from_numpy(numpy.argpartition(array, array.shape[-1] - count, -1)[..., -count:])
+    ids = torch.from_numpy(np.argpartition(array, array.shape[-1] - count, -1)[..., -count:])
     return scores_SWV.gather(-1, ids), ids
 
 
 def best(values_SWC: Tensor) -> tuple[Tensor, Tensor]:
     """The largest value [S, W] and its place; the first of equal ones; what is no number counts as largest."""
-    if numpy is None or values_SWC.device.type != "cpu":
+    if values_SWC.device.type != "cpu":
         return values_SWC.max(-1)
     array = values_SWC.numpy()
     return torch.from_numpy(array.max(-1)), torch.from_numpy(array.argmax(-1))

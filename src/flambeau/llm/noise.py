@@ -25,9 +25,9 @@ _TO_UNIT = 2.0**-63 * (1 - 2.0**-24)  # the largest integer becomes the largest 
 _SMALLEST = 2.0**-64
 
 
-def key(seed: int, index: int = 0) -> int:
-    """The start of a seed's counters, as a signed word; `index` tells the answers to one request apart."""
-    word = (seed + index * _PURPOSE_STEP + _TOKEN_STEP) % _WORD
+def key(seed: int) -> int:
+    """The start of a seed's counters, as a signed word."""
+    word = (seed + _TOKEN_STEP) % _WORD
     for factor in (_FIRST_FACTOR, _SECOND_FACTOR, _FIRST_FACTOR):
         word ^= word >> 31
         word = word * factor % _WORD

@@ -48,6 +48,7 @@ class Output:
     token_ids: list[int]
     tokens: list[TokenInfo] | None = None
     finish_reason: FinishReason | None = None
+    error: str = ""  # where the reason is "error": what happened, and the remedy
     counts: Counts | None = None  # in the last one
     seed: int = 0
 
@@ -60,6 +61,7 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenInfo] | None = None
     finish_reason: FinishReason | None = None
+    error: str = ""
     counts: Counts | None = None
 
     def add(self, output: Output) -> None:
@@ -68,5 +70,5 @@ class Completion:
         self.token_ids += output.token_ids
         if output.tokens is not None:
             self.tokens = [*(self.tokens or []), *output.tokens]
-        self.finish_reason = output.finish_reason
+        self.finish_reason, self.error = output.finish_reason, output.error
         self.counts = output.counts

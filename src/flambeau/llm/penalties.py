@@ -20,7 +20,7 @@ class Counts:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._outputs = torch.zeros(0, vocab_size, device=device)
         self._prompts = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
-        self._lines: weakref.WeakKeyDictionary[Row, list[int]] = weakref.WeakKeyDictionary()  # line, tokens counted
+        self._lines: weakref.WeakKeyDictionary[Row, list[int]] = weakref.WeakKeyDictionary()  # line, tokens seen
         self._free: list[int] = []
 
     def of(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ class Counts:
         lines: list[int] = []
         ids: list[int] = []
         for row, state in zip(rows, states, strict=True):
-            new = row.output_ids[state[1] :]
+            new = row.tokens[state[1] :]
             lines += [state[0]] * len(new)
             ids += new
             state[1] += len(new)
@@ -46,8 +46,8 @@ class Counts:
         line = self._free.pop()
         self._outputs[line] = 0
         self._prompts[line] = False
-        self._prompts[line, torch.tensor(row.prompt_ids, dtype=torch.long, device=self._prompts.device)] = True
-        self._lines[row] = state = [line, 0]
+        self._prompts[line, torch.tensor(row.tokens[: row.num_prompt], device=self._prompts.device)] = True
+        self._lines[row] = state = [line, row.num_prompt]
         weakref.finalize(row, self._free.append, line).atexit = False
         return state
 
@@ -90,7 +90,7 @@ class Edits:
 
     def _hold_back(self, logits_SWV: Tensor, offset: int) -> None:
         for i, row in self._held:
-            places = row.params.min_tokens - len(row.output_ids) - offset
+            places = row.params.min_tokens - row.num_generated - offset
             if places > 0:
                 ids = torch.tensor([*self._eos_ids, *row.params.stop_token_ids], device=self._device, dtype=torch.long)
                 logits_SWV[i, :places].index_fill_(-1, ids, -torch.inf)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flambeau.llm import noise
@@ -11,22 +10,21 @@ from flambeau.llm.config import SamplingParams
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Row:
-    """Lives as long as its sequence, whose own `output_ids` it looks at."""
+    """Lives as long as its sequence, and looks at the very list of tokens that grows there."""
 
     params: SamplingParams
     seed: int  # the request's own, or one made up for it
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
-    index: int = 0  # which of the `n` answers to one request
+    tokens: list[int]  # the prompt, then what was generated
+    num_prompt: int
     key: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.key = noise.key(self.seed, self.index)
+        self.key = noise.key(self.seed)
 
     @property
-    def position(self) -> int:
-        """Where the next token goes."""
-        return len(self.prompt_ids) + len(self.output_ids)
+    def num_generated(self) -> int:
+        """Tokens made so far."""
+        return len(self.tokens) - self.num_prompt
 
     @property
     def is_repeatable(self) -> bool:

@@ -3,7 +3,7 @@
 What a row gets depends on its own logits, settings, seed and position and on nothing else in the batch.
 
 Shapes: S rows · W places of each row: one, or several where proposed tokens are verified · V vocabulary · C candidates
-· A tokens proposed ahead · M rows that want log-probabilities
+· A tokens proposed ahead
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flambeau.llm import noise
 from flambeau.llm.filters import best
@@ -31,7 +30,7 @@ class Sampler:
     def __init__(self, vocab_size: int, *, eos_ids: Sequence[int] = (), device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._vocab_size = vocab_size
-        self._eos_ids = sorted(eos_ids)
+        self._eos_ids = [token for token in eos_ids if token < vocab_size]
         self._counts = Counts(vocab_size, self.device)
         self._tokens_V = torch.arange(vocab_size, device=self.device)
         self._plans: list[_Plan] = []
@@ -59,9 +58,25 @@ class Sampler:
         logits_SWV = plan.edits.apply(logits_SWV, ahead_SA, offset)
         return merged(plan.groups, [group.scores(group.part(logits_SWV)) for group in plan.groups])
 
+    def draw(self, scores_SWV: Tensor, rows: Sequence[Row], *, offset: int = 0) -> Tensor:
+        """The tokens [S, W] that `sample` chooses, from their scores."""
+        plan = self._plan(rows)
+        if plan.is_greedy:
+            return chosen(scores_SWV)
+        positions_SW = self.positions(rows, scores_SWV.shape[1], offset)
+        noise_SWV = noise.gumbel(self.keys(rows).unsqueeze(1), positions_SW, self._tokens_V, noise.DRAW)
+        for group in plan.groups:
+            if group.is_greedy:
+                noise_SWV[group.index_S] = 0.0
+        return chosen(noise_SWV.add_(scores_SWV))
+
+    def keys(self, rows: Sequence[Row]) -> Tensor:
+        """Where the random numbers of each row begin [S]."""
+        return self._plan(rows).keys_S
+
     def positions(self, rows: Sequence[Row], places: int, offset: int = 0) -> Tensor:
         """Where the tokens of every place go [S, W]."""
-        first = torch.tensor([row.position + offset for row in rows], device=self.device).unsqueeze(1)
+        first = torch.tensor([len(row.tokens) + offset for row in rows], device=self.device).unsqueeze(1)
         return first if places == 1 else first + torch.arange(places, device=self.device)
 
     def _draw(self, group: Group, logits_SWV: Tensor, positions_SW: Tensor) -> Tensor:
@@ -77,7 +92,8 @@ class Sampler:
             if plan.rows == rows:  # the very same objects, in the same order
                 return plan
         groups = grouped(rows, self._vocab_size, self.device)
-        plan = _Plan(rows, groups, Edits(rows, self._counts, self._eos_ids, self.device))
+        keys_S = torch.tensor([row.key for row in rows], device=self.device)
+        plan = _Plan(rows, groups, Edits(rows, self._counts, self._eos_ids, self.device), keys_S)
         self._plans = [plan, *self._plans[: PLANS_KEPT - 1]]
         return plan
 
@@ -89,19 +105,12 @@ class _Plan:
     rows: list[Row]
     groups: list[Group]
     edits: Edits
+    keys_S: Tensor
 
     @property
     def is_greedy(self) -> bool:
         """Whether every row takes its most likely token."""
         return len(self.groups) == 1 and self.groups[0].is_greedy
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """How likely the chosen token was, and the most likely ones with their log-probabilities."""
-
-    chosen: float
-    top: list[tuple[int, float]]
 
 
 def chosen(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:
@@ -110,15 +119,3 @@ def chosen(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:
     if ids_SWC is not None:
         place = ids_SWC.gather(-1, place.unsqueeze(-1)).squeeze(-1)
     return torch.where(value.isfinite(), place, NO_TOKEN)
-
-
-def logprobs(logits_MV: Tensor, ids: Sequence[int], counts: Sequence[int]) -> list[Logprobs]:
-    """Log-probabilities under the model itself, before temperature, penalties and filters; with the best `counts`."""
-    logprobs_MV = F.log_softmax(logits_MV.float(), -1)
-    of_ids = logprobs_MV.gather(1, torch.tensor(ids, device=logits_MV.device).unsqueeze(1)).squeeze(1).tolist()
-    values, tokens = logprobs_MV.topk(min(max(counts), logits_MV.shape[1]))
-    tops = zip(tokens.tolist(), values.tolist(), strict=True)
-    return [
-        Logprobs(logprob, list(zip(row_ids[:count], row_values[:count], strict=True)))
-        for logprob, count, (row_ids, row_values) in zip(of_ids, counts, tops, strict=True)
-    ]

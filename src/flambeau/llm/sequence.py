@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from flambeau.llm.config import SamplingParams
+from flambeau.llm.rows import Row
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 class Text(Protocol):
@@ -54,10 +55,15 @@ class Sequence:
     num_published: int = 0  # full blocks whose content is known to the pool
     parent: int = 0  # serial of the last one's content
     num_cached: int = 0  # tokens of the prompt that need not be computed
+    num_in_draft: int = 0  # tokens whose keys and values are in the draft's cache
     num_drafted: int = 0
     num_accepted: int = 0
     finish_reason: FinishReason | None = None
     siblings: list[Sequence] = field(default_factory=list)  # choices that begin once the prompt is computed
+    row: Row = field(init=False)  # what the sampler looks at
+
+    def __post_init__(self) -> None:
+        self.row = Row(self.params, self.seed, self.tokens, self.num_prompt)
 
     @property
     def num_generated(self) -> int:

@@ -11,15 +11,16 @@ from torch import Tensor
 from transformers.generation import logits_process
 
 from flambeau.llm.config import SamplingParams
+from flambeau.llm.logprobs import token_infos
 from flambeau.llm.rows import Row
-from flambeau.llm.sampler import NO_TOKEN, Sampler, logprobs
+from flambeau.llm.sampler import NO_TOKEN, Sampler
 
 VOCAB = 300
 EOS = 2
 
 
 def row(seed: int = 0, prompt: Any = (5, 6, 7, 7), output: Any = (), **settings: Any) -> Row:
-    return Row(SamplingParams(**settings), seed, list(prompt), list(output))
+    return Row(SamplingParams(**settings), seed, [*prompt, *output], len(prompt))
 
 
 def logits(rows: int = 1, places: int = 1, vocab: int = VOCAB, seed: int = 0) -> Tensor:
@@ -89,15 +90,15 @@ def test_counts_grow_with_the_output_and_are_dropped_with_their_row() -> None:
         kept, gone = row(**settings), row(prompt=[story], **settings)
         for step in range(5):
             given = logits(2, seed=step)
-            fresh = sampler().scores(given, [replace_output(kept), replace_output(gone)])
+            fresh = sampler().scores(given, [copy_of(kept), copy_of(gone)])
             assert torch.equal(chooser.scores(given, [kept, gone]), fresh)
             for each in (kept, gone):
-                each.output_ids += [step % 3, story]  # type: ignore[operator]
+                each.tokens += [step % 3, story]
     assert len(chooser._counts._outputs) <= 16  # ten of the forty rows are remembered at most
 
 
-def replace_output(old: Row) -> Row:
-    return replace(old, output_ids=list(old.output_ids))
+def copy_of(old: Row) -> Row:
+    return replace(old, tokens=[*old.tokens])
 
 
 def test_bias_is_added_and_can_forbid_nothing_else() -> None:
@@ -129,7 +130,7 @@ def test_several_places_are_what_one_after_another_would_be() -> None:
     given, chooser = logits(4, 4), sampler()
     scores, ids = chooser.scores(given, rows, ahead_SA=ahead), chooser.sample(given, rows, ahead_SA=ahead)
     for place in range(4):
-        now = [replace(r, output_ids=[*r.output_ids, *ahead[i, :place].tolist()]) for i, r in enumerate(rows)]
+        now = [replace(r, tokens=[*r.tokens, *ahead[i, :place].tolist()]) for i, r in enumerate(rows)]
         one = given[:, place : place + 1]
         torch.testing.assert_close(scores[:, place : place + 1], chooser.scores(one, now))
         assert torch.equal(ids[:, place : place + 1], chooser.sample(one, now))
@@ -167,7 +168,7 @@ def test_a_row_gets_the_same_token_whatever_the_batch(vocab: int) -> None:
 def test_draws_follow_the_scores() -> None:
     """20,000 draws from each kind of filter, and the seed alone makes them differ."""
     vocab, number = 12, 20_000
-    chooser, given = sampler(vocab), logits(vocab=vocab)
+    chooser, given = sampler(vocab), logits(vocab=vocab) / 3
     for settings in ({}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 6, "temperature": 2.0}):
         one = row(**settings)
         shares = chooser.scores(given, [one])[0, 0].double().softmax(-1)
@@ -204,9 +205,9 @@ def test_a_row_with_nothing_left_gets_no_token() -> None:
 def test_logprobs_are_the_models_own() -> None:
     given = logits(3)[:, 0]
     expected = given.double().log_softmax(-1)
-    found = logprobs(given, [4, 5, 6], [0, 2, 5])
+    found = token_infos(given, [4, 5, 6], [0, 2, 5])
     for i, each in enumerate(found):
-        assert each.chosen == pytest.approx(expected[i, 4 + i].item(), abs=1e-5)
+        assert each.logprob == pytest.approx(expected[i, 4 + i].item(), abs=1e-5)
         best = expected[i].topk([0, 2, 5][i])
         assert [token for token, _ in each.top] == best.indices.tolist()
         assert [value for _, value in each.top] == pytest.approx(best.values.tolist(), abs=1e-5)

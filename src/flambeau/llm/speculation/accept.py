@@ -1,0 +1,70 @@
+"""Which of the proposed tokens are kept, and what comes after them: two rules, both exact.
+
+`match` keeps a proposal while it is what the target draws anyway: the text is the one without speculation, token for
+token. `by_ratio` keeps it with probability p/q and draws from the rest of p otherwise: the text has the target's
+distribution, and more proposals are kept.
+
+Shapes: S rows · K tokens proposed · W = K + 1 places · V vocabulary
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flambeau.llm import noise
+from flambeau.llm.filters import best
+from flambeau.llm.sampler import NO_TOKEN
+
+
+def match(draws_SW: Tensor, ids_SK: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
+    """How many proposals are kept [S], and the token after them [S]; `draws_SW` are the target's own tokens."""
+    num_kept_S = leading(draws_SW[:, :-1] == ids_SK, lengths_S)
+    return num_kept_S, draws_SW.gather(1, num_kept_S.unsqueeze(1)).squeeze(1)
+
+
+def by_ratio(
+    p_SWV: Tensor, q_SKV: Tensor | None, ids_SK: Tensor, lengths_S: Tensor, keys_S: Tensor, positions_S: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How many proposals are kept [S], and the token after them [S], from probabilities.
+
+    Where `q_SKV` is None each token was the only one that could be proposed. `positions_S` are those of the first
+    places.
+    """
+    places_K = torch.arange(ids_SK.shape[1], device=ids_SK.device)
+    positions_SK = positions_S.unsqueeze(1) + places_K
+    chance_SK = noise.uniform(keys_S.unsqueeze(1), positions_SK, ids_SK.new_zeros(1), noise.ACCEPT).squeeze(-1)
+    p_of_ids_SK = p_SWV[:, :-1].gather(-1, ids_SK.unsqueeze(-1)).squeeze(-1)
+    if q_SKV is not None:
+        chance_SK = chance_SK * q_SKV.gather(-1, ids_SK.unsqueeze(-1)).squeeze(-1)
+    num_kept_S = leading(chance_SK < p_of_ids_SK, lengths_S)
+    rest_SV = rest(p_SWV, q_SKV, ids_SK, lengths_S, num_kept_S)
+    return num_kept_S, draw(rest_SV, keys_S, positions_S + num_kept_S)
+
+
+def leading(is_kept_SK: Tensor, lengths_S: Tensor) -> Tensor:
+    """How many of each row's proposals come before the first that is not kept."""
+    places_K = torch.arange(is_kept_SK.shape[1], device=is_kept_SK.device)
+    return (is_kept_SK & (places_K < lengths_S.unsqueeze(1))).long().cumprod(1).sum(1)
+
+
+def rest(p_SWV: Tensor, q_SKV: Tensor | None, ids_SK: Tensor, lengths_S: Tensor, num_kept_S: Tensor) -> Tensor:
+    """What the token after those kept is drawn from: p where all were kept, else what p has more than q."""
+    rows_S = torch.arange(len(num_kept_S), device=num_kept_S.device)
+    p_SV = p_SWV[rows_S, num_kept_S]
+    last_S = num_kept_S.clamp(max=ids_SK.shape[1] - 1)
+    if q_SKV is None:
+        more_SV = p_SV.scatter(1, ids_SK[rows_S, last_S].unsqueeze(1), 0.0)
+    else:
+        more_SV = (p_SV - q_SKV[rows_S, last_S]).clamp_(min=0)
+    # Where rounding leaves nothing, p and q are the same; where q is no numbers, nothing of it was kept.
+    is_whole_S = (num_kept_S == lengths_S) | ~(more_SV.sum(1) > 0)
+    return torch.where(is_whole_S.unsqueeze(1), p_SV, more_SV)
+
+
+def draw(weights_SV: Tensor, keys_S: Tensor, positions_S: Tensor) -> Tensor:
+    """A token [S] by these weights, or NO_TOKEN where they are no numbers."""
+    tokens_V = torch.arange(weights_SV.shape[1], device=weights_SV.device)
+    noise_SV = noise.gumbel(keys_S, positions_S, tokens_V, noise.RESIDUAL)
+    value_S, token_S = best(weights_SV.log() + noise_SV)
+    return torch.where(value_S.isfinite(), token_S, NO_TOKEN)

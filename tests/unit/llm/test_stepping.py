@@ -1,0 +1,89 @@
+"""The sampler in the engine: seeds, log-probabilities, and a network that computes nonsense."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from flambeau.llm.attention import WholeAttention
+from flambeau.llm.config import SamplingParams
+from flambeau.llm.errors import BadRequest
+from support.tiny_models import ARCH, tiny_engine, tiny_model
+
+PROMPTS = [[random.Random(i).randrange(ARCH.vocab_size) for _ in range(5 + i)] for i in range(6)]
+
+
+def run(engine, params: list[SamplingParams]) -> list[list[int]]:
+    made: list[list[int]] = [[] for _ in params]
+    for i, each in enumerate(params):
+        engine.add(str(i), PROMPTS[i], each)
+    while engine.has_work:
+        for output in engine.step():
+            made[int(output.request_id)] += output.token_ids
+    return made
+
+
+def test_the_same_seed_gives_the_same_tokens_whatever_the_batch():
+    settings = [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.1}, {"frequency_penalty": 1.0}, {"temperature": 0.0}]
+    params = [SamplingParams(seed=i, max_tokens=20, **each) for i, each in enumerate(settings)]
+    together = run(tiny_engine(), params)
+    crowded = run(tiny_engine(num_blocks=14, prefix_cache=False, max_step_tokens=7), params)
+    assert together == crowded
+    for i, each in enumerate(params):
+        engine = tiny_engine()
+        assert engine.generate([PROMPTS[i]], each)[0].token_ids == together[i]
+
+
+def test_without_a_seed_texts_differ_and_choices_do_too():
+    params = SamplingParams(max_tokens=12, n=4, temperature=1.5)
+    made = [tuple(choice.token_ids) for _ in range(2) for choice in tiny_engine().generate([PROMPTS[0]], params)]
+    assert len(set(made)) == 8
+
+
+def test_log_probabilities_are_those_of_the_whole_sequence():
+    model = tiny_model()
+    params = SamplingParams(max_tokens=6, logprobs=3, seed=1, temperature=1.3)
+    plain = SamplingParams(max_tokens=6, seed=2)
+    engine = tiny_engine(model)
+    engine.add("asks", PROMPTS[1], params)
+    engine.add("does not", PROMPTS[2], plain)
+    infos = []
+    while engine.has_work:
+        for output in engine.step():
+            assert (output.tokens is None) == (output.request_id == "does not")
+            infos += output.tokens or []
+    ids = [*PROMPTS[1], *(info.id for info in infos)]
+    with torch.inference_mode():
+        logits = model.logits(model(torch.tensor(ids), torch.arange(len(ids)), WholeAttention()))
+    expected = logits.log_softmax(-1)[len(PROMPTS[1]) - 1 :]
+    for place, info in enumerate(infos):
+        assert info.logprob == pytest.approx(expected[place, info.id].item(), abs=1e-4)
+        assert [token for token, _ in info.top] == expected[place].topk(3).indices.tolist()
+
+
+def test_a_network_that_computes_nonsense_ends_its_own_request_only():
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[PROMPTS[0][0]] = math.nan
+    healthy = [prompt for prompt in PROMPTS[1:] if PROMPTS[0][0] not in prompt]
+    engine = tiny_engine(model)
+    engine.add("broken", PROMPTS[0], SamplingParams(max_tokens=5))
+    for i, prompt in enumerate(healthy):
+        engine.add(str(i), prompt, SamplingParams(max_tokens=5, temperature=0.0, logit_bias={PROMPTS[0][0]: -100.0}))
+    ends = {}
+    while engine.has_work:
+        ends |= {output.request_id: output for output in engine.step() if output.finish_reason}
+    assert ends["broken"].finish_reason == "error"
+    assert "no finite numbers" in ends["broken"].error
+    assert ends["broken"].token_ids == []
+    assert [ends[str(i)].finish_reason for i in range(len(healthy))] == ["length"] * len(healthy)
+    assert engine.state.num_blocks_used == 0
+
+
+@pytest.mark.parametrize("settings", [{"logit_bias": {97: 1.0}}, {"stop_token_ids": [-1]}])
+def test_token_ids_outside_of_the_vocabulary_are_refused(settings):
+    with pytest.raises(BadRequest, match=f"{next(iter(settings))} has token ids outside of 0 … 96"):
+        tiny_engine().add("odd", [1], SamplingParams(**settings))
