@@ -15,16 +15,16 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from flambeau.frontend.http.exchange import Exchange  # noqa: E402
-from flambeau.frontend.http.openai.chat import ChatWriter  # noqa: E402
-from flambeau.frontend.http.openai.completions import CompletionWriter  # noqa: E402
-from flambeau.frontend.http.openai.generating import GenerationReply  # noqa: E402
-from flambeau.frontend.http.openai.writing import Head  # noqa: E402
-from flambeau.serving.job import Body, Job  # noqa: E402
-from flambeau.wire.framing import decode_to_server, to_frame  # noqa: E402
-from flambeau.wire.generation import Piece, Token, encode_pieces  # noqa: E402
-from flambeau.wire.messages import Part  # noqa: E402
-from support.jobs import new_worker  # noqa: E402
+from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.openai.chat import ChatWriter
+from flambeau.frontend.http.openai.completions import CompletionWriter
+from flambeau.frontend.http.openai.generating import GenerationReply
+from flambeau.frontend.http.openai.writing import Head
+from flambeau.serving.job import Body, Job
+from flambeau.wire.framing import decode_to_server, to_frame
+from flambeau.wire.generation import Piece, Token, encode_pieces
+from flambeau.wire.messages import Part
+from support.jobs import new_worker
 
 STEPS, ROUNDS = 1000, 7
 HEAD = Head("chatcmpl-0123456789abcdef0123456789abcdef", 1_700_000_000, "llama-3.1-8b", "fp_01234567")
