@@ -15,13 +15,20 @@ HOST_FRACTION = 0.25  # of the memory that is available on a CPU machine, which 
 RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and cache
 
 
-def num_blocks_for(arch: Architecture, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:
+def num_blocks_for(
+    arch: Architecture,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    draft: Architecture | None = None,
+) -> int:
     """As many blocks as the memory allows, but no more than all sequences at their longest could fill."""
     if config.num_blocks is not None:
         return config.num_blocks + 1
     length = min(config.max_model_len or arch.max_length, arch.max_length)
     wanted = config.max_num_seqs * -(-length // config.block_size)
-    affordable = available_bytes(config, device) // block_bytes(arch, config.block_size, dtype)
+    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
+    affordable = available_bytes(config, device) // size_bytes
     if affordable < 1:
         raise LLMError(
             f"no memory is left on {device} for a single block of the KV cache; use a smaller model, quantization, or "

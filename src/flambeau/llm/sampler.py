@@ -58,6 +58,22 @@ class Sampler:
         logits_SWV = plan.edits.apply(logits_SWV, ahead_SA, offset)
         return merged(plan.groups, [group.scores(group.part(logits_SWV)) for group in plan.groups])
 
+    def draw(self, scores_SWV: Tensor, rows: Sequence[Row], *, offset: int = 0) -> Tensor:
+        """The tokens [S, W] that `sample` chooses, from their scores."""
+        plan = self._plan(rows)
+        if plan.is_greedy:
+            return chosen(scores_SWV)
+        positions_SW = self.positions(rows, scores_SWV.shape[1], offset)
+        noise_SWV = noise.gumbel(self.keys(rows).unsqueeze(1), positions_SW, self._tokens_V, noise.DRAW)
+        for group in plan.groups:
+            if group.is_greedy:
+                noise_SWV[group.index_S] = 0.0
+        return chosen(noise_SWV.add_(scores_SWV))
+
+    def keys(self, rows: Sequence[Row]) -> Tensor:
+        """Where the random numbers of each row begin [S]."""
+        return self._plan(rows).keys_S
+
     def positions(self, rows: Sequence[Row], places: int, offset: int = 0) -> Tensor:
         """Where the tokens of every place go [S, W]."""
         first = torch.tensor([len(row.tokens) + offset for row in rows], device=self.device).unsqueeze(1)
@@ -76,7 +92,8 @@ class Sampler:
             if plan.rows == rows:  # the very same objects, in the same order
                 return plan
         groups = grouped(rows, self._vocab_size, self.device)
-        plan = _Plan(rows, groups, Edits(rows, self._counts, self._eos_ids, self.device))
+        keys_S = torch.tensor([row.key for row in rows], device=self.device)
+        plan = _Plan(rows, groups, Edits(rows, self._counts, self._eos_ids, self.device), keys_S)
         self._plans = [plan, *self._plans[: PLANS_KEPT - 1]]
         return plan
 
@@ -88,6 +105,7 @@ class _Plan:
     rows: list[Row]
     groups: list[Group]
     edits: Edits
+    keys_S: Tensor
 
     @property
     def is_greedy(self) -> bool:

@@ -57,8 +57,8 @@ def rest(p_SWV: Tensor, q_SKV: Tensor | None, ids_SK: Tensor, lengths_S: Tensor,
         more_SV = p_SV.scatter(1, ids_SK[rows_S, last_S].unsqueeze(1), 0.0)
     else:
         more_SV = (p_SV - q_SKV[rows_S, last_S]).clamp_(min=0)
-    # Where rounding leaves nothing, p and q are the same.
-    is_whole_S = (num_kept_S == lengths_S) | (more_SV.sum(1) <= 0)
+    # Where rounding leaves nothing, p and q are the same; where q is no numbers, nothing of it was kept.
+    is_whole_S = (num_kept_S == lengths_S) | ~(more_SV.sum(1) > 0)
     return torch.where(is_whole_S.unsqueeze(1), p_SV, more_SV)
 
 
