@@ -65,4 +65,5 @@ def is_able(model: Model) -> bool:
 
 def entry(model: Model, name: str) -> dict[str, Any]:
     """A model as OpenAI's clients read it."""
-    return {"id": name, "object": "model", "created": int(model.registered_at), "owned_by": "flambeau"}
+    known = {"max_model_len": model.max_length} if model.max_length else {}
+    return {"id": name, "object": "model", "created": int(model.registered_at), "owned_by": "flambeau", **known}
