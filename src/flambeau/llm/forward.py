@@ -1,4 +1,4 @@
-"""EagerForward: one step of the network in plain PyTorch, over the blocks of a cache.
+"""EagerForward: one step of the network, operation by operation, over the blocks of a cache.
 
 Shapes: T tokens of the step, one sequence after another · N rows of them · V vocabulary
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flambeau.llm.attention import PagedAttention
+from flambeau.llm.kernels.native import choose_attention
 from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.step_inputs import StepInputs
@@ -50,5 +50,5 @@ class EagerForward:
         """Nothing runs beside the steps."""
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
-        attend = PagedAttention(self._cache, inputs)
+        attend = choose_attention(self._cache, inputs)
         return self._model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]

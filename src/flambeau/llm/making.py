@@ -19,6 +19,8 @@ from flambeau.llm.memory import num_blocks_for
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.parallel import LeadingForward, Ranks, Shard, connect, follow, least, local_architecture
+from flambeau.llm.quantize.applying import build, while_loading
+from flambeau.llm.quantize.packing import pack
 from flambeau.llm.speculation.making import Draft
 from flambeau.llm.tokenizer import load_tokenizer
 
@@ -64,13 +66,14 @@ def make_network(path: Path, config: EngineConfig, device: torch.device, ranks: 
     """Load a checkpoint, or a rank's part of it, and apply to it what the configuration asks for."""
     arch = read_architecture(path)
     dtype = dtype_for(config, arch, device)
-    load = partial(load_model, path, device=device, dtype=dtype)
+    load = partial(load_model, path, device=device, dtype=dtype, arrived=while_loading(config.quantization, arch))
     if ranks is None:
         local, model = arch, load()
     else:
         local = local_architecture(arch, ranks.size)
-        model = load(build=lambda _: Transformer(local), shard=Shard(arch, ranks.rank, ranks.size))
+        model = load(build=lambda _: build(local), shard=Shard(arch, ranks.rank, ranks.size))
         connect(model)
+    pack(model, dtype)
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     num_blocks = num_blocks_for(local, config, device, dtype, draft.arch if draft else None)
     num_blocks = num_blocks if ranks is None else least(num_blocks, ranks)

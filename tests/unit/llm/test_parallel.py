@@ -12,10 +12,13 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.tiny_models import ARCH, tiny_model
 
+from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import LLMError
+from flambeau.llm.making import make_engine
 from flambeau.llm.parallel import Shard, local_architecture
+from support.tiny_models import ARCH, tiny_model
+from support.tokenizer_files import write_sentencepiece
 
 PROMPTS = [[1, 2, 3, 4, 5], [9] * 20, [40, 41]]
 RANK = """
@@ -56,7 +59,7 @@ def hugging_face_tensors(model) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A folder as Hugging Face writes it; without a tokenizer."""
+    """A folder as Hugging Face writes it; its tokenizer is another model's, and not used."""
     folder = tmp_path_factory.mktemp("tiny")
     arch = replace(ARCH, qkv_bias=True, num_kv_heads=2)
     model = tiny_model(arch)
@@ -76,7 +79,7 @@ def checkpoint(tmp_path_factory):
         "tie_word_embeddings": False,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_sentencepiece(folder)
 
 
 def run_ranks(folder, size: int) -> list[list[int]]:
@@ -99,7 +102,9 @@ def run_ranks(folder, size: int) -> list[list[int]]:
 
 
 def test_two_ranks_give_the_tokens_of_one(checkpoint):
-    assert run_ranks(checkpoint, 2) == run_ranks(checkpoint, 1)
+    engine = make_engine(checkpoint, num_blocks=60, block_size=4, compile=False, device="cpu")
+    alone = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24))
+    assert run_ranks(checkpoint, 2) == [completion.token_ids for completion in alone]
 
 
 def test_more_ranks_than_key_value_heads_share_them():

@@ -141,8 +141,8 @@ def max_length(config: Config, scaling: RopeScaling | None) -> int:
 
 def windows(config: Config, family: Family, length: int) -> tuple[int | None, ...]:
     """How many tokens back each layer sees; empty where all see everything."""
-    is_used = bool(config.get("use_sliding_window")) if family.switches_window else family.windowed == "all"
-    if not is_used or config.get("sliding_window") is None:
+    is_off = family.switches_window and not config.get("use_sliding_window")
+    if family.windowed == "none" or is_off or config.get("sliding_window") is None:
         return ()
     window = whole(config, "sliding_window")
     layers = windowed_layers(config, family) if window < length else frozenset()

@@ -30,6 +30,7 @@ RENAMES = (
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$")
 ALTERNATING = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")
 EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
+STACKED = re.compile(r"\.experts\.(gate_proj|up_proj)$")
 
 Region = tuple[slice | int, ...]
 
@@ -89,13 +90,11 @@ def expert_pieces(name: str, num_experts: int, parts: dict[str, slice]) -> dict[
     }
 
 
-def split_fused(arch: Architecture, name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor of our spelling as the projections that are in it, by name: what a shard is cut from."""
-    if EXPERTS.search(name):
-        parts = part_rows(arch, name, tensor.shape[1])
-        return {part_name(name, part): tensor[:, rows] for part, rows in parts.items()} or {name: tensor}
-    parts = part_rows(arch, name, len(tensor)) if tensor.dim() else {}
-    return {part_name(name, part): tensor[rows] for part, rows in parts.items()} or {name: tensor}
+def parts_of(arch: Architecture, name: str, tensor: Tensor) -> dict[str, Region]:
+    """The tensors of a Hugging Face checkpoint that are in one of any spelling, and where."""
+    if found := STACKED.search(name):
+        return {f"{name[: found.start(1)]}{expert}.{found[1]}.weight": (expert,) for expert in range(len(tensor))}
+    return {part: piece.region for part, piece in ways(arch, name, tensor)[0].items()}
 
 
 def num_alternating_heads(arch: Architecture, name: str) -> int:

@@ -16,7 +16,7 @@ from flambeau.frontend.http.openai.writing import Choice, Head, Writer, encode
 from flambeau.serving.server import Server
 from flambeau.wire.generation import Generate, Piece
 
-MAX_CHOICES = 2048
+MAX_CHOICES = 1024  # as many as a worker takes
 
 
 def completions(server: Server, exchange: Exchange) -> None:
