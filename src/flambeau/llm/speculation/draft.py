@@ -155,7 +155,7 @@ class Steps:
             self.positions_JS[:NUM_FED].T.flatten(),
             self.slots_JS[:NUM_FED].T.flatten(),
             self.query_starts * NUM_FED,
-            self.positions_JS[NUM_FED - 1] + 1,
+            (self.positions_JS[NUM_FED - 1] + 1).clamp_(min=NUM_FED),
             self.block_tables_SB,
             query_len=NUM_FED,
         )
