@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.fitting import cuts, is_harmless
-from flambeau.llm.models.hugging_face import read_hugging_face, read_json
+from flambeau.llm.models.config_values import read_json
+from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.naming import ways
 from flambeau.llm.models.transformer import Transformer
