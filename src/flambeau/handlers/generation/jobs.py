@@ -240,9 +240,8 @@ class GptGeneration:
     # ---- the end ----
 
     def follow(self) -> None:
-        """On a rank other than 0: compute what rank 0 computes, until it has closed."""
-        follow: Callable[[], None] = self._engine.follow  # type: ignore[attr-defined]
-        follow()
+        """Rank 0 follows nobody; see `Following`."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Stop what runs beside the steps."""
