@@ -96,6 +96,11 @@ def test_completion_of_token_ids(client):
     assert client.completions.create(model="scripted", prompt=[[7], [8]]).choices[0].text == "[7]"
 
 
+def test_long_prompt_comes_through_shared_memory_whole(client):
+    prompt = "".join(chr(0x4E00 + i % 5000) for i in range(100_000))
+    assert client.completions.create(model="scripted", prompt=prompt).choices[0].text == prompt
+
+
 def test_settings_reach_the_model(client):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     more = {"top_k": 5, "min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}}
