@@ -70,7 +70,7 @@ class Engine:
         self._runner = Runner(
             forward,
             max_num_seqs=config.max_num_seqs,
-            max_blocks=self._pool.num_needed(self.max_length),
+            max_blocks=self._pool.num_needed(self.max_length + config.speculate_k),  # padding may go beyond the end
             block_size=config.block_size,
             device=device,
         )

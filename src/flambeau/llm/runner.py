@@ -84,7 +84,8 @@ class Runner:
             places_Q = np.arange(ids_SQ.shape[1])
             is_real_SQ = places_Q <= np.array(lengths)[:, None]
             positions_SQ, slots_SQ = self.real_places(rows, last_S[:, None] + places_Q, is_real_SQ)
-        context_lens_S = positions_SQ.max(axis=1) + 1
+        # Padding counts: a kernel takes the tokens of a step for the last ones of their context.
+        context_lens_S = last_S + ids_SQ.shape[1]
         num_blocks = -(-int(context_lens_S.max()) // self.block_size)
         return StepInputs(
             ids_SQ.flatten(),

@@ -106,6 +106,17 @@ def test_the_tokens_are_those_without_it(model, draft, plain, kind, options):
         assert [info.logprob for info in each] == pytest.approx([info.logprob for info in expected], abs=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_are_those_without_it_with_the_kernels_too(kind):
+    """Those serve certain head sizes; some sequences have fewer proposals than others."""
+    model = tiny_model(replace(ARCH, head_size=16, hidden_size=64))
+    params = [SamplingParams(max_tokens=25, **each) for each in MIXED]
+    made, ends, _ = run(engine_for(kind, model, tiny_draft(model), max_model_len=60), some_prompts(16), params)
+    expected, *_ = run(tiny_engine(model, max_model_len=60), some_prompts(16), params)
+    assert made == expected
+    assert sum(end.counts.num_accepted for end in ends) > 0
+
+
 def test_a_draft_that_was_left_behind_catches_up(model, draft, plain, monkeypatch):
     """Steps with and without speculation take turns, and prompts are known from an earlier request."""
     params, tokens, *_ = plain

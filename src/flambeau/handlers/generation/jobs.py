@@ -92,6 +92,7 @@ class GptGeneration:
         measure: Callable[[RunningJob, float], None],
     ) -> None:
         self.places = engine.config.max_num_seqs
+        self.max_length = engine.max_length
         self.abilities = abilities
         self._engine = engine
         self._read = read

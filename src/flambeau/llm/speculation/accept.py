@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm import noise
-from flambeau.llm.filters import best
-from flambeau.llm.sampler import NO_TOKEN
+from flambeau.llm.sampler import chosen
 
 
 def match(draws_SW: Tensor, ids_SK: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,5 +65,4 @@ def draw(weights_SV: Tensor, keys_S: Tensor, positions_S: Tensor) -> Tensor:
     """A token [S] by these weights, or NO_TOKEN where they are no numbers."""
     tokens_V = torch.arange(weights_SV.shape[1], device=weights_SV.device)
     noise_SV = noise.gumbel(keys_S, positions_S, tokens_V, noise.RESIDUAL)
-    value_S, token_S = best(weights_SV.log() + noise_SV)
-    return torch.where(value_S.isfinite(), token_S, NO_TOKEN)
+    return chosen(weights_SV.log() + noise_SV)

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.forward import Forward
+from flambeau.llm.rows import Row
 from flambeau.llm.runner import Runner
 from flambeau.llm.sampler import Sampler
 from flambeau.llm.sequence import Sequence
-from flambeau.llm.speculation.proposal import Proposal, unrepeatable
+from flambeau.llm.speculation.proposal import Proposal, by_promise, part
 from flambeau.llm.step_inputs import StepInputs
 
 # After a round in which all were kept, the draft has not seen the last two tokens; it always computes both again.
@@ -99,22 +100,36 @@ class DraftProposer:
 
     def _draw(self, sequences: Many[Sequence], steps: Steps, lengths: list[int]) -> Proposal:
         rows = [sequence.row for sequence in sequences]
-        sampler, loose = self._sampler, unrepeatable(rows)
+        exact, loose = by_promise(rows)
         num_ahead = len(steps.positions_JS) - 1
         ids_KS = steps.first_ids_SF.new_empty(num_ahead, len(rows))
         q_RV: list[Tensor] = []
         for place in range(num_ahead):
-            logits_S1V = self._logits(steps, place, ids_KS)
-            ahead_SA = ids_KS[:place].T
+            logits_S1V, ahead_SA = self._logits(steps, place, ids_KS), ids_KS[:place].T
+            if exact:
+                ids_KS[place, exact] = self._sampled(logits_S1V, ahead_SA, rows, exact)
             if loose:
-                scores_S1V = sampler.scores(logits_S1V, rows, ahead_SA=ahead_SA, offset=place)
-                q_RV.append(scores_S1V[loose, 0].softmax(-1))
-                drawn_S1 = sampler.draw(scores_S1V, rows, offset=place)
-            else:
-                drawn_S1 = sampler.sample(logits_S1V, rows, ahead_SA=ahead_SA, offset=place)
+                ids_KS[place, loose], q = self._weighed(logits_S1V, ahead_SA, rows, loose)
+                q_RV.append(q)
             # A draft that computes nonsense proposes token 0, which is verified like any other.
-            torch.clamp(drawn_S1.squeeze(1), min=0, out=ids_KS[place])
+            ids_KS[place].clamp_(min=0)
         return Proposal(ids_KS.T, lengths, torch.stack(q_RV, 1) if loose else None)
+
+    def _sampled(self, logits_S1V: Tensor, ahead_SA: Tensor, rows: Many[Row], places: list[int]) -> Tensor:
+        """Tokens for some places of the batch."""
+        some = [rows[i] for i in places]
+        ahead = part(ahead_SA, places)
+        offset = ahead_SA.shape[1]
+        return self._sampler.sample(part(logits_S1V, places), some, ahead_SA=ahead, offset=offset).squeeze(1)
+
+    def _weighed(
+        self, logits_S1V: Tensor, ahead_SA: Tensor, rows: Many[Row], places: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens for some places of the batch, and the probabilities they were drawn by."""
+        some, offset = [rows[i] for i in places], ahead_SA.shape[1]
+        ahead = part(ahead_SA, places)
+        scores_R1V = self._sampler.scores(part(logits_S1V, places), some, ahead_SA=ahead, offset=offset)
+        return self._sampler.draw(scores_R1V, some, offset=offset).squeeze(1), scores_R1V.squeeze(1).softmax(-1)
 
     def _logits(self, steps: Steps, place: int, ids_KS: Tensor) -> Tensor:
         """The draft's logits [S, 1, V] for a place; the first pass computes two tokens of each sequence."""
@@ -140,7 +155,7 @@ class Steps:
             self.positions_JS[:NUM_FED].T.flatten(),
             self.slots_JS[:NUM_FED].T.flatten(),
             self.query_starts * NUM_FED,
-            self.positions_JS[NUM_FED - 1] + 1,
+            (self.positions_JS[NUM_FED - 1] + 1).clamp_(min=NUM_FED),
             self.block_tables_SB,
             query_len=NUM_FED,
         )

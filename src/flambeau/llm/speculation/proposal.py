@@ -38,6 +38,12 @@ class Proposer(Protocol):
         """It is over."""
 
 
-def unrepeatable(rows: Many[Row]) -> list[int]:
-    """The places of those rows of which the distribution alone is promised."""
-    return [i for i, row in enumerate(rows) if not row.is_repeatable]
+def by_promise(rows: Many[Row]) -> tuple[list[int], list[int]]:
+    """The places of those rows of which the very tokens are promised, and of those with a distribution alone."""
+    exact = [i for i, row in enumerate(rows) if row.is_repeatable]
+    return exact, [i for i, row in enumerate(rows) if not row.is_repeatable] if len(exact) < len(rows) else []
+
+
+def part(batch: Tensor, places: list[int]) -> Tensor:
+    """What a tensor of the whole batch [S, …] says about some places of it."""
+    return batch if len(places) == len(batch) else batch[places]
