@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from support.archives import pack_handler
+from support.language_models import write_language_model
 from support.running import RunningServer, free_ports, path
 
 
@@ -76,3 +77,15 @@ def test_a_new_folder_is_made_served_and_removed(launch, tmp_path):
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0
     assert not folder.exists()
+
+
+def test_a_checkpoint_folder_is_served(launch, tmp_path):
+    write_language_model(tmp_path / "checkpoint")
+    server = launch("--model_id", "checkpoint", "--vllm_engine.max_num_seqs", "8")
+    prompt = {"prompt": "To be, or not", "max_new_tokens": 5, "temperature": 0}
+    server.until(lambda: server._connects() and server.predict("model", prompt).status == 200, 50)
+    text = server.predict("model", prompt).json["generated_text"]
+    assert text.startswith("To be, or not")
+    assert len(text) > len("To be, or not")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
