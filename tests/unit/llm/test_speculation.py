@@ -46,7 +46,7 @@ def draft(model):
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whether it pays is another matter."""
-    monkeypatch.setattr(Worth, "num_ahead", lambda self, _: self._most)
+    monkeypatch.setattr(Worth, "num_ahead", lambda self, _: max(self._numbers))
 
 
 def engine_for(kind, model, draft, **options):

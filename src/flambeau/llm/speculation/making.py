@@ -13,6 +13,7 @@ from flambeau.llm.speculation.draft import DraftProposer
 from flambeau.llm.speculation.lookup import LookupProposer
 from flambeau.llm.speculation.proposal import Proposer
 from flambeau.llm.speculation.speculator import Speculator
+from flambeau.llm.speculation.worth import sensible_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +40,6 @@ def make_speculator(config: EngineConfig, runner: Runner, sampler: Sampler, draf
             max_length=draft.max_length,
             max_step_tokens=config.max_step_tokens,
         )
-    return Speculator(proposer, most=config.speculate_k, max_step_tokens=config.max_step_tokens)
+    # On a GPU every number of tokens is a graph of its own.
+    numbers = sensible_numbers(config.speculate_k) if sampler.device.type == "cpu" else [config.speculate_k, 0]
+    return Speculator(proposer, numbers=numbers, max_step_tokens=config.max_step_tokens)
