@@ -41,7 +41,7 @@ def test_as_many_are_proposed_as_pay(kept: float, price: float) -> None:
     world = World(kept=kept, price=price)
     chosen = world.run(Worth(NUMBERS), 2000)[200:]
     reached = sum(map(world.tokens_per_s, chosen)) / len(chosen)
-    assert reached > 0.96 * max(map(world.tokens_per_s, NUMBERS))
+    assert reached > 0.93 * max(map(world.tokens_per_s, NUMBERS))
 
 
 def test_what_does_not_pay_is_tried_ever_more_seldom() -> None:
