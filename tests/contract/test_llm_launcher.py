@@ -71,7 +71,7 @@ def test_a_folder_that_is_there_is_served_and_stays(launch, tmp_path, number):
 def test_a_new_folder_is_made_served_and_removed(launch, tmp_path):
     server = launch("--model_id", "some/model")
     folder = tmp_path / "store" / "model"
-    server.until(lambda: "gpt_handler" in server.log and server._connects())
+    server.until(lambda: "hf download some/model" in server.log and server._connects())
     assert "model_path: some/model" in (folder / "model-config.yaml").read_text()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0

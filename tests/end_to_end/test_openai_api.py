@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 
 import pytest
 
@@ -12,6 +13,7 @@ from flambeau.config.server import KeysConfig
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
 from support.running import RunningServer
+from support.snippets import run, snippets
 
 openai = pytest.importorskip("openai")
 np = pytest.importorskip("numpy")
@@ -395,3 +397,50 @@ def test_requests_are_counted_as_predictions_are(server, client):
     before = count()
     client.completions.create(model="scripted", prompt="a")
     assert count() == before + 1
+
+
+# ---- docs/openai.md ----
+
+
+def test_docs_can_be_followed(server, start, tmp_path):
+    client, handler = snippets("docs/openai.md", "python")
+    commands = [line for shell in snippets("docs/openai.md", "sh") for line in shell.splitlines()]
+    named = {":8080": f":{server.port}", "shakespeare": "scripted", "minilm": "embedder"}
+    for old, new in named.items():
+        client = client.replace(old, new)
+        commands = [line.replace(old, new) for line in commands]
+    result = run(f"{sys.executable} - <<'END'\n{client}\nEND", tmp_path)
+    assert result.stdout.startswith("To be, or not"), result.stderr
+    assert "['embedder', 'scripted']" in result.stdout
+    assert len(commands) == 4
+    for command in commands:
+        result = run(command, tmp_path)
+        assert result.returncode == 0, (command, result.stdout, result.stderr)
+    (tmp_path / "lengths.py").write_text(handler)
+    with client_of(start(tmp_path / "lengths.py").wait_ready()) as client:
+        found = client.embeddings.create(model="lengths", input=["ab", "a b c"])
+        assert [entry.embedding for entry in found.data] == [[2, 1], [5, 1]]
+        assert found.usage.prompt_tokens == 4
+
+
+def test_handler_that_only_says_it_embeds_is_told_what_to_answer(start, tmp_path):
+    (tmp_path / "claims.py").write_text(
+        "class Claims:\n"
+        "    abilities = ('embed',)\n"
+        "    def initialize(self, context): pass\n"
+        "    def handle(self, data, context): return ['no vectors'] * len(data)\n"
+    )
+    with (
+        client_of(start(tmp_path / "claims.py").wait_ready()) as client,
+        pytest.raises(openai.InternalServerError, match="did not answer as one that embeds"),
+    ):
+        client.embeddings.create(model="claims", input="a")
+
+
+def test_model_that_loads_is_waited_for_and_may_turn_out_to_generate_nothing(start):
+    """Before a model has loaded, nobody knows what it can do."""
+    server = start("slow_start.py", env={"SLOW_START_S": "1.5"}).wait_listening()
+    body = json.dumps({"model": "slow_start", "prompt": "a"}).encode()
+    server.until(lambda: server.request("GET", "/v1/models").json["models"])
+    reply = server.request("POST", "/v1/completions", body, JSON)
+    assert (reply.status, reply.json["error"]["message"][:28]) == (400, "The model generates no text;")

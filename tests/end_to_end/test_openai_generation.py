@@ -159,4 +159,4 @@ def test_prompt_that_cannot_be_answered(client, is_streamed):
 
 
 def test_model_is_listed(client):
-    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert [(model.id, model.max_model_len) for model in client.models.list()] == [("tiny", CONTEXT)]

@@ -29,7 +29,8 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.fitting import Placement, Shard, fit
 from flambeau.llm.loading_bar import Progress, terminal_bar
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_hugging_face, read_json
+from flambeau.llm.models.config_values import read_json
+from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.naming import our_name
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.transformer import Transformer

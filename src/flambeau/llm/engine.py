@@ -88,6 +88,11 @@ class Engine:
 
         return make_engine(Path(path), config, **options)
 
+    @property
+    def model(self) -> object:
+        """The network behind it, or this rank's part of it."""
+        return getattr(self._forward, "model", None)
+
     # ---- requests ----
 
     def add(

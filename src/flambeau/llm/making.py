@@ -99,9 +99,9 @@ def load_draft(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
             "vocabulary of the model whose tokens it proposes"
         )
-    model = load_model(path, device=device, dtype=dtype)
-    pack(model, dtype)
-    return model
+    draft = load_model(path, device=device, dtype=dtype)
+    pack(draft, dtype)
+    return draft
 
 
 def make_draft(

@@ -140,6 +140,7 @@ class LeadingForward:
     def __init__(self, inner: Forward, ranks: Ranks) -> None:
         self._inner = inner
         self._ranks = ranks
+        self.model = getattr(inner, "model", None)
 
     def decode(self, inputs: StepInputs) -> Tensor:
         """As the inner one's."""

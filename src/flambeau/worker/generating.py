@@ -67,6 +67,7 @@ def ready_to_generate(generation: Generation, *, can_share_memory: bool) -> Read
         can_share_memory=can_share_memory,
         places=generation.places,
         abilities=[*generation.abilities],
+        max_length=getattr(generation, "max_length", 0),
     )
 
 

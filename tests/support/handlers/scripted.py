@@ -11,7 +11,7 @@ import time
 
 from flambeau.errors import BadRequest
 from flambeau.wire.generation import Piece, Token, decode_request, encode_pieces
-from flambeau.wire.messages import Failed, Part
+from flambeau.wire.messages import Part
 
 
 class Script:
@@ -82,7 +82,7 @@ class Scripted:
                 os._exit(4)
             if job.num_done == job.orders.get("fail"):
                 del self.jobs[job_id]
-                made.append(Failed([job_id], 503, "Prediction failed", "as the script says"))
+                made.append((job_id, RuntimeError("as the script says")))
                 continue
             job.made += job.step()
             if job.is_streamed or job.is_done:

@@ -92,6 +92,7 @@ class GptGeneration:
         measure: Callable[[RunningJob, float], None],
     ) -> None:
         self.places = engine.config.max_num_seqs
+        self.max_length = engine.max_length
         self.abilities = abilities
         self._engine = engine
         self._read = read
@@ -239,9 +240,8 @@ class GptGeneration:
     # ---- the end ----
 
     def follow(self) -> None:
-        """On a rank other than 0: compute what rank 0 computes, until it has closed."""
-        follow: Callable[[], None] = self._engine.follow  # type: ignore[attr-defined]
-        follow()
+        """Rank 0 follows nobody; see `Following`."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Stop what runs beside the steps."""

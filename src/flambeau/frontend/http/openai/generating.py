@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flambeau.errors import FlambeauError, JobFailed
+from flambeau.errors import BadRequest, FlambeauError, JobFailed
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.forms import bytes_of
 from flambeau.frontend.http.inference import Prediction, submit
@@ -81,11 +81,19 @@ def generate(
         reply,
         request_id=exchange.request_id,
         headers=exchange.headers,
-        body=Body(encode_request(request)),
+        body=Body(encoded(request)),
         arrived=exchange.arrived,
         kind="generate",
     )
     submit(reply, job, version)
+
+
+def encoded(request: Generate) -> bytes:
+    """The body of the job."""
+    try:
+        return encode_request(request)
+    except OverflowError:  # in a tool or a variable of the template; the fields of the API have limits
+        raise BadRequest("a number in the request has more than 64 bits") from None
 
 
 def take_bytes(exchange: Exchange) -> bytes:
