@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +20,10 @@ from urllib.parse import quote
 
 START_S = 60.0
 POLL_S = 0.02
+# Below those that connections get (32768 and up on Linux, 49152 elsewhere) and those where ranks meet (29500 and up).
+# Each process begins somewhere else, and uses none twice before all others.
+PORTS = range(12_000, 29_000)
+_CANDIDATES = itertools.cycle(random.SystemRandom().sample(PORTS, len(PORTS)))
 
 
 @dataclass(frozen=True)
@@ -181,14 +187,18 @@ class ModelServer:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on just now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """Ports nobody listens on just now, and which the system gives to no outgoing connection."""
+    return list(itertools.islice(filter(_is_free, _CANDIDATES), count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one that has ended is no obstacle
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def to_arguments(options: Mapping[str, Any]) -> list[str]:
