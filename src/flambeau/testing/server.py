@@ -99,7 +99,7 @@ class ModelServer:
         headers: Mapping[str, str] | None = None,
         *,
         port: int | None = None,
-        timeout: float = 30,
+        timeout: float = 60,
     ) -> Reply:
         """Send any request, to the inference API unless another port is named."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=timeout)
@@ -118,7 +118,7 @@ class ModelServer:
         content_type: str | None = None,
         version: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float = 30,
+        timeout: float = 60,
     ) -> Reply:
         """Ask a model: bytes are sent as they are, anything else as JSON."""
         if not isinstance(body, bytes | bytearray):
@@ -174,7 +174,7 @@ class ModelServer:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Stop the server and return its exit status; it must not take long."""
         if self.process.poll() is None:
             self.process.send_signal(number)
