@@ -1,6 +1,6 @@
 """Tiny random checkpoints of every family, written by transformers, and what transformers finds for them.
 
-Importing transformers takes seconds: only the tests that compare with it import this module.
+Importing transformers takes seconds: it is imported by the first test that compares with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 VOCAB_SIZE = 101
 LENGTH = 48  # of the sequences that are compared: longer than the windows, and than what positions are stretched from
@@ -33,7 +32,6 @@ class Kind:
 
     family: str
     options: dict[str, Any] = field(default_factory=dict)
-    dtype: torch.dtype = torch.float32
 
 
 def stretched(rope_type: str, **options: Any) -> dict[str, Any]:
@@ -101,6 +99,8 @@ KINDS = {
 
 def reference(kind: str, seed: int = 0) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
+    import transformers
+
     options = {**TINY, **KINDS[kind].options}
     if "rope_parameters" in options:
         del options["rope_theta"]
@@ -115,8 +115,15 @@ def reference(kind: str, seed: int = 0) -> Any:
     return model
 
 
-def write_checkpoint(folder: Path, kind: str, **options: Any) -> Any:
+def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     """A folder as transformers writes it, and the network it was written from."""
-    model = reference(kind)
+    model = reference(kind).to(dtype)
     model.save_pretrained(folder, **options)
     return model
+
+
+def read_checkpoint(folder: Path) -> Any:
+    """A folder as transformers reads it, in float32."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

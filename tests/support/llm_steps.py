@@ -37,11 +37,11 @@ def random_model(seed: int = 0, **changes: Any) -> Transformer:
     return model
 
 
-def room(model: Transformer, num_sequences: int, **options: Any) -> KVCache:
+def room(model: Transformer, num_sequences: int, *, rubbish: float = 30.0, **options: Any) -> KVCache:
     """A cache with room for so many sequences, each with the blocks of its number; it begins with rubbish."""
     cache = KVCache(model.arch, 1 + num_sequences * BLOCKS_EACH, BLOCK_SIZE, **options)
     for tensor in (*cache.keys, *cache.values):
-        tensor.normal_(std=30.0)
+        tensor.normal_(std=rubbish)
     return cache
 
 

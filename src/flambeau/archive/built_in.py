@@ -10,11 +10,11 @@ BUILT_IN = {
     "dali_image_classifier": "flambeau.handlers.vision.dali:DALIImageClassifier",
     "text_classifier": "flambeau.handlers.text.classifier:TextClassifier",
     "onnx": "flambeau.handlers.onnx.handler:OnnxHandler",
+    "gpt_handler": "flambeau.handlers.gpt:GptHandler",
     "sentence_embedder": "flambeau.handlers.embedding.handler:SentenceEmbedder",
 }
 # Names that are known, but have no handler here: they can be packed, and the worker says what to do instead.
 FOREIGN = {
-    "gpt_handler": "this release has no engine for language models yet",
-    "trt_llm_handler": "it needs TensorRT-LLM; pack a handler of your own that imports it",
-    "vllm_handler": "it needs vLLM; pack a handler of your own that imports it",
+    "trt_llm_handler": "it needs TensorRT-LLM; use gpt_handler, or pack a handler of your own that imports it",
+    "vllm_handler": "it needs vLLM; use gpt_handler, or pack a handler of your own that imports it",
 }

@@ -17,10 +17,10 @@ class ReplacedHandler:
 class VLLMHandler(ReplacedHandler):
     """TorchServe's wrapper of vLLM."""
 
-    remedy = "pack a handler of your own that imports vllm"
+    remedy = "use gpt_handler, this server's own engine, or pack a handler of your own that imports vllm"
 
 
 class TRTLLMHandler(ReplacedHandler):
     """TorchServe's wrapper of TensorRT-LLM."""
 
-    remedy = "pack a handler of your own that imports tensorrt_llm"
+    remedy = "use gpt_handler, this server's own engine, or pack a handler of your own that imports tensorrt_llm"

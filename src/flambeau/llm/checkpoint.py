@@ -6,11 +6,11 @@ file's own type, a parameter is the mapped file itself; otherwise the tensor goe
 
 What is applied to the network while it is loaded hooks in here:
 
-- `build(arch)` makes the network, in the type asked for and on the meta device. Quantized files need one whose layers
-  have the parameters those files hold; a share of a network is built from the architecture of that share.
-- `shard(name, tensor)` cuts this process's share out of a tensor. Names are Hugging Face's, and never fused ones
-  (experts may be stacked), so that the rows of queries, keys and values are cut apart. It is first called with tensors
-  of the meta device, to check shapes.
+- `build(arch)` makes the network, in the type asked for and on the meta device; the usual one has quantized layers
+  where config.json says that the files do. A share of a network is built from the architecture of that share.
+- `shard(name, tensor)` cuts this process's share out of a tensor. Whatever the file has, names and tensors are those
+  of a Hugging Face checkpoint: queries, keys, values, gate and up apart, and every expert (`…experts.3.up_proj.weight`)
+  too. It is first called with tensors of the meta device, to check shapes.
 - `arrived(name, module)` is called as soon as a module has all its parameters, and may give another in its place:
   quantized on load, a network never takes the memory of the whole one.
 """
@@ -18,21 +18,23 @@ What is applied to the network while it is loaded hooks in here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from flambeau.llm.blank import blank
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.fitting import Placement, Shard, fit
 from flambeau.llm.loading_bar import Progress, terminal_bar
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_hugging_face, read_json
+from flambeau.llm.models.config_values import read_json
+from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.naming import our_name
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.applying import build as build_network
 from flambeau.llm.weight_files import Stored, WeightFile, open_weights
 
 Build = Callable[[Architecture], Transformer]
@@ -45,7 +47,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
-    build: Build = Transformer,
+    build: Build = build_network,
     shard: Shard | None = None,
     arrived: Arrived | None = None,
 ) -> Transformer:
@@ -53,11 +55,11 @@ def load_model(
     path = Path(path)
     files = open_weights(path)
     arch = read_architecture(path, files)
-    with torch.device("meta"), default_dtype(dtype or embedding(files).dtype):
+    with blank(dtype or embedding(files).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = fit(model, arch, files, shard)
     fill(model, placements, torch.device(device), progress or terminal_bar(path.name), arrived)
-    model.rotation.to_empty(device=device)
+    model.rotation.make_tables(torch.device(device))
     return model
 
 
@@ -100,7 +102,8 @@ def place(module: nn.Module, placement: Placement, device: torch.device) -> None
     if not placement.region:
         value = tensor.to(device, target.dtype).contiguous()
     else:
-        value = torch.empty_like(target, device=device) if target.is_meta else target.detach()
+        is_blank = target.is_meta
+        value = torch.empty(target.shape, dtype=target.dtype, device=device) if is_blank else target.detach()
         value[placement.region].copy_(tensor)
     setattr(module, leaf, nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value)
 
@@ -121,14 +124,3 @@ def embedding(files: list[WeightFile]) -> Stored:
     raise CheckpointError(
         f"{files[0].path} holds no model.embed_tokens.weight; is it the checkpoint of a language model?"
     )
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """The type that parameters are made in."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

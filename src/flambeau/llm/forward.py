@@ -1,4 +1,4 @@
-"""EagerForward: one step of the network in plain PyTorch, over the blocks of a cache.
+"""EagerForward: one step of the network, operation by operation, over the blocks of a cache.
 
 Shapes: T tokens of the step, one sequence after another · N rows of them · V vocabulary
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flambeau.llm.attention import PagedAttention
+from flambeau.llm.kernels.native import choose_attention
 from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.step_inputs import StepInputs
@@ -33,22 +33,22 @@ class EagerForward:
     """Every operation is run as it is written."""
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
-        self._model = model
+        self.model = model
         self._cache = cache
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:
         """The logits [T, V] of every token, where each sequence has `inputs.query_len` of them."""
-        return self._model.logits(self._hidden(inputs))
+        return self.model.logits(self._hidden(inputs))
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of these tokens of a step whose sequences have any number of them."""
-        return self._model.logits(self._hidden(inputs)[rows_N])
+        return self.model.logits(self._hidden(inputs)[rows_N])
 
     def close(self) -> None:
         """Nothing runs beside the steps."""
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
-        attend = PagedAttention(self._cache, inputs)
-        return self._model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]
+        attend = choose_attention(self._cache, inputs)
+        return self.model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]

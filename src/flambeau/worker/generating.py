@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Part, Ready, Request, Run, Samples, Schedule, Stop, ToWorker
-from flambeau.worker.inputs import Row
+from flambeau.worker.failures import to_failed
+from flambeau.worker.inputs import Row, types_of
 from flambeau.worker.loader import Entry
 from flambeau.worker.replier import Replier
 from flambeau.worker.runner import Runner
@@ -37,8 +38,8 @@ class Generation(Protocol):
     def join(self, request: Request, row: Row) -> None:
         """Take a job, or raise: then it fails with that. `request.state` is what to go on from."""
 
-    def step(self) -> Sequence[Part | Failed]:
-        """Make the next pieces. A part that is `last` ends its job, `Failed` those it names."""
+    def step(self) -> Sequence[Part | tuple[int, Exception]]:
+        """Make the next pieces. A part that is `last` ends its job, as does what went wrong with it alone."""
 
     def cancel(self, job_id: int) -> None:
         """Nobody waits for that job any more: free at once what it holds."""
@@ -66,6 +67,7 @@ def ready_to_generate(generation: Generation, *, can_share_memory: bool) -> Read
         can_share_memory=can_share_memory,
         places=generation.places,
         abilities=[*generation.abilities],
+        max_length=getattr(generation, "max_length", 0),
     )
 
 
@@ -81,6 +83,8 @@ class GeneratingLoop:
         self._is_stopping = False
         self._num_failures = 0  # of steps, in a row
         self._said_at = 0.0
+        if hasattr(generation, "outlet"):  # a request that is run alone keeps nobody else waiting
+            generation.outlet = self._send
 
     def run(self) -> None:
         """Generate until the server says stop, and what was begun is finished, or the server is gone."""
@@ -122,6 +126,7 @@ class GeneratingLoop:
         row = self._runner.read(request)
         if row is None:
             return
+        self._runner.context.begin([request], [types_of(row)])
         try:
             self._generation.join(request, row)
         except Exception as error:
@@ -137,23 +142,27 @@ class GeneratingLoop:
             self._fail_all(error)
             return
         self._num_failures = 0
+        self._send(made)
+
+    def _send(self, made: Sequence[Part | tuple[int, Exception]]) -> None:
         now = time.perf_counter()
         if made:
-            self._replier.send_made(self._runner.context, [self._ended(message, now) for message in made])
+            self._replier.send_made(self._runner.context, [self._to_message(one, now) for one in made])
             self._said_at = now
             os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the parts now
         elif now - self._said_at > SIGN_OF_LIFE_S:
             self._channel.send([Samples([])])
             self._said_at = now
 
-    def _ended(self, message: Part | Failed, now: float) -> Part | Failed:
-        if type(message) is Failed:
-            for job_id in message.job_ids:
-                self._joined.pop(job_id, None)
-        elif type(message) is Part and message.last and message.job_id in self._joined:
-            _, began = self._joined.pop(message.job_id)
-            return replace(message, handler_s=now - began)
-        return message
+    def _to_message(self, made: Part | tuple[int, Exception], now: float) -> Part | Failed:
+        if isinstance(made, tuple):
+            job_id, error = made
+            self._joined.pop(job_id, None)
+            return to_failed([job_id], error)
+        if made.last and made.job_id in self._joined:
+            _, began = self._joined.pop(made.job_id)
+            return replace(made, handler_s=now - began)
+        return made
 
     def _fail_all(self, error: Exception) -> None:
         """What is kept of one job cannot be trusted when a step has failed: all are told, and the next ones begin anew.

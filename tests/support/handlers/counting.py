@@ -4,7 +4,7 @@ import os
 import time
 
 from flambeau.errors import BadRequest
-from flambeau.wire.messages import Failed, Part
+from flambeau.wire.messages import Part
 
 PLACES = 3
 
@@ -40,7 +40,7 @@ class Counting:
             if made == job.get("raise"):
                 raise ValueError("as told")
             if made == job.get("fail"):
-                parts.append(Failed([job_id], 503, "Prediction failed", "as told"))
+                parts.append((job_id, ValueError("as told")))
                 del self.jobs[job_id]
                 continue
             if made == job.get("exit"):

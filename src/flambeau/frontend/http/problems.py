@@ -36,7 +36,7 @@ from flambeau.errors import (
     WorkflowNotFound,
 )
 from flambeau.frontend.http.exchange import Exchange, Header
-from flambeau.frontend.http.openai.problems import is_openai, openai_error, openai_problem, openai_status
+from flambeau.frontend.http.openai.problems import is_openai, openai_problem, openai_status
 
 JSON_TYPE: Header = ("content-type", "application/json")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
@@ -113,11 +113,7 @@ def problem(
     """The body of an error answer; clients of OpenAI's API and of KServe's second protocol look for `error`."""
     if is_openai(path):
         return openai_problem(status, message, error)
-    more: dict[str, Any] = {}
-    if path.startswith("/v2/"):
-        more["error"] = message
-    elif path.startswith("/v1/models"):  # both OpenAI's and KServe's
-        more["error"] = openai_error(status, message, error)
+    more = {"error": message} if path.startswith("/v2/") else {}
     return to_json(to_document(status, kind, message, cause, more))
 
 

@@ -23,28 +23,30 @@ class Rotation(nn.Module):
         self.arch = arch
         self.cos: Tensor
         self.sin: Tensor
-        self._make(torch.get_default_device())
+        self.make_tables(torch.get_default_device())
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine […, 1, D] of the positions […]: what `rotate` takes."""
         cos, sin = self.cos[positions], self.sin[positions]
         return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
 
-    def _make(self, device: torch.device) -> None:
-        cos, sin = rotation_tables(self.arch, self.arch.max_length, device)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+    def make_tables(self, device: torch.device) -> None:
+        """Have the tables on a device."""
+        length = 0 if device.type == "meta" else self.arch.max_length  # a blank network has none yet
+        cos, sin = rotation_tables(self.arch, length)
+        self.register_buffer("cos", cos.to(device), persistent=False)
+        self.register_buffer("sin", sin.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow the network to another device, but never to a narrower type: the tables are made anew."""
-        self._make(fn(self.cos).device)
+        self.make_tables(fn(self.cos).device)
         return self
 
 
-def rotation_tables(arch: Architecture, length: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Cosine and sine [length, D/2] of every position."""
-    inverse, factor = inverse_wavelengths(arch)  # made on the CPU everywhere: a far position multiplies any rounding
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), inverse.to(device))
+def rotation_tables(arch: Architecture, length: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [length, D/2] of every position, made on the CPU so that they are the same everywhere."""
+    inverse, factor = inverse_wavelengths(arch)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inverse)
     return angles.cos() * factor, angles.sin() * factor
 
 

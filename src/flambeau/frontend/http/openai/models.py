@@ -8,7 +8,8 @@ from flambeau.errors import ModelNotFound
 from flambeau.frontend.http.app import not_allowed, not_found
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openai.choosing import find
-from flambeau.frontend.http.problems import respond_json
+from flambeau.frontend.http.openai.problems import openai_error
+from flambeau.frontend.http.problems import respond_json, status_and_type, to_document
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 
@@ -25,7 +26,10 @@ def models(server: Server, exchange: Exchange, segments: list[str]) -> None:
     elif len(segments) == 2:
         respond_json(exchange, 200, listed(server))
     else:
-        respond_json(exchange, 200, one(server, segments[2]))
+        try:
+            respond_json(exchange, 200, one(server, segments[2]))
+        except ModelNotFound as error:
+            respond_missing(exchange, error)
 
 
 def listed(server: Server) -> dict[str, Any]:
@@ -47,6 +51,13 @@ def one(server: Server, name: str) -> dict[str, Any]:
     return {**entry(model, name), **ready} if is_able(model) else ready
 
 
+def respond_missing(exchange: Exchange, error: ModelNotFound) -> None:
+    """Answer that there is no such model, so that clients of either API understand it."""
+    status, kind = status_and_type(error)
+    both = {"error": openai_error(status, str(error), error)}
+    respond_json(exchange, status, to_document(status, kind, str(error), more=both))
+
+
 def is_able(model: Model) -> bool:
     """Whether OpenAI's clients have any use for a model."""
     return not ABLE.isdisjoint(model.abilities)
@@ -54,4 +65,8 @@ def is_able(model: Model) -> bool:
 
 def entry(model: Model, name: str) -> dict[str, Any]:
     """A model as OpenAI's clients read it."""
-    return {"id": name, "object": "model", "created": int(model.registered_at), "owned_by": "flambeau"}
+    made = int(model.registered_at)
+    known: dict[str, Any] = {"abilities": sorted(model.abilities)}  # these are ours
+    if model.max_length:
+        known["max_model_len"] = model.max_length
+    return {"id": name, "object": "model", "created": made, "owned_by": "flambeau", **known}

@@ -25,6 +25,7 @@ CODES: dict[type[FlambeauError], str] = {
     WorkerDied: "worker_died",
     WorkersFailed: "worker_failed",
 }
+TOO_LONG = "the model's context"  # what workers say of a prompt that does not fit
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -46,6 +47,8 @@ def openai_problem(status: int, message: str, error: FlambeauError | None = None
 def openai_error(status: int, message: str, error: FlambeauError | None = None) -> dict[str, Any]:
     """What an error answer, or the last event of a stream that failed, says."""
     code = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), None)
+    if status == 400 and TOO_LONG in message:
+        code = "context_length_exceeded"
     param = error.field if isinstance(error, InvalidField) else "model" if isinstance(error, ModelNotFound) else None
     kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return {"message": message, "type": kind, "param": param, "code": code}

@@ -1,0 +1,1 @@
+"""Text generation behind a handler: settings, requests, replies, and the jobs in the engine."""

@@ -1,0 +1,149 @@
+"""RequestReader: a job's request → prompts in tokens, how to sample, and the form of the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from flambeau.errors import BadRequest
+from flambeau.handlers.generation.asking import Ask, check_text, read_ask, read_sampling
+from flambeau.handlers.generation.progress import Progress
+from flambeau.handlers.generation.replies import EventReply, Finish, PieceReply, Reply, TextReply, WholeReply
+from flambeau.llm.config import SamplingParams
+from flambeau.llm.errors import LLMError
+from flambeau.wire.generation import Generate, decode_request
+
+MAX_CHOICES = 1024  # of one request: prompts times n
+CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, and is not even cut into tokens
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer here."""
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The ids of a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The ids of a chat."""
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes it stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompted:
+    """What the engine is to do for a job, and how the client gets it."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    reply: Reply
+    is_stream: bool
+
+
+class RequestReader:
+    """Reads requests of either kind; a client's mistakes become BadRequest."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        defaults: SamplingParams,
+        has_own_limit: bool,
+        streams: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._defaults = defaults
+        # Front ends say how long a reply may be where their API has a limit; else the model's settings do.
+        self._generate_defaults = defaults if has_own_limit else replace(defaults, max_tokens=None)
+        self._streams = streams
+
+    def ask(self, row: Any, headers: Sequence[tuple[str, str]] = ()) -> Ask:
+        """What a prediction asks for."""
+        accept = header(headers, "accept")
+        content_type = header(headers, "content-type")
+        return read_ask(row, self._defaults, streams=self._streams, accept=accept, content_type=content_type)
+
+    def encode(self, prompt: str | list[int], name: str = "prompt") -> list[int]:
+        """The tokens of a prompt that may fit."""
+        if not isinstance(prompt, str):
+            return prompt
+        if not prompt:
+            raise BadRequest(f"the {name} is empty; send at least one character")
+        if len(prompt) > self._max_length * CHARACTERS_PER_TOKEN:
+            raise BadRequest(
+                f"the {name} has {len(prompt)} characters, and the model's context only {self._max_length} tokens; "
+                "send a shorter one"
+            )
+        return self._tokenizer.encode(check_text(prompt, name))
+
+    def encode_ask(self, ask: Ask) -> list[int]:
+        """The tokens of a prediction's prompt, or of its chat."""
+        if ask.messages is None:
+            return self.encode(ask.prompt)
+        return self._encode_chat(ask.messages, {})
+
+    def _encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
+        try:
+            return self._tokenizer.encode_chat(messages, **options)
+        except (LLMError, TypeError) as error:
+            raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
+
+    def predict(self, ask: Ask, ids: list[int], progress: Progress | None, finish: Finish | None = None) -> Prompted:
+        """A prediction whose prompt is in tokens; `finish` makes the answer of the whole, whatever form was wanted."""
+        count = ask.params.n
+        is_stream = ask.stream and finish is None
+        if is_stream and count > 1 and not ask.has_events:
+            raise BadRequest("n must be 1 in a stream of text; accept text/event-stream for a stream of events")
+        full_text = (not is_stream and ask.messages is None) if ask.full_text is None else ask.full_text
+        prompt = self._text_of(ask.prompt, ids) if full_text else ""
+        preamble = prompt if progress is None else ""
+        reply: Reply
+        if not is_stream:
+            reply = WholeReply(prompt, count, self._tokenizer, details=ask.details, finish=finish)
+        elif ask.has_events:
+            reply = EventReply(self._tokenizer, num_choices=count, preamble=preamble)
+        else:
+            reply = TextReply(preamble)
+        return Prompted(prompts=[ids], params=ask.params, reply=reply, is_stream=is_stream)
+
+    def generate(self, body: bytes | bytearray, progress: Progress | None) -> Prompted:
+        """A request of a front end."""
+        try:
+            request = decode_request(body)
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+        params = read_sampling(request.sampling, self._generate_defaults)
+        prompts = self._prompts_of(request)
+        count = len(prompts) * params.n
+        if not 1 <= count <= MAX_CHOICES:
+            raise BadRequest(f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
+        preambles = {}
+        if request.echo:
+            texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
+            begun = progress.tokens if progress is not None else {}
+            preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
+        reply = PieceReply(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
+        return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream)
+
+    def _prompts_of(self, request: Generate) -> list[list[int]]:
+        if request.messages is None:
+            return [self.encode(prompt) for prompt in request.prompts]
+        tools = {"tools": request.tools} if request.tools else {}
+        return [self._encode_chat(request.messages, {**request.template_options, **tools})]
+
+    def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
+        return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)
+
+
+def header(headers: Sequence[tuple[str, str]], name: str) -> str:
+    """A header of a request, whatever its case."""
+    return next((value for key, value in headers if key.lower() == name), "")

@@ -1,0 +1,194 @@
+"""What a model-config.yaml tells a GptHandler: where its files lie, how the engine runs, what a request begins with."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import HandlerError
+from flambeau.llm.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "download_dir")
+SWITCHES = ("compile", "speculative", "prefix_cache", "stream", "resume", "fx_graph_cache")
+COUNTS = (
+    "speculate_k",
+    "max_new_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "max_step_tokens",
+    "block_size",
+    "num_blocks",
+    "kv_cache_bytes",
+    "tensor_parallel_size",
+)
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "kv_cache_fraction")
+OLDER = {"converted_ckpt_dir": "model_path", "draft_checkpoint_path": "draft_model_path"}  # TorchServe's own names
+WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compiled code, which is always kept
+KNOWN = (*TEXTS, *SWITCHES, *COUNTS, *NUMBERS, "top_k", *OLDER, *WITHOUT_EFFECT)
+DEFAULT_NEW_TOKENS = 256
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptSettings:
+    """How a language model is served."""
+
+    model_path: Path
+    engine: EngineConfig
+    max_new_tokens: int = DEFAULT_NEW_TOKENS
+    limits_length: bool = False  # max_new_tokens is the model's own word, not the default
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stream: bool = False  # unless a request says otherwise
+    resume: bool = False  # a stream goes on after its worker has died
+    tensor_parallel_size: int | None = None
+
+
+def read_settings(config: Mapping[str, Any], folder: Path, *, device: str, allows_others: bool = False) -> GptSettings:
+    """The settings of the model in `folder`; with `allows_others`, keys that are not known here are a subclass's."""
+    section = section_of(config, allows_others=allows_others)
+    checked = {key: check(key, value) for key, value in section.items() if key in KNOWN and value is not None}
+    for key in WITHOUT_EFFECT:
+        if key in checked:
+            logger.info("%s has no effect here", key)
+    model_path = find_model(checked, folder)
+    own = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stream")
+    return GptSettings(
+        model_path=model_path,
+        engine=engine_config(checked, folder, device),
+        limits_length="max_new_tokens" in checked,
+        resume=bool(checked.get("resume", config.get("resume", False))),
+        tensor_parallel_size=checked.get("tensor_parallel_size"),
+        **{key: checked[key] for key in own if key in checked},
+    )
+
+
+def section_of(config: Mapping[str, Any], *, allows_others: bool) -> dict[str, Any]:
+    """The `handler` section over what of it stands at the top level, in today's names."""
+    section = config.get("handler") or {}
+    if isinstance(section, str):  # it only names the handler
+        section = {}
+    if not isinstance(section, Mapping):
+        raise HandlerError(f"the handler section of the model's YAML must hold keys and values, not {section!r}")
+    for key in section:
+        if key not in KNOWN and key != "name":
+            refuse(str(key), is_error=not allows_others)
+    found = {key: config[key] for key in KNOWN if key in config} | {k: v for k, v in section.items() if k in KNOWN}
+    for old, new in OLDER.items():
+        if old in found:
+            found.setdefault(new, found.pop(old))
+            if new == "draft_model_path":
+                found.setdefault("speculative", True)  # TorchServe had no such switch
+    return found
+
+
+def refuse(key: str, *, is_error: bool) -> None:
+    """Say that a key is not known, and which one may be meant."""
+    near = difflib.get_close_matches(key.lower().replace("-", "_"), KNOWN, 1)
+    hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(KNOWN)}"
+    text = f"the handler section of the model's YAML has {key}, which gpt_handler does not know; {hint}"
+    if is_error:
+        raise HandlerError(text)
+    if near:
+        logger.warning("%s", text)
+
+
+def check(key: str, value: Any) -> Any:
+    """A value of the right type for its key."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if key in TEXTS:
+        right, what = isinstance(value, str), "text"
+    elif key in SWITCHES:
+        right, what = isinstance(value, bool), "true or false"
+    elif key in COUNTS:
+        right, what = type(value) is int and value >= 1, "a whole number from 1"
+    elif key == "top_k":
+        right, what = type(value) is int and value >= 0, "a whole number from 0 (0: all)"
+    elif key in NUMBERS:
+        right, what = is_number and value >= 0, "a number from 0"
+    else:
+        return value
+    if not right:
+        raise HandlerError(f"handler: {key} must be {what}, not {value!r}")
+    return value
+
+
+def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> EngineConfig:
+    """What of a section concerns the engine."""
+    same = ("dtype", "max_num_seqs", "max_model_len", "max_step_tokens", "block_size", "num_blocks", "kv_cache_bytes")
+    more = ("kv_cache_fraction", "prefix_cache", "compile", "quantization", "speculate_k")
+    fields = {key: section[key] for key in (*same, *more) if key in section}
+    if fields.get("dtype") == "auto":
+        del fields["dtype"]
+    if "tokenizer_path" in section:
+        fields["tokenizer"] = str(find(section["tokenizer_path"], folder, "tokenizer_path"))
+    if section.get("speculative", False):
+        draft = section.get("draft_model_path")
+        fields["draft"] = str(folder_of(find(draft, folder, "draft_model_path"))) if draft else ""
+        fields["speculation"] = "draft" if draft else "lookup"
+    return EngineConfig(device=device, **fields)
+
+
+def find_model(section: Mapping[str, Any], folder: Path) -> Path:
+    """The folder of the checkpoint: what `model_path` names, or the model's own folder."""
+    name = section.get("model_path")
+    if name is None:
+        return folder
+    found = places_of(name, folder)
+    if not any(place.exists() for place in found) and is_hub_name(name):
+        return fetch(name, section.get("download_dir"), found)
+    return folder_of(find(name, folder, "model_path"))
+
+
+def find(name: str, folder: Path, key: str) -> Path:
+    """A file or folder: from the model's folder, else from where the server was started."""
+    places = places_of(name, folder)
+    for place in places:
+        if place.exists():
+            return place
+    raise HandlerError(f"handler: {key} is {name!r}, and there is neither {' nor '.join(map(str, places))}")
+
+
+def places_of(name: str, folder: Path) -> list[Path]:
+    """Where a path may lead."""
+    path = Path(name).expanduser()
+    return [path] if path.is_absolute() else [folder / path, Path.cwd() / path]
+
+
+def folder_of(path: Path) -> Path:
+    """A checkpoint is a folder; TorchServe's settings name the file in it."""
+    return path.parent if path.is_file() else path
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name could be one of the Hugging Face hub: owner/model."""
+    parts = name.split("/")
+    return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
+
+
+def fetch(name: str, download_dir: str | None, places: list[Path]) -> Path:
+    """A checkpoint of the hub; only where a folder for it is named, for nobody expects a server to download."""
+    if download_dir is None:
+        raise HandlerError(
+            f"handler: model_path is {name!r}, and there is neither {' nor '.join(map(str, places))}. A model of the "
+            f"Hugging Face hub is downloaded first: `hf download {name} --local-dir FOLDER`, with model_path: FOLDER; "
+            "or set download_dir, and it is downloaded when the model is loaded"
+        )
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise HandlerError(f"to download {name}, install huggingface_hub where the workers run") from None
+    try:
+        return Path(hub.snapshot_download(name, cache_dir=download_dir, allow_patterns=[*HUB_FILES]))
+    except Exception as error:
+        raise HandlerError(f"{name} could not be downloaded to {download_dir}: {error}") from error

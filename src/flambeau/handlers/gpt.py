@@ -1,0 +1,344 @@
+"""GptHandler: text generation by this server's own engine, with the methods that TorchServe's GPT Fast example has.
+
+Shapes: B requests · T tokens of the longest, the others filled up with PAD at their end
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flambeau.errors import BadRequest, HandlerError
+from flambeau.handlers.base import BaseHandler, Rows
+from flambeau.handlers.generation.asking import Ask
+from flambeau.handlers.generation.drafting import with_draft
+from flambeau.handlers.generation.following import Following
+from flambeau.handlers.generation.jobs import GptGeneration
+from flambeau.handlers.generation.measuring import Measuring
+from flambeau.handlers.generation.progress import Progress
+from flambeau.handlers.generation.reading import Prompted, RequestReader
+from flambeau.handlers.generation.replies import numbers_of
+from flambeau.handlers.generation.settings import GptSettings, read_settings
+from flambeau.handlers.loading.device import choose_device
+from flambeau.handlers.requests import is_describe, refuse_explain
+from flambeau.llm.config import SamplingParams
+from flambeau.llm.engine import Engine
+from flambeau.llm.outputs import Completion
+from flambeau.wire.messages import Request
+
+if TYPE_CHECKING:
+    from flambeau.worker.context import Context
+
+logger = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[str, str]]
+PAD = -1  # no token
+OWN_LOOP = ("handle", "inference", "generate", "speculative_decode")  # overridden, they are called in batches
+
+
+class GptHandler(BaseHandler):
+    """Generates text. The server lets requests join the engine one by one; a direct call goes through the stages.
+
+    Attributes:
+        model: The network.
+        tokenizer: Text to tokens and back.
+        device: Where it computes.
+        draft_model: The smaller network that drafts, or None.
+        max_new_tokens, temperature, top_k: What a request gets that does not say otherwise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer: Any = None
+        self.draft_model: Any = None
+        self.engine: Engine | None = None
+        self.settings: GptSettings | None = None
+        self.max_new_tokens = 0
+        self.temperature = 1.0
+        self.top_k: int | None = None
+        self._prepared: tuple[Tensor | None, list[Ask]] = (None, [])  # prompts, and what was asked with them
+        self._completions: list[Completion] = []  # of the batch
+        self._following: Following | None = None  # on a rank other than 0
+
+    # ---- loading ----
+
+    def initialize(self, context: Context) -> None:
+        """Read the settings, load checkpoint and tokenizer, and make the engine."""
+        self.context, self.manifest = context, context.manifest
+        self.model_yaml_config = context.model_yaml_config or {}
+        properties = context.system_properties
+        self.device, self.map_location = choose_device(properties.get("gpu_id"))
+        is_own = type(self) is not GptHandler
+        settings = self.settings = read_settings(
+            self.model_yaml_config, Path(properties["model_dir"]), device=str(self.device), allows_others=is_own
+        )
+        rank, num_ranks = check_ranks(settings)
+        config = replace(settings.engine, tensor_parallel_size=num_ranks)
+        began = time.perf_counter()
+        if rank > 0:
+            self._following = Following(settings.model_path, config)
+            self.initialized = True
+            return
+        self.engine = Engine.from_pretrained(settings.model_path, config)
+        logger.info("%s is loaded, in %.2f s", settings.model_path, time.perf_counter() - began)
+        self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
+        self.draft_model = self.engine.draft_model
+        self.max_new_tokens, self.temperature, self.top_k = (
+            settings.max_new_tokens,
+            settings.temperature,
+            settings.top_k,
+        )
+        self._connect(settings, context)
+        self.initialized = True
+
+    def _connect(self, settings: GptSettings, context: Context) -> None:
+        """Between requests and the engine: who reads them, and who keeps them."""
+        assert self.engine is not None
+        if self.tokenizer is None:
+            raise HandlerError(f"{settings.model_path} has no tokenizer; name one with tokenizer_path")
+        self._reader = RequestReader(
+            self.tokenizer,
+            max_length=self.engine.max_length,
+            defaults=self._defaults(),
+            has_own_limit=settings.limits_length,
+            streams=settings.stream,
+        )
+        self._generation = GptGeneration(
+            self.engine,
+            self._read,
+            abilities=("generate", "chat"),
+            resume=settings.resume,
+            measure=Measuring(context.metrics),
+        )
+
+    def _defaults(self) -> SamplingParams:
+        settings = self.settings
+        assert settings is not None
+        return SamplingParams(
+            max_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_k=settings.top_k or 0,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            repetition_penalty=settings.repetition_penalty,
+        )
+
+    # ---- the server's way: step by step ----
+
+    def generation(self) -> GptGeneration | Following | None:
+        """How the server runs this handler; None, in batches through `handle`, where a subclass has its own loop."""
+        if self._following is not None:
+            return self._following
+        if changed := [name for name in OWN_LOOP if self._overrides(name)]:
+            logger.info("%s has its own %s, so it is called in batches", type(self).__name__, ", ".join(changed))
+            atexit.register(self._generation.close)  # so that other ranks end, too
+            return None
+        return self._generation
+
+    def _overrides(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(GptHandler, name) or name in vars(self)
+
+    def _read(self, request: Request, row: Mapping[str, Any], progress: Progress | None) -> Prompted:
+        """A job's request; stages that a subclass has changed are called for it alone."""
+        if request.kind == "generate":
+            return self._reader.generate(row["body"], progress)
+        if self._overrides("preprocess"):
+            ids_BT, [ask] = self._prepare([row])
+            ids = rows_of(ids_BT)[0]
+        else:
+            ask = self._reader.ask(row, request.headers)
+            ids = self._reader.encode_ask(ask)
+        finish = None
+        if self._overrides("postprocess"):
+
+            def finish(new_ids: Sequence[int], text: str) -> Any:
+                return self.postprocess(self._to_tensor([[*ids, *new_ids]]))[0]
+
+        return self._reader.predict(ask, ids, progress, finish)
+
+    # ---- the stages ----
+
+    def preprocess(self, data: Rows) -> Tensor:
+        """Requests → the tokens [B, T] of their prompts, on the device."""
+        asks = [self._reader.ask(row, headers) for row, headers in zip(data, self._headers(len(data)), strict=True)]
+        ids_BT = self._to_tensor([self._reader.encode_ask(ask) for ask in asks])
+        self._prepared = (ids_BT, asks)
+        return ids_BT
+
+    def _headers(self, count: int) -> Sequence[Headers]:
+        requests = self.context.requests if self.context is not None else ()
+        return [request.headers for request in requests] if len(requests) == count else [()] * count
+
+    def _prepare(self, data: Rows) -> tuple[Tensor, list[Ask]]:
+        """The tokens of a batch, and what it asks for; also where a subclass makes its own of the prompts."""
+        self._prepared = (None, [])
+        ids_BT = self.preprocess(data)
+        asks = self._prepared[1]
+        if len(asks) != len(data):
+            pairs = zip(data, self._headers(len(data)), strict=True)
+            asks = [self._ask_or_default(row, headers) for row, headers in pairs]
+        self._prepared = (ids_BT, asks)
+        return ids_BT, asks
+
+    def _ask_or_default(self, row: Any, headers: Headers) -> Ask:
+        try:
+            return self._reader.ask(row, headers)
+        except BadRequest:  # only its preprocess understands it
+            return Ask(params=self._defaults())
+
+    def inference(self, data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The tokens of prompts → those of prompts and texts, by `generate` or, as configured, with speculation."""
+        prepared, asks = self._prepared
+        if prepared is not data:  # tokens from elsewhere
+            asks = [Ask(params=self._defaults())] * len(rows_of(data))
+        if self._overrides("generate") or self._overrides("speculative_decode"):
+            return self._inference_one_by_one(data, asks)
+        one_each = [replace(ask.params, n=1) for ask in asks]
+        self._completions = self._generation.complete(rows_of(data), one_each)
+        return self._joined(data, self._completions)
+
+    def _inference_one_by_one(self, data: Tensor, asks: Sequence[Ask]) -> Tensor:
+        sequences = []
+        for ids, ask in zip(rows_of(data), asks, strict=True):
+            ids_T, params = self._to_tensor([ids])[0], ask.params
+            if self.draft_model is not None:
+                k = self.engine.config.speculate_k if self.engine else 0
+                full_T = self.speculative_decode(ids_T, self.draft_model, k, params.temperature, params.top_k or None)
+            else:
+                length = params.max_tokens or self.max_new_tokens
+                full_T = self.generate(ids_T, length, params.temperature, params.top_k or None)
+            sequences.append(rows_of(full_T)[0])
+        return self._to_tensor(sequences)
+
+    def postprocess(self, data: Tensor) -> list[Any]:
+        """Tokens [B, T] → their texts."""
+        return [self.tokenizer.decode(ids) for ids in rows_of(data)]
+
+    def handle(self, data: Rows, context: Context) -> list[Any]:
+        """A batch through the stages; the reply of each is `{"generated_text": …}`."""
+        began = time.perf_counter()
+        self.context = context
+        if is_describe(context):
+            return [self.describe_handle()]
+        refuse_explain(context, type(self).__name__)
+        ids_BT, asks = self._prepare(data)
+        prompts = rows_of(ids_BT)
+        self._completions = []
+        texts = self.postprocess(self.inference(ids_BT))
+        replies = [self._reply(i, text, asks[i], prompts[i]) for i, text in enumerate(texts)]
+        context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
+        return replies
+
+    def _reply(self, i: int, text: Any, ask: Ask, prompt: list[int]) -> Any:
+        if not isinstance(text, str):
+            return text
+        completion = self._completions[i] if i < len(self._completions) else None
+        if completion is not None and not self._overrides("postprocess"):
+            # The prompt as it was sent, rather than as its tokens spell it.
+            sent = ask.prompt if isinstance(ask.prompt, str) and ask.prompt else self.tokenizer.decode(prompt)
+            is_full = ask.messages is None if ask.full_text is None else ask.full_text
+            text = sent + completion.text if is_full else completion.text
+        document: dict[str, Any] = {"generated_text": text}
+        if ask.details and completion is not None:
+            document["details"] = {"finish_reason": completion.finish_reason, **numbers_of(completion)}
+        return document
+
+    # ---- for callers of their own ----
+
+    def generate(
+        self,
+        prompt_tokens: Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        callback: Callable[[Tensor], object] | None = None,
+    ) -> Tensor:
+        """Prompts [T] or [B, T] → prompts and new tokens; `callback` gets each new token as it is made."""
+        params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature, top_k=top_k or 0, speculate=False)
+        return self._generate(prompt_tokens, params, callback)
+
+    def speculative_decode(
+        self,
+        prompt_tokens: Tensor,
+        draft_model: Any,
+        speculate_k: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+    ) -> Tensor:
+        """The same with tokens drafted by a smaller model and verified; it has the large model's distribution."""
+        assert self.engine is not None
+        params = SamplingParams(max_tokens=self.max_new_tokens, temperature=temperature, top_k=top_k or 0)
+        if draft_model is self.draft_model and (draft_model is None or speculate_k == self.engine.config.speculate_k):
+            return self._generate(prompt_tokens, params, None)
+        prompts = rows_of(prompt_tokens)
+        drafted = with_draft(self.engine, draft_model, speculate_k, num_sequences=len(prompts))
+        return self._joined(prompt_tokens, drafted.generate(prompts, params))
+
+    def _generate(
+        self, prompt_tokens: Tensor, params: SamplingParams, callback: Callable[[Tensor], object] | None
+    ) -> Tensor:
+        def on_tokens(index: int, token_ids: list[int]) -> None:
+            if callback is not None:
+                for token in token_ids:
+                    callback(torch.tensor([token], dtype=torch.long, device=self.device))
+
+        prompts = rows_of(prompt_tokens)
+        completions = self._generation.complete(prompts, [params] * len(prompts), on_tokens if callback else None)
+        return self._joined(prompt_tokens, completions)
+
+    # ---- tensors ----
+
+    def _joined(self, prompt_tokens: Tensor, completions: Sequence[Completion]) -> Tensor:
+        pairs = zip(rows_of(prompt_tokens), completions, strict=True)
+        full_BT = self._to_tensor([[*prompt, *completion.token_ids] for prompt, completion in pairs])
+        return full_BT[0] if prompt_tokens.dim() == 1 else full_BT
+
+    def _to_tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        length = max(map(len, rows))
+        padded = [[*row, *[PAD] * (length - len(row))] for row in rows]
+        return torch.tensor(padded, dtype=torch.long, device=self.device)
+
+    # ---- describing ----
+
+    def describe_handle(self) -> Any:
+        """What the engine is and how busy it is, for `describe?customized=true`."""
+        assert self.engine is not None
+        state = self.engine.state
+        return {
+            "context_length": self.engine.max_length,
+            "vocabulary": self.engine.arch.vocab_size,
+            "max_num_seqs": self.engine.config.max_num_seqs,
+            "running": state.num_running,
+            "waiting": state.num_waiting,
+            "blocks": state.num_blocks,
+            "blocks_used": state.num_blocks_used,
+            "preempted": state.num_preempted,
+        }
+
+
+def rows_of(ids: Tensor) -> list[list[int]]:
+    """The tokens of each row of [T] or [B, T], without what fills them up."""
+    if ids.dim() not in (1, 2):
+        raise HandlerError(f"tokens are a tensor [T] or [B, T], not one with {ids.dim()} dimensions")
+    rows: list[list[int]] = (ids if ids.dim() == 2 else ids[None]).tolist()
+    return [[token for token in row if token != PAD] for row in rows]
+
+
+def check_ranks(settings: GptSettings) -> tuple[int, int]:
+    """Which rank this is, of how many; the server starts them, so settings that ask for some need a parallelType."""
+    wanted, there = settings.tensor_parallel_size or 1, int(os.environ.get("WORLD_SIZE", "1"))
+    if wanted > 1 and wanted != there:
+        raise HandlerError(
+            f"tensor_parallel_size is {wanted}, and this worker has {there} process(es): set parallelType: tp and "
+            f"parallelLevel: {wanted} (or torchrun: nproc-per-node: {wanted}) beside the handler section"
+        )
+    return int(os.environ.get("RANK", "0")), there

@@ -1,0 +1,143 @@
+// Attention over the blocks of a KV cache, to which the tokens of the step are added first.
+//
+// A token sees one unbroken range of places (it is causal, perhaps with a window), so nothing is masked: places outside
+// the range are never touched. Sums run over places in their order, whatever else is in the batch: a sequence gets the
+// same bits alone and among others.
+//
+// Shapes: T tokens of the step, S sequences, P blocks, K tokens of a block, H heads, G key-value heads, D head size.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "threads.h"
+#include "vectors.h"
+
+namespace flambeau {
+
+constexpr int64_t kTokensAtOnce = 16;  // of a sequence, in one piece of work
+
+template <typename scalar>
+struct PagedStep {
+  const scalar *q, *k, *v;      // [T, H, D], [T, G, D] twice
+  scalar *keys, *values, *out;  // [P, K, G, D] twice, [T, H, D]
+  // From one token to the next; a token's heads lie one after another.
+  int64_t q_stride, k_stride, v_stride;
+  const int64_t *positions, *slots, *starts, *tables;  // [T], [T], [S + 1], [S, table_width]
+  int64_t num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window;
+  float scale;
+
+  int64_t first_seen(int64_t place) const { return window > 0 ? std::max<int64_t>(0, place + 1 - window) : 0; }
+};
+
+// Turns scores into weights that add up to one; there is room for a whole number of vectors, and the rest is filled.
+inline void softmax(float* scores, int64_t length) {
+  const int64_t room = (length + kLanes - 1) / kLanes * kLanes;
+  for (int64_t i = length; i < room; ++i) scores[i] = scores[0];
+  Floats high = load(scores);
+  for (int64_t i = kLanes; i < room; i += kLanes) {
+    const Floats x = load(scores + i);
+    high = x > high ? x : high;
+  }
+  float highest = high[0];
+  for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, high[lane]);
+  for (int64_t i = 0; i < room; ++i) scores[i] = exponential(std::max(scores[i] - highest, -87.0f));
+  std::fill(scores + length, scores + room, 0.0f);
+  Floats total = load(scores);
+  for (int64_t i = kLanes; i < room; i += kLanes) total += load(scores + i);
+  const float share = 1.0f / sum(total);
+  for (int64_t i = 0; i < length; ++i) scores[i] *= share;
+}
+
+// Calls visit(place, rows, count) for each run of places from begin to end whose rows lie one after another.
+template <typename scalar, typename Visit>
+inline void walk(const scalar* cache, const int64_t* table, int64_t block_size, int64_t stride, int64_t begin,
+                 int64_t end, const Visit& visit) {
+  for (int64_t place = begin; place < end;) {
+    const int64_t offset = place % block_size, stop = std::min(end, place - offset + block_size);
+    visit(place, cache + (table[place / block_size] * block_size + offset) * stride, stop - place);
+    place = stop;
+  }
+}
+
+template <int parts, typename scalar>
+inline Floats product_of(const Floats* query, const scalar* key) {
+  Floats product = query[0] * load(key);
+  for (int i = 1; i < parts; ++i) product += query[i] * load(key + i * kLanes);
+  return product;
+}
+
+// One token and one head; parts = D / kLanes.
+template <int parts, typename scalar>
+void attend_one(const PagedStep<scalar>& step, const scalar* q, scalar* out, const int64_t* table, int64_t kv_head,
+                int64_t place, float* scores) {
+  constexpr int64_t size = parts * kLanes;
+  const int64_t stride = step.kv_heads * size, begin = step.first_seen(place), end = place + 1;
+  Floats query[parts], total[parts] = {};
+  for (int i = 0; i < parts; ++i) query[i] = load(q + i * kLanes) * step.scale;
+  float* score = scores;
+  walk(step.keys + kv_head * size, table, step.block_size, stride, begin, end,
+       [&](int64_t, const scalar* key, int64_t count) {
+         for (; count >= 4; count -= 4, score += 4, key += 4 * stride) {
+           Floats products[4];
+           for (int i = 0; i < 4; ++i) products[i] = product_of<parts>(query, key + i * stride);
+           const Quarter four = sums_of(products);
+           std::memcpy(score, &four, sizeof four);
+         }
+         for (; count > 0; --count, key += stride) *score++ = sum(product_of<parts>(query, key));
+       });
+  softmax(scores, end - begin);
+  walk(step.values + kv_head * size, table, step.block_size, stride, begin, end,
+       [&](int64_t at, const scalar* value, int64_t count) {
+         const float* weight = scores + at - begin;
+         for (; count > 0; --count, value += stride, ++weight)
+           for (int i = 0; i < parts; ++i) total[i] += *weight * load(value + i * kLanes);
+       });
+  for (int i = 0; i < parts; ++i)
+    for (int lane = 0; lane < kLanes; ++lane) narrow(total[i][lane], out + i * kLanes + lane);
+}
+
+template <int parts, typename scalar>
+void attend_paged(const PagedStep<scalar>& step, int num_threads) {
+  constexpr int64_t size = parts * kLanes;
+  const int64_t row = step.kv_heads * size, group = step.heads / step.kv_heads;
+  struct Piece {
+    int64_t sequence, first, last;
+  };
+  std::vector<Piece> pieces;
+  for (int64_t s = 0; s < step.num_sequences; ++s)
+    for (int64_t t = step.starts[s]; t < step.starts[s + 1]; t += kTokensAtOnce)
+      pieces.push_back({s, t, std::min(t + kTokensAtOnce, step.starts[s + 1])});
+  for (int64_t t = 0; t < step.num_tokens; ++t) {
+    std::copy_n(step.k + t * step.k_stride, row, step.keys + step.slots[t] * row);
+    std::copy_n(step.v + t * step.v_stride, row, step.values + step.slots[t] * row);
+  }
+  Threads::of_process().share(pieces.size() * step.kv_heads, num_threads, [&](int64_t number) {
+    static thread_local std::vector<float> scores;
+    const Piece& piece = pieces[number / step.kv_heads];
+    const int64_t kv_head = number % step.kv_heads;
+    const int64_t* table = step.tables + piece.sequence * step.table_width;
+    for (int64_t t = piece.first; t < piece.last; ++t) {
+      scores.resize(step.positions[t] + 1 + kLanes);
+      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        attend_one<parts>(step, step.q + t * step.q_stride + head * size, step.out + (t * step.heads + head) * size,
+                          table, kv_head, step.positions[t], scores.data());
+    }
+  });
+}
+
+// Whether there is a kernel for heads of this size; runs it.
+template <typename scalar>
+bool attend_paged(const PagedStep<scalar>& step, int64_t head_size, int num_threads) {
+  switch (head_size) {
+    case 16: return attend_paged<1>(step, num_threads), true;
+    case 32: return attend_paged<2>(step, num_threads), true;
+    case 64: return attend_paged<4>(step, num_threads), true;
+    case 80: return attend_paged<5>(step, num_threads), true;
+    case 96: return attend_paged<6>(step, num_threads), true;
+    case 128: return attend_paged<8>(step, num_threads), true;
+    case 256: return attend_paged<16>(step, num_threads), true;
+    default: return false;
+  }
+}
+
+}  // namespace flambeau

@@ -1,0 +1,108 @@
+"""Int4Linear: weights of 4 bits in groups, each with a scale and a minimum.
+
+Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row · G weights of a group · P pairs of a row
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+GROUP_SIZES = (32, 64, 128)
+LARGEST = 15
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # how much of a group's range is kept: a little clipping often pays
+MAX_WEIGHTS_AT_ONCE = 1 << 18  # rows are quantized in portions that stay in a processor's cache
+
+
+class Int4Linear(nn.Module):
+    """A linear layer with two weights in a byte, the first in the upper half."""
+
+    def __init__(self, in_features: int, out_features: int, *, group_size: int, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
+        num_groups = in_features // group_size
+        self.weight: Tensor
+        self.scales: Tensor
+        self.minimums: Tensor
+        self.register_buffer("weight", torch.empty(out_features, in_features // 2, dtype=torch.uint8))
+        self.register_buffer("scales", torch.empty(out_features, num_groups, dtype=torch.bfloat16))
+        self.register_buffer("minimums", torch.empty(out_features, num_groups, dtype=torch.bfloat16))
+        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, group_size: int) -> Int4Linear:
+        """The same layer with smaller weights."""
+        with torch.device("meta"):
+            layer = cls(linear.in_features, linear.out_features, group_size=group_size, bias=linear.bias is not None)
+        layer.weight, layer.scales, layer.minimums = quantize_int4(linear.weight.detach(), group_size)
+        layer.bias = linear.bias
+        return layer
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights [O, I] that are meant."""
+        return dequantize_groups(self.weight, self.scales, self.minimums, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, I] to […, O]."""
+        return F.linear(x, self.dequantize(x.dtype), self.bias)
+
+
+def quantize_int4(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of weights [O, P], and the scales and minimums [O, N] of their groups, known exactly in bfloat16."""
+    rows = max(1, MAX_WEIGHTS_AT_ONCE // weight_OI.shape[1])
+    portions = [quantize_portion(portion, group_size) for portion in torch.split(weight_OI, rows)]
+    weights, scales, minimums = zip(*portions, strict=True)
+    return torch.cat(weights), torch.cat(scales), torch.cat(minimums)
+
+
+def quantize_portion(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Some rows, each group with the range that leaves the least error."""
+    wide_ONG = weight_OI.float().view(len(weight_OI), -1, group_size)
+    low_ON, high_ON = wide_ONG.amin(dim=2), wide_ONG.amax(dim=2)
+    scale_ON, minimum_ON = between(low_ON, high_ON)
+    error_ON = rounding_error(wide_ONG, scale_ON, minimum_ON)
+    for shrink in SHRINKS[1:]:
+        other_scale_ON, other_minimum_ON = between(low_ON * shrink, high_ON * shrink)
+        other_error_ON = rounding_error(wide_ONG, other_scale_ON, other_minimum_ON)
+        is_better_ON = other_error_ON < error_ON
+        scale_ON = torch.where(is_better_ON, other_scale_ON, scale_ON)
+        minimum_ON = torch.where(is_better_ON, other_minimum_ON, minimum_ON)
+        error_ON = torch.minimum(other_error_ON, error_ON)
+    steps_ONG = in_steps(wide_ONG, scale_ON, minimum_ON)
+    levels_OI = steps_ONG.round_().clamp_(0, LARGEST).to(torch.uint8).flatten(1)
+    return pack_int4(levels_OI), scale_ON, minimum_ON
+
+
+def between(low_ON: Tensor, high_ON: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and minimum of 16 levels between two limits."""
+    scale_ON = ((high_ON - low_ON) / LARGEST).to(torch.bfloat16)
+    return torch.where(scale_ON == 0, torch.ones_like(scale_ON), scale_ON), low_ON.to(torch.bfloat16)
+
+
+def in_steps(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> Tensor:
+    """How many steps above the minimum each weight is."""
+    return (wide_ONG - minimum_ON.float().unsqueeze(2)).mul_(scale_ON.float().reciprocal().unsqueeze(2))
+
+
+def rounding_error(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> Tensor:
+    """The squared error [O, N] of each group on its 16 levels."""
+    steps_ONG = in_steps(wide_ONG, scale_ON, minimum_ON)
+    off_ONG = steps_ONG.round().clamp_(0, LARGEST).sub_(steps_ONG)
+    return off_ONG.square_().sum(dim=2).mul_(scale_ON.float().square())
+
+
+def dequantize_groups(weight: Tensor, scales: Tensor, minimums: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights […, O, I] that are meant, by the scales and minimums […, O, N] of their groups."""
+    levels = unpack_int4(weight).view(*scales.shape, -1).to(dtype)
+    return torch.addcmul(minimums.to(dtype).unsqueeze(-1), levels, scales.to(dtype).unsqueeze(-1)).flatten(-2)
+
+
+def pack_int4(levels_OI: Tensor) -> Tensor:
+    """Two weights in each byte [O, P]."""
+    return levels_OI[:, ::2] << 4 | levels_OI[:, 1::2]
+
+
+def unpack_int4(pairs: Tensor) -> Tensor:
+    """One weight in each byte: […, O, P] to […, O, I]."""
+    return torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten(-2)

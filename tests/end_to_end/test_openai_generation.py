@@ -1,0 +1,161 @@
+"""OpenAI's own client talks to a model that really generates."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from flambeau.archive.pack import Recipe, pack
+from support.running import RunningServer
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("torch")
+pytest.importorskip("sentencepiece")
+pytest.importorskip("safetensors")
+
+from support.language_models import CONTEXT, write_language_model  # noqa: E402
+
+SETTINGS = """
+minWorkers: 1
+maxWorkers: 1
+handler:
+  model_path: {folder}
+  compile: false
+  max_num_seqs: 8
+  num_blocks: 256
+"""
+NUM_TOKENS = 12
+PROMPT = "To be, or not to be"
+GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": NUM_TOKENS, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("generation")
+    store = folder / "store"
+    store.mkdir()
+    settings = folder / "model-config.yaml"
+    settings.write_text(SETTINGS.format(folder=write_language_model(folder / "model")))
+    pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
+    running = RunningServer(folder / "log", str(store), env={"OMP_NUM_THREADS": "1"}).wait_listening()
+    running.until(lambda: running.is_ready, timeout=60)  # it loads torch
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+    running.stop()
+
+
+def complete(client, prompt=PROMPT, **options):
+    return client.completions.create(prompt=prompt, **{**GREEDY, **options})
+
+
+def streamed(client, **options):
+    """The text of a stream's only choice, and its last chunk."""
+    chunks = [*complete(client, stream=True, **options)]
+    return "".join(chunk.choices[0].text for chunk in chunks), chunks[-1]
+
+
+def test_stream_says_what_the_whole_reply_does(client):
+    whole = complete(client)
+    text, last = streamed(client)
+    assert text == whole.choices[0].text
+    assert last.choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == NUM_TOKENS
+    ids = client.completions.create(prompt=[3, 4, 5], **GREEDY)
+    assert ids.usage.prompt_tokens == 3
+
+
+def test_chat_and_its_stream(client):
+    messages = [{"role": "system", "content": "Speak."}, {"role": "user", "content": PROMPT}]
+    found = client.chat.completions.create(messages=messages, **GREEDY)
+    assert found.choices[0].finish_reason == "length"
+    stream = client.chat.completions.create(messages=messages, stream=True, **GREEDY)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == found.choices[0].message.content
+    assert found.choices[0].message.content
+
+
+def test_tokens_of_logprobs_make_up_the_text(client):
+    [choice] = complete(client, logprobs=0).choices
+    logprobs, text = choice.logprobs, choice.text
+    assert "".join(logprobs.tokens) == text
+    assert [text[:i] for i in logprobs.text_offset] == ["".join(logprobs.tokens[:k]) for k in range(NUM_TOKENS)]
+    assert all(logprob <= 0 for logprob in logprobs.token_logprobs)
+    assert [list(top) for top in logprobs.top_logprobs] == [[token] for token in logprobs.tokens]
+    tops = complete(client, logprobs=3).choices[0].logprobs
+    assert tops.tokens == logprobs.tokens
+    # Of tokens that are parts of a character, several have the same text.
+    assert all(len(top) <= 3 for top in tops.top_logprobs)
+    assert [max(top.values()) for top in tops.top_logprobs] == tops.token_logprobs
+
+
+def test_logprobs_of_a_chat_without_alternatives_and_with(client):
+    asked = {"messages": [{"role": "user", "content": PROMPT}], "logprobs": True, **GREEDY}
+    plain = client.chat.completions.create(**asked).choices[0]
+    assert len(plain.logprobs.content) == NUM_TOKENS
+    assert all(entry.top_logprobs == [] for entry in plain.logprobs.content)
+    told = b"".join(bytes(entry.bytes) for entry in plain.logprobs.content)
+    assert told.decode("utf-8", "replace") == plain.message.content
+    found = client.chat.completions.create(top_logprobs=2, **asked).choices[0]
+    assert [entry.top_logprobs[0].token for entry in found.logprobs.content] == [
+        t.token for t in plain.logprobs.content
+    ]
+
+
+def test_stop_string_that_spans_tokens_ends_the_text_before_it(client):
+    [choice] = complete(client, logprobs=0).choices
+    tokens, text = choice.logprobs.tokens, choice.text
+    pairs = [a[-1] + b[0] for a, b in pairwise(tokens[3:]) if a and b]
+    stop = next(pair for pair in pairs if not any(pair in token for token in tokens))
+    before = text[: text.index(stop)]
+    assert complete(client, stop=[stop, "never"]).choices[0].text == before
+    told, last = streamed(client, stop=stop)
+    assert (told, last.choices[0].finish_reason) == (before, "stop")
+    kept = complete(client, stop=stop, extra_body={"ignore_eos": True, "include_stop_str_in_output": True})
+    assert kept.choices[0].text == before + stop
+
+
+def test_choices_differ_and_a_seed_makes_them_again(client):
+    options = {"n": 3, "temperature": 1, "seed": 7}
+    first, again = (complete(client, **options) for _ in range(2))
+    texts = [choice.text for choice in first.choices]
+    assert len({*texts}) == 3
+    assert [choice.text for choice in again.choices] == texts
+    assert first.usage.completion_tokens == 3 * NUM_TOKENS
+    found = ["", "", ""]
+    for chunk in complete(client, stream=True, **options):
+        found[chunk.choices[0].index] += chunk.choices[0].text
+    assert found == texts
+
+
+def test_several_prompts_are_each_completed(client):
+    prompts = [PROMPT, "the sea of troubles"]
+    alone = [complete(client, prompt).choices[0].text for prompt in prompts]
+    found = complete(client, prompts, n=2)
+    assert [choice.text for choice in found.choices] == [alone[0], alone[0], alone[1], alone[1]]
+
+
+def test_echo_and_bias(client):
+    assert complete(client, echo=True).choices[0].text == PROMPT + complete(client).choices[0].text
+    found = complete(client, logit_bias={"40": 100}, logprobs=0).choices[0].logprobs.tokens
+    assert len({*found}) == 1
+
+
+def test_prompt_that_was_read_before_is_cached(client):
+    prompt = "the slings and arrows " * 6
+    complete(client, prompt)
+    assert complete(client, prompt).usage.prompt_tokens_details.cached_tokens >= 16
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_prompt_that_cannot_be_answered(client, is_streamed):
+    with pytest.raises(openai.BadRequestError, match=f"the model's context {CONTEXT}") as found:
+        complete(client, prompt=[5] * CONTEXT, stream=is_streamed)
+    assert found.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="is empty"):
+        complete(client, prompt="", stream=is_streamed)
+    with pytest.raises(openai.BadRequestError, match="token ids outside"):
+        complete(client, prompt=[10**6], stream=is_streamed)
+
+
+def test_model_is_listed(client):
+    assert [(model.id, model.max_model_len) for model in client.models.list()] == [("tiny", CONTEXT)]

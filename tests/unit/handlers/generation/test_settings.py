@@ -1,0 +1,139 @@
+"""What a model-config.yaml says of a language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flambeau.errors import HandlerError
+from flambeau.handlers.generation.settings import read_settings
+
+SPECULATIVE = """
+minWorkers: 1
+maxWorkers: 1
+handler:
+    model_path: "path/to/gpt_fast_7b"
+    tokenizer_path: "path/to/tokenizer.model"
+    compile: true
+    speculative: true
+    draft_model_path: "path/to/gpt_fast_68m"
+    speculate_k: 5
+    max_new_tokens: 256
+    temperature: 0.8
+    top_k: 200
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    for name in ("gpt_fast_7b", "gpt_fast_68m"):
+        (model / "path" / "to" / name).mkdir(parents=True)
+    (model / "path" / "to" / "tokenizer.model").touch()
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    return model
+
+
+def read(config, folder, **options):
+    return read_settings(yaml.safe_load(config), folder, device="cpu", **options)
+
+
+def test_settings_of_the_speculative_example(folder):
+    settings = read(SPECULATIVE, folder)
+    assert settings.model_path == folder / "path/to/gpt_fast_7b"
+    engine = settings.engine
+    assert (engine.draft, engine.speculation, engine.speculate_k) == (
+        str(folder / "path/to/gpt_fast_68m"),
+        "draft",
+        5,
+    )
+    assert (engine.tokenizer, engine.compile) == (str(folder / "path/to/tokenizer.model"), True)
+    assert (settings.max_new_tokens, settings.temperature, settings.top_k) == (256, 0.8, 200)
+
+
+def test_draft_is_left_alone_unless_speculation_is_on(folder):
+    settings = read(SPECULATIVE.replace("speculative: true", "speculative: false"), folder)
+    assert (settings.engine.draft, settings.engine.speculation) == ("", None)
+
+
+def test_speculation_without_a_draft_looks_up_the_prompt(folder):
+    assert read("handler: {speculative: true}", folder).engine.speculation == "lookup"
+
+
+def test_older_names_and_places_are_understood(folder):
+    (folder / "path/to/gpt_fast_7b/model.pth").touch()
+    settings = read(
+        """
+        handler:
+            converted_ckpt_dir: path/to/gpt_fast_7b/model.pth
+            draft_checkpoint_path: path/to/gpt_fast_68m
+            fx_graph_cache: true
+            profile: trace
+            stream: true
+        max_new_tokens: 50
+        """,
+        folder,
+    )
+    assert settings.model_path == folder / "path/to/gpt_fast_7b"
+    assert settings.engine.speculation == "draft"
+    assert (settings.stream, settings.max_new_tokens) == (True, 50)
+
+
+def test_our_own_settings_reach_the_engine(folder):
+    settings = read(
+        """
+        resume: true
+        handler: {dtype: bfloat16, quantization: int8, max_num_seqs: 4, max_model_len: 99, kv_cache_fraction: 0.5,
+                  num_blocks: 7, prefix_cache: false, tensor_parallel_size: 2, name: gpt_handler}
+        """,
+        folder,
+    )
+    engine = settings.engine
+    assert (engine.dtype, engine.quantization, engine.max_num_seqs, engine.max_model_len) == (
+        "bfloat16",
+        "int8",
+        4,
+        99,
+    )
+    assert (engine.kv_cache_fraction, engine.num_blocks, engine.prefix_cache) == (0.5, 7, False)
+    assert (settings.resume, settings.tensor_parallel_size, settings.model_path) == (True, 2, folder)
+
+
+def test_paths_lead_from_the_models_folder_and_then_from_the_servers(folder):
+    Path("here").mkdir()
+    assert read("handler: {model_path: here}", folder).model_path == Path.cwd() / "here"
+    (folder / "here").mkdir()
+    assert read("handler: {model_path: here}", folder).model_path == folder / "here"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("handler: {model_path: nowhere}", r"model_path is 'nowhere', and there is neither .*model/nowhere nor .*cwd"),
+        ("handler: {tokenizer_path: t.model}", "tokenizer_path is 't.model', and there is neither"),
+        ("handler: {model_path: meta-llama/Llama-2-7b}", "hf download meta-llama/Llama-2-7b --local-dir FOLDER"),
+        (
+            "handler: {max_new_token: 5}",
+            "has max_new_token, which gpt_handler does not know; did you mean max_new_tokens",
+        ),
+        ("handler: {colour: red}", "has colour, which gpt_handler does not know; it may have model_path"),
+        ("handler: {max_num_seqs: 0}", "max_num_seqs must be a whole number from 1, not 0"),
+        ("handler: {compile: maybe}", "compile must be true or false, not 'maybe'"),
+        ("handler: {temperature: hot}", "temperature must be a number from 0, not 'hot'"),
+        ("handler: {top_k: -1}", "top_k must be a whole number from 0"),
+        ("handler: {model_path: 5}", "model_path must be text, not 5"),
+        ("handler: [model_path]", "must hold keys and values"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_remedy(folder, config, reason):
+    with pytest.raises(HandlerError, match=reason):
+        read(config, folder)
+
+
+def test_subclass_may_have_keys_of_its_own(folder, caplog):
+    assert read("handler: {colour: red, max_new_token: 5}", folder, allows_others=True).max_new_tokens == 256
+    assert "did you mean max_new_tokens" in caplog.text
+    assert "colour" not in caplog.text

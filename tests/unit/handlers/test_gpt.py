@@ -1,0 +1,455 @@
+"""GptHandler called directly: its stages, what subclasses change, and the jobs it keeps in the engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flambeau.errors import BadRequest, HandlerError
+from flambeau.handlers.gpt import PAD, GptHandler
+from flambeau.testing.context import new_handler_context
+from flambeau.wire.generation import Generate, decode_pieces, encode_request
+from flambeau.wire.messages import Part, Request
+from support.language_models import CONTEXT, write_language_model
+
+GREEDY = {"compile": False, "temperature": 0, "max_new_tokens": 8, "max_num_seqs": 8, "num_blocks": 64}
+PROMPT = "To be, or not"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_language_model(tmp_path_factory.mktemp("model"))
+
+
+def new_handler(folder, kind=GptHandler, **options):
+    handler = kind()
+    handler.initialize(new_handler_context(model_dir=folder, config={"handler": {**GREEDY, **options}}))
+    return handler
+
+
+@pytest.fixture(scope="module")
+def handler(folder):
+    handler = new_handler(folder)
+    yield handler
+    state = handler.engine.state
+    assert (state.num_running, state.num_waiting, state.num_blocks_used) == (0, 0, 0)
+
+
+def handle(handler, *bodies, headers=()):
+    context = new_handler_context(requests=[*bodies], headers=headers)
+    return handler.handle(context.rows, context)
+
+
+# ---- the stages, as the seed has them ----
+
+
+def test_stages_take_and_give_what_their_table_says(handler):
+    handler.context = None
+    ids = handler.preprocess([{"data": PROMPT}, {"body": "the sea of troubles, and"}])
+    assert (ids.dtype, ids.dim(), ids.device) == (torch.long, 2, handler.device)
+    assert (ids == PAD).any()
+    full_ids = handler.inference(ids)
+    texts = handler.postprocess(full_ids)
+    assert [type(text) for text in texts] == [str, str]
+    assert texts[0].startswith(PROMPT)
+    assert (full_ids[0] != PAD).sum() == (ids[0] != PAD).sum() + 8
+
+
+def test_generate_gives_the_whole_sequence_and_calls_back_for_each_token(handler):
+    prompt_ids = handler.preprocess([{"data": PROMPT}])[0]
+    told = []
+    full_ids = handler.generate(prompt_ids, 5, temperature=0.0, callback=told.append)
+    assert full_ids.dim() == 1
+    assert full_ids[: len(prompt_ids)].tolist() == prompt_ids.tolist()
+    assert full_ids[len(prompt_ids) :].tolist() == [token.item() for token in told]
+    assert len(told) == 5
+    both_ids = handler.generate(torch.stack([prompt_ids, prompt_ids]), 5, temperature=0.0)
+    assert both_ids.tolist() == [full_ids.tolist()] * 2
+
+
+def test_speculative_decode_gives_what_generate_does(handler):
+    prompt_ids = handler.preprocess([{"data": PROMPT}])[0]
+    plain_ids = handler.generate(prompt_ids, handler.max_new_tokens, temperature=0.0)
+    assert (
+        handler.speculative_decode(prompt_ids, handler.draft_model, 4, temperature=0.0).tolist() == plain_ids.tolist()
+    )
+
+
+def test_draft_drafts_and_changes_nothing(folder, handler, tmp_path):
+    write_language_model(tmp_path / "draft", seed=1)
+    options = {"speculative": True, "draft_model_path": str(tmp_path / "draft"), "speculate_k": 3}
+    drafting = new_handler(folder, **options)
+    assert isinstance(drafting.draft_model, torch.nn.Module)
+    [reply] = handle(drafting, {"data": PROMPT, "details": True})
+    assert reply["generated_text"] == handle(handler, {"data": PROMPT})[0]["generated_text"]
+    assert reply["details"]["drafted_tokens"] > 0
+    prompt_ids = handler.preprocess([{"data": PROMPT}])
+    plain_ids = handler.generate(prompt_ids, handler.max_new_tokens, temperature=0.0)
+    for k in (3, 5):  # its own, and another depth
+        drafted_ids = drafting.speculative_decode(prompt_ids, drafting.draft_model, k, temperature=0.0)
+        assert drafted_ids.tolist() == plain_ids.tolist()
+    brought_ids = handler.speculative_decode(prompt_ids, drafting.draft_model, 2, temperature=0.0)
+    assert brought_ids.tolist() == plain_ids.tolist()
+    with pytest.raises(HandlerError, match="draft_model must be a network of this server"):
+        handler.speculative_decode(prompt_ids, "a path", 2)
+
+
+def test_attributes_are_those_of_the_settings(handler):
+    assert (handler.max_new_tokens, handler.temperature, handler.top_k) == (8, 0, None)
+    assert handler.device == torch.device("cpu")
+    assert handler.tokenizer.decode(handler.tokenizer.encode(PROMPT)) == PROMPT
+    assert handler.draft_model is None
+    assert isinstance(handler.model, torch.nn.Module)
+
+
+def test_handle_answers_each_request_by_its_own_settings(handler):
+    long, short, without = handle(
+        handler,
+        {"data": PROMPT},
+        {"prompt": PROMPT, "max_new_tokens": 3, "details": True},
+        {"prompt": PROMPT, "return_full_text": False},
+    )
+    assert long["generated_text"].startswith(PROMPT)
+    assert PROMPT + without["generated_text"] == long["generated_text"]
+    assert long["generated_text"].startswith(short["generated_text"])
+    assert short["details"]["finish_reason"] == "length"
+    assert short["details"]["generated_tokens"] == 3
+
+
+def test_prompt_is_answered_as_it_was_sent_though_its_tokens_spell_it_otherwise(handler):
+    sent = "  To be\n"
+    assert handle(handler, sent)[0]["generated_text"].startswith(sent)
+
+
+# ---- the server's way ----
+
+
+def request(body, job_id=1, *, state=(), accept="", kind="predict"):
+    headers = [("Content-Type", "application/json"), ("Accept", accept)]
+    return Request(job_id, f"r{job_id}", headers, b"", kind, state=[*state]), {"body": body}
+
+
+def join(handler, body, job_id=1, **options):
+    handler.generation().join(*request(body, job_id, **options))
+
+
+def run(handler):
+    """Step until nothing is left; the parts of each job."""
+    generation, parts = handler.generation(), {}
+    while generation.has_work:
+        for made in generation.step():
+            assert isinstance(made, Part), made
+            parts.setdefault(made.job_id, []).append(made)
+    assert all(own[-1].last and not any(part.last for part in own[:-1]) for own in parts.values())
+    return parts
+
+
+def text_of(parts):
+    return b"".join(part.body for part in parts).decode()
+
+
+def events_of(parts):
+    chunks = text_of(parts).split("\n\n")
+    assert chunks.pop() == ""
+    return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+def pieces_of(parts):
+    return [piece for part in parts for piece in decode_pieces(part.body)]
+
+
+def test_whole_reply_is_one_part_and_says_the_same_as_handle(handler):
+    join(handler, {"data": PROMPT})
+    [part] = run(handler)[1]
+    assert part.headers == [("content-type", "application/json")]
+    assert json.loads(part.body) == handle(handler, {"data": PROMPT})[0]
+
+
+def test_stream_of_text_is_the_new_text_in_pieces(handler):
+    whole = handle(handler, {"data": PROMPT, "return_full_text": False})[0]["generated_text"]
+    join(handler, {"data": PROMPT, "stream": True})
+    parts = run(handler)[1]
+    assert text_of(parts) == whole
+    assert len(parts) > 4
+    assert parts[0].headers == [("content-type", "text/plain; charset=utf-8")]
+    assert all(part.headers is None and part.state == b"" for part in parts[1:])
+
+
+def test_stream_of_events_ends_with_why_and_how_much(handler):
+    join(handler, {"data": PROMPT}, accept="text/event-stream")
+    *events, last = events_of(run(handler)[1])
+    whole = handle(handler, {"data": PROMPT, "return_full_text": False})[0]["generated_text"]
+    assert "".join(event["text"] for event in events) == whole
+    assert (last["done"], last["finish_reason"], last["generated_tokens"]) == (True, "length", 8)
+    assert last["prompt_tokens"] == len(handler.tokenizer.encode(PROMPT))
+
+
+def test_stream_has_the_prompt_only_where_it_is_asked_for(handler):
+    join(handler, {"data": PROMPT, "stream": True, "return_full_text": True})
+    assert text_of(run(handler)[1]).startswith(PROMPT)
+
+
+def test_several_choices_are_told_apart(handler):
+    join(handler, {"data": PROMPT, "n": 2})
+    document = json.loads(text_of(run(handler)[1]))
+    assert document["generated_texts"] == [document["generated_text"]] * 2  # greedy
+    join(handler, {"data": PROMPT, "n": 2}, accept="text/event-stream")
+    events = events_of(run(handler)[1])
+    assert {event["index"] for event in events} == {0, 1}
+    assert [event["done"] for event in events if "done" in event] == [False, True]
+    with pytest.raises(BadRequest, match="n must be 1 in a stream of text"):
+        join(handler, {"data": PROMPT, "n": 2, "stream": True})
+
+
+def test_request_of_a_front_end_is_answered_in_pieces(handler):
+    sampling = {"max_tokens": 4, "temperature": 0.0, "n": 2}
+    body = encode_request(Generate(prompts=[PROMPT, [5, 6, 7]], sampling=sampling, stream=True, echo=True))
+    join(handler, body, kind="generate")
+    pieces = pieces_of(run(handler)[1])
+    texts = ["".join(piece.text for piece in pieces if piece.index == i) for i in range(4)]
+    assert texts[0] == texts[1] == handle(handler, {"data": PROMPT, "max_tokens": 4})[0]["generated_text"]
+    assert texts[2] == texts[3]
+    assert [piece.num_tokens for piece in pieces if piece.finish_reason] == [4] * 4
+    join(handler, encode_request(Generate(prompts=[PROMPT], sampling=sampling)), kind="generate")
+    whole = pieces_of(run(handler)[1])
+    assert [(piece.index, piece.finish_reason, PROMPT + piece.text) for piece in whole] == [
+        (0, "length", texts[0]),
+        (1, "length", texts[0]),
+    ]
+
+
+def test_chat_is_rendered_by_the_tokenizer(handler):
+    chat = [{"role": "user", "content": "to be?"}]
+    join(handler, encode_request(Generate(messages=chat, sampling={"max_tokens": 3})), kind="generate")
+    [piece] = pieces_of(run(handler)[1])
+    assert piece.num_prompt_tokens == len(handler.tokenizer.encode_chat(chat))
+    join(handler, {"messages": chat, "max_new_tokens": 3})
+    assert json.loads(text_of(run(handler)[1]))["generated_text"] == piece.text
+
+
+def test_front_ends_request_is_as_long_as_the_context_unless_somebody_limits_it(handler, folder):
+    join(handler, encode_request(Generate(prompts=[PROMPT], sampling={"ignore_eos": True})), kind="generate")
+    [piece] = pieces_of(run(handler)[1])
+    assert (piece.finish_reason, piece.num_tokens) == ("length", 8)  # the model's own limit
+    unlimited = new_handler(folder, max_new_tokens=None)
+    join(unlimited, encode_request(Generate(prompts=[PROMPT], sampling={"ignore_eos": True})), kind="generate")
+    [piece] = pieces_of(run(unlimited)[1])
+    assert piece.num_prompt_tokens + piece.num_tokens == CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"data": "to be " * CONTEXT}, f"tokens and the model's context {CONTEXT}"),
+        ({"data": "x" * CONTEXT * 300}, f"characters, and the model's context only {CONTEXT} tokens"),
+        ({"data": [5, 10**6]}, "token ids outside of 0"),
+        ({"data": ""}, "data is empty"),
+    ],
+)
+def test_prompt_that_cannot_be_answered_is_the_clients_fault(handler, body, reason):
+    with pytest.raises(BadRequest, match=reason):
+        join(handler, body)
+    with pytest.raises(BadRequest, match=reason):
+        handle(handler, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"nonsense", "this is no request to generate"),
+        (encode_request(Generate(prompts=[])), "prompts times n must be 1 to 1024, not 0"),
+        (encode_request(Generate(prompts=[PROMPT, ""])), "the prompt is empty"),
+        (encode_request(Generate(prompts=[PROMPT, [10**6]])), "token ids outside"),
+        (encode_request(Generate(prompts=[PROMPT] * 9, sampling={"n": 128})), "prompts times n must be 1 to 1024"),
+        (encode_request(Generate(prompts=[PROMPT], sampling={"temperature": -1})), "temperature must be"),
+        (encode_request(Generate(messages=[{"content": 5}])), "messages"),
+    ],
+)
+def test_front_ends_request_that_makes_no_sense_is_refused_whole(handler, body, reason):
+    with pytest.raises(BadRequest, match=reason):
+        join(handler, body, kind="generate")
+    assert not handler.generation().has_work
+
+
+def test_cancelled_job_leaves_no_block_behind(handler):
+    for job_id in (1, 2):
+        join(handler, {"data": PROMPT, "max_new_tokens": 100}, job_id)
+    handler.generation().step()
+    handler.generation().cancel(1)
+    assert [*run(handler)] == [2]
+    assert handler.engine.state.num_blocks_used == 0
+
+
+def test_direct_call_and_jobs_share_the_engine(handler):
+    join(handler, {"data": PROMPT, "stream": True})
+    handler.generation().step()
+    alone = handle(handler, {"data": PROMPT, "return_full_text": False})[0]["generated_text"]
+    parts = run(handler)[1]
+    assert parts[-1].last
+    join(handler, {"data": PROMPT, "stream": True})
+    assert text_of(run(handler)[1]) == alone
+
+
+# ---- going on after a worker has died ----
+
+
+@pytest.fixture(scope="module")
+def lasting(folder):
+    return new_handler(folder, resume=True, max_new_tokens=30)
+
+
+def stream(handler, body, *, kind="predict", accept="", state=(), most=None):
+    """The parts of a job alone, and after `most` of them it is cancelled."""
+    join(handler, body, kind=kind, accept=accept, state=state)
+    generation, parts = handler.generation(), []
+    while generation.has_work:
+        parts += generation.step()
+        if most is not None and len(parts) >= most:
+            generation.cancel(1)
+    return parts
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 11])
+@pytest.mark.parametrize("body", [{"temperature": 0.0}, {"temperature": 1.5, "seed": 3}])
+def test_stream_goes_on_exactly_where_it_stopped(lasting, body, most):
+    body = {"data": PROMPT, "stream": True, **body}
+    whole = stream(lasting, body)
+    first = stream(lasting, body, most=most)
+    rest = stream(lasting, body, state=[part.state for part in first])
+    assert text_of([*first, *rest]) == text_of(whole)
+    assert all(part.state for part in whole[:-1])
+    # … and once more, from what both workers have said
+    again = stream(lasting, body, state=[part.state for part in [*first, *rest][:-1]])
+    assert text_of([*first, *rest[:-1], *again]) == text_of(whole)
+
+
+def test_stream_without_a_seed_goes_on_with_the_one_it_had(lasting):
+    body = {"data": PROMPT, "stream": True, "temperature": 1.0}
+    first = stream(lasting, body, most=4)
+    rests = {text_of(stream(lasting, body, state=[part.state for part in first])) for _ in range(3)}
+    assert len(rests) == 1
+
+
+def test_stop_string_that_was_half_held_back_is_found_after_the_change(lasting):
+    text = text_of(stream(lasting, {"data": PROMPT, "stream": True}))
+    stop = text[10:16]
+    body = {"data": PROMPT, "stream": True, "stop": [stop]}
+    whole = stream(lasting, body)
+    assert text_of(whole) == text[: text.index(stop)]
+    for most in range(1, len(whole)):
+        first = stream(lasting, body, most=most)
+        assert text_of([*first, *stream(lasting, body, state=[part.state for part in first])]) == text_of(whole)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_choices_go_on_each_where_it_stopped_and_finished_ones_are_left(lasting, most):
+    sampling = {"max_tokens": 12, "temperature": 1.2, "seed": 5, "n": 3}
+    request = Generate(prompts=[PROMPT, "the sea"], sampling=sampling, stream=True, echo=True)
+    body = encode_request(request)
+
+    def texts(parts):
+        pieces = pieces_of(parts)
+        finished = [piece.index for piece in pieces if piece.finish_reason]
+        assert len(finished) == len({*finished})
+        return ["".join(piece.text for piece in pieces if piece.index == i) for i in range(6)]
+
+    whole = stream(lasting, body, kind="generate")
+    first = stream(lasting, body, kind="generate", most=most)
+    rest = stream(lasting, body, kind="generate", state=[part.state for part in first])
+    assert texts([*first, *rest]) == texts(whole)
+
+
+def test_counts_of_a_reply_that_went_on_are_those_of_the_whole(lasting):
+    body = {"data": PROMPT}
+    first = stream(lasting, body, accept="text/event-stream", most=5)
+    rest = stream(lasting, body, accept="text/event-stream", state=[part.state for part in first])
+    assert events_of(rest)[-1]["generated_tokens"] == 30
+
+
+def test_state_that_cannot_be_read_fails_the_job_rather_than_repeat_text(lasting):
+    with pytest.raises(RuntimeError, match="cannot go on"):
+        join(lasting, {"data": PROMPT, "stream": True}, state=[b"nonsense"])
+
+
+# ---- subclasses ----
+
+
+class Shouting(GptHandler):
+    def preprocess(self, data):
+        return super().preprocess(
+            [{"data": row["body"]["data"] + " or not to be", "max_new_tokens": 4} for row in data]
+        )
+
+    def postprocess(self, data):
+        return [text.upper() for text in super().postprocess(data)]
+
+
+class Own(GptHandler):
+    def inference(self, data, *args, **kwargs):
+        self.asked = data.shape
+        return super().inference(data)
+
+
+class OwnTokens(GptHandler):
+    def preprocess(self, data):
+        return torch.tensor([[1, 2, 3, row["body"]["token"]] for row in data])
+
+
+def test_stages_of_a_subclass_are_honoured_in_both_ways(folder):
+    handler = new_handler(folder, Shouting)
+    [direct] = handle(handler, {"data": "To be"})
+    assert direct["generated_text"].startswith("TO BE OR NOT TO BE")
+    join(handler, {"data": "To be", "stream": True})  # only a whole text can be postprocessed
+    [part] = run(handler)[1]
+    assert json.loads(part.body) == direct
+
+
+def test_subclass_with_its_own_inference_is_called_in_batches(folder):
+    handler = new_handler(folder, Own)
+    assert handler.generation() is None
+    replies = handle(handler, {"data": PROMPT}, {"data": "the sea"})
+    assert handler.asked[0] == 2
+    assert [set(reply) for reply in replies] == [{"generated_text"}] * 2
+
+
+def test_subclass_may_read_requests_that_only_it_understands(folder):
+    handler = new_handler(folder, OwnTokens)
+    [reply] = handle(handler, {"token": 7})
+    join(handler, {"token": 7})
+    assert json.loads(text_of(run(handler)[1])) == reply
+
+
+def test_subclass_with_its_own_loop_gets_one_prompt_at_a_time(folder):
+    class Backwards(GptHandler):
+        def generate(self, prompt_tokens, max_new_tokens, temperature=1.0, top_k=None, callback=None):
+            assert (max_new_tokens, temperature, top_k) == (5, 0, None)
+            return prompt_tokens.flip(0)
+
+    handler = new_handler(folder, Backwards, max_new_tokens=5)
+    assert handler.generation() is None
+    ids = handler.tokenizer.encode(PROMPT)
+    assert handle(handler, {"data": PROMPT}) == [{"generated_text": handler.tokenizer.decode(ids[::-1])}]
+
+
+# ---- settings ----
+
+
+def test_ranks_that_nobody_started_are_named(folder, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(HandlerError, match="set parallelType: tp and parallelLevel: 2"):
+        new_handler(folder, tensor_parallel_size=2)
+
+
+def test_generation_is_measured(folder):
+    handler = new_handler(folder)
+    metrics = handler.context.metrics
+    metrics.take()
+    join(handler, {"data": PROMPT})
+    run(handler)
+    samples = {name: (value, ids) for name, _, _, value, _, ids in metrics.take()}
+    assert samples["GeneratedTokens"] == (8, "r1")
+    assert samples["PromptTokens"] == (len(handler.tokenizer.encode(PROMPT)), "r1")
+    assert samples["TimeToFirstToken"][0] > 0
+    assert samples["TokensPerSecond"][0] > 0

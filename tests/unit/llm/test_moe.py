@@ -1,0 +1,67 @@
+"""Experts: three ways through them, one result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flambeau.llm.models.moe import SparseMLP
+from support.tiny_models import ARCH
+
+MOE = replace(ARCH, num_experts=6, num_experts_per_token=2, expert_size=24)
+
+
+def some_experts(**changes: object) -> SparseMLP:
+    torch.manual_seed(0)
+    return SparseMLP(replace(MOE, **changes)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 40])
+def test_visiting_gathering_and_computing_all_agree(num_tokens):
+    experts = some_experts().experts
+    x = torch.randn(num_tokens, MOE.hidden_size)
+    weights, chosen = torch.rand(num_tokens, MOE.num_experts).topk(2)
+    visited = experts.visit(x, chosen, weights)
+    torch.testing.assert_close(experts.gather(x, chosen, weights), visited)
+    torch.testing.assert_close(experts.compute_all(x, chosen, weights), visited)
+
+
+@pytest.mark.parametrize("normalises", [True, False])
+def test_a_token_gets_the_weighted_sum_of_its_experts(normalises):
+    mlp = some_experts(normalises_experts=normalises)
+    x = torch.randn(MOE.hidden_size)
+    likely = mlp.gate(x).softmax(-1)
+    best = likely.argsort(descending=True)[:2].tolist()
+    scale = 1 / sum(likely[e] for e in best) if normalises else 1.0
+    said = []
+    for e in best:
+        gate, up = (mlp.experts.gate_up_proj[e] @ x).chunk(2)
+        said.append(likely[e] * scale * (mlp.experts.down_proj[e] @ (F.silu(gate) * up)))
+    torch.testing.assert_close(mlp(x.unsqueeze(0))[0], sum(said))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_traced_shapes_do_not_depend_on_what_tokens_choose(num_tokens):
+    mlp = some_experts()
+    torch._dynamo.reset()
+    traced = torch.compile(mlp, backend="eager", fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(num_tokens, MOE.hidden_size)
+        torch.testing.assert_close(traced(x), mlp(x))
+
+
+def test_any_leading_dimensions_are_kept():
+    mlp = some_experts()
+    x = torch.randn(2, 3, MOE.hidden_size)
+    torch.testing.assert_close(mlp(x).flatten(0, 1), mlp(x.flatten(0, 1)))
+
+
+def test_narrow_types_stay_narrow_beside_weights_in_float32():
+    with torch.device("meta"):  # some machines cannot multiply bfloat16
+        experts = SparseMLP(MOE).to(torch.bfloat16).experts
+        x = torch.randn(3, MOE.hidden_size, dtype=torch.bfloat16)
+        weights, chosen = torch.rand(3, MOE.num_experts).topk(2)
+        assert {way(x, chosen, weights).dtype for way in (experts.gather, experts.compute_all)} == {torch.bfloat16}
