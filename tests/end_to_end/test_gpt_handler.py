@@ -227,7 +227,7 @@ def test_commands_of_the_example_work_word_for_word(command, checkpoint):
     text = json.loads((command.folder / "answer").read_text())["generated_text"]
     assert text.startswith(QUESTION)
     assert command.manage("POST", "/models?url=loud.mar&initial_workers=1&synchronous=true").status == 200
-    loud = command.call("POST", "/predictions/loud", QUESTION.encode()).json["generated_text"]
+    loud = command.call("POST", "/predictions/loud", urlencode({"data": QUESTION}).encode()).json["generated_text"]
     assert loud == text.upper()[: len(loud)]
     assert len(loud) > len(QUESTION)
 
