@@ -69,7 +69,7 @@ def test_a_folder_that_is_there_is_served_and_stays(launch, tmp_path, number):
     server = launch("--model_name", "echo")
     server.until(lambda: server._connects() and server.predict("echo", b"hi").status == 200)
     server.process.send_signal(number)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
     assert not server._connects()
     assert (tmp_path / "store" / "echo" / "echo.py").is_file()
 
@@ -80,7 +80,7 @@ def test_a_new_folder_is_made_served_and_removed(launch, tmp_path):
     server.until(lambda: "hf download some/model" in server.log and server._connects())
     assert "model_path: some/model" in (folder / "model-config.yaml").read_text()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
     assert not folder.exists()
 
 
