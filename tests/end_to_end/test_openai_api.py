@@ -42,7 +42,8 @@ def server(tmp_path_factory):
     settings.write_text(f"handler:\n  model_path: {save_bert_folder(folder / 'bert')}\n  matryoshka: true\n")
     recipe = Recipe(model_name="embedder", handler="sentence_embedder", config_file=settings)
     pack(recipe, store, format="no-archive")
-    running = RunningServer(folder / "log", str(store), env=STEADY).wait_ready()
+    running = RunningServer(folder / "log", str(store), env=STEADY).wait_listening()
+    running.until(lambda: running.is_ready, timeout=60)  # it loads torch
     yield running
     running.stop()
 
@@ -93,6 +94,11 @@ def test_completion_of_several_prompts(client):
 def test_completion_of_token_ids(client):
     assert client.completions.create(model="scripted", prompt=[5, 6]).choices[0].text == "[5, 6]"
     assert client.completions.create(model="scripted", prompt=[[7], [8]]).choices[0].text == "[7]"
+
+
+def test_long_prompt_comes_through_shared_memory_whole(client):
+    prompt = "".join(chr(0x4E00 + i % 5000) for i in range(100_000))
+    assert client.completions.create(model="scripted", prompt=prompt).choices[0].text == prompt
 
 
 def test_settings_reach_the_model(client):
@@ -284,6 +290,21 @@ def test_stream_whose_worker_dies_ends_with_an_event(start):
         with pytest.raises(openai.APIError, match="Worker died") as found:
             next(stream)
         assert found.value.code == "worker_died"
+
+
+def test_stream_that_can_go_on_survives_its_worker_and_nobody_notices(start):
+    server = start("scripted.py").wait_ready()
+    [pid] = server.worker_pids("scripted")
+    steps = [[[0, "one "]], [[0, "two "]], [[0, "three "]], [[0, "four", "stop"]]]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    with client_of(server) as client:
+        prompt = script(*steps, exit=2, resume=True)
+        *chunks, last = client.chat.completions.create(model="scripted", messages=say(prompt), **options)
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        assert [delta.content for delta in deltas] == ["", "one ", "two ", "three ", "four", None]
+        assert [delta.role for delta in deltas] == ["assistant", None, None, None, None, None]
+        assert last.usage.total_tokens == 18
+    assert server.worker_pids("scripted") != [pid]
 
 
 def test_paths_and_methods_that_are_not_there(server):

@@ -156,7 +156,7 @@ def customized(server):
 def gpt(start, tmp_path):
     """A server of a tiny language model whose streams go on."""
     write_language_model(tmp_path / "gpt" / "checkpoint")
-    handler = {"name": "gpt_handler", "model_path": "checkpoint", "compile": False, "max_new_tokens": 220}
+    handler = {"name": "gpt_handler", "model_path": "checkpoint", "compile": False, "max_new_tokens": 120}
     config = {"resume": True, "handler": {**handler, "num_blocks": 200}}
     (tmp_path / "gpt" / "model-config.yaml").write_text(yaml.safe_dump(config))
     server = start(tmp_path / "gpt")
@@ -165,13 +165,14 @@ def gpt(start, tmp_path):
 
 
 def test_texts_go_on_exactly_where_they_stopped_when_their_worker_is_killed(gpt):
-    orders = [{"data": "To be, or", "stream": True, "seed": seed, "ignore_eos": True} for seed in range(5)]
-    orders[4]["temperature"] = 0.0
+    orders = [{"data": "To be, or", "stream": True, "seed": seed, "ignore_eos": True} for seed in range(3)]
+    orders[2]["temperature"] = 0.0
     whole = [rest_of(Stream(gpt, "gpt", order)) for order in orders]
-    assert len({*whole}) == 5
+    assert len({*whole}) == 3
+    [pid] = gpt.worker_pids("gpt")
     streams = [Stream(gpt, "gpt", order) for order in orders]
     firsts = [read_some(stream, 1) for stream in streams]
-    kill_worker(gpt, "gpt")
+    os.kill(pid, signal.SIGKILL)
     rests = [rest_of(stream) for stream in streams]
     assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == whole
     assert gpt.describe("gpt")["workers"][0]["restarts"] == 1

@@ -11,7 +11,8 @@ from flambeau.llm.errors import LLMError
 from flambeau.llm.kv_cache import block_bytes
 from flambeau.llm.models.architecture import Architecture
 
-HOST_FRACTION = 0.25  # of the memory that is available on a CPU machine, which others need too
+HOST_FRACTION = 0.25  # of the memory that is available on a CPU machine, which others need too …
+HOST_BYTES = 4 << 30  # … and no more than that, unless told otherwise
 RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and cache
 
 
@@ -44,4 +45,5 @@ def available_bytes(config: EngineConfig, device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return max(0, int(free * config.kv_cache_fraction) - RESERVE_BYTES)
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_FRACTION)
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(available * HOST_FRACTION), HOST_BYTES)

@@ -83,6 +83,8 @@ class GeneratingLoop:
         self._is_stopping = False
         self._num_failures = 0  # of steps, in a row
         self._said_at = 0.0
+        if hasattr(generation, "outlet"):  # a request that is run alone keeps nobody else waiting
+            generation.outlet = self._send
 
     def run(self) -> None:
         """Generate until the server says stop, and what was begun is finished, or the server is gone."""
@@ -140,6 +142,9 @@ class GeneratingLoop:
             self._fail_all(error)
             return
         self._num_failures = 0
+        self._send(made)
+
+    def _send(self, made: Sequence[Part | tuple[int, Exception]]) -> None:
         now = time.perf_counter()
         if made:
             self._replier.send_made(self._runner.context, [self._to_message(one, now) for one in made])

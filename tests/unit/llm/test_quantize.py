@@ -196,16 +196,16 @@ class TestPerplexity:
     @pytest.mark.parametrize(("kind", "group_size", "limit"), [("int8", 64, 1.005), ("fp8", 64, 1.02)])
     def test_eight_bits_cost_next_to_nothing(self, folder, ids, before, kind, group_size, limit):
         model = quantize(load(folder), kind)
-        assert 0.99 < perplexity(model, ids) / before < limit
+        assert 0.95 < perplexity(model, ids) / before < limit
         pack(model, torch.float32)
-        assert 0.99 < perplexity(model, ids) / before < limit
+        assert 0.95 < perplexity(model, ids) / before < limit
 
     @pytest.mark.parametrize("group_size", int4.GROUP_SIZES)
     def test_four_bits_cost_a_little(self, folder, ids, before, group_size):
         model = quantize(load(folder), "int4", group_size=group_size)
-        assert 0.99 < perplexity(model, ids) / before < 1.05
+        assert 0.95 < perplexity(model, ids) / before < 1.08
         pack(model, torch.float32)
-        assert 0.99 < perplexity(model, ids) / before < 1.05
+        assert 0.95 < perplexity(model, ids) / before < 1.08
 
     def test_a_mistake_in_the_bits_would_be_seen(self, folder, ids, before):
         model = quantize(load(folder), "int4")

@@ -34,7 +34,9 @@ class GenerationReply(Prediction):
 
     def on_parts(self, parts: list[Part]) -> None:
         """Send the events of parts, now; or keep them until the last has come."""
-        if parts[0].status >= 400:  # the handler's own word for an error
+        if parts[0].status >= 400:  # the handler's own word for an error; what may follow is for nobody
+            if self.exchange.on_gone is not None:
+                self.exchange.on_gone()
             self.on_error(JobFailed(parts[0].body.decode("utf-8", "replace"), status=parts[0].status))
         elif self._is_streamed:
             self._stream(parts)
