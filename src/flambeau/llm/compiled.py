@@ -19,6 +19,7 @@ from torch import Tensor
 from flambeau.llm.forward import EagerForward
 from flambeau.llm.kernels import inductor
 from flambeau.llm.kernels.binding import kernels
+from flambeau.llm.kernels.cuda_graphs import Graphs
 from flambeau.llm.kernels.native import LONGEST_PROMPT, choose_attention
 from flambeau.llm.kernels.network import NativeNetwork, can_compute
 from flambeau.llm.kv_cache import KVCache
@@ -89,13 +90,11 @@ class CompiledForward:
         self._model, self._cache = model, cache
         self._eager = EagerForward(model, cache)
         self._workshop = Workshop()
-        self._device = cache.keys[0].device
+        self.device = cache.keys[0].device
         self._native: NativeNetwork | None = None
         self._is_plain = can_compute(model, cache)
-        self._graphs = None
-        if self._device.type == "cuda":
-            from flambeau.llm.kernels.cuda_graphs import Graphs
-
+        self._graphs: Graphs | None = None
+        if self.device.type == "cuda":
             self._graphs = Graphs(model, cache, max_num_seqs=max_num_seqs, max_blocks=max_blocks)
         elif self._is_plain:
             self._workshop.find("native", self._make_native)
@@ -143,7 +142,7 @@ class CompiledForward:
 
     def _make_inductor(self, query_len: int, num_sequences: int) -> Decode:
         kernels.load()
-        example = inductor.trash_inputs(num_sequences, query_len, 2, self._device)
+        example = inductor.trash_inputs(num_sequences, query_len, 2, self.device)
         step = inductor.compile_step(self._model, self._cache, query_len, choose_attention, example)
         return lambda inputs: step(*inductor.tensors_of(inputs))
 

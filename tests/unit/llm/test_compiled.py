@@ -9,7 +9,7 @@ import torch
 
 from flambeau.llm.compiled import CompiledForward, Workshop
 from flambeau.llm.forward import EagerForward
-from flambeau.llm.kernels import binding, inductor
+from flambeau.llm.kernels import binding, cuda_graphs, inductor
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
 pytestmark = pytest.mark.timeout(300)  # a compiler runs, perhaps on a busy machine
@@ -95,3 +95,42 @@ def test_what_a_compiler_tries_out_touches_nothing_but_the_trash_block():
     EagerForward(model, cache).decode(inductor.trash_inputs(3, 2, 2, torch.device("cpu")))
     after = [tensor[1:] for tensor in (*cache.keys, *cache.values)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_smaller_step_in_the_buffers_of_a_larger_one_gives_its_own_logits():
+    model, asked = random_model(), prompts(3)
+    forward = EagerForward(model, room(model, 3))
+    forward.prefill(step_inputs({i: (0, ids) for i, ids in enumerate(asked)}), torch.tensor([0]))
+    buffers = inductor.trash_inputs(4, 1, 8, torch.device("cpu"))
+    everyone = step_inputs({i: (len(ids), [9]) for i, ids in enumerate(asked)}, query_len=1)
+    cuda_graphs.fill(buffers, everyone)
+    forward.decode(buffers)
+    last = step_inputs({2: (len(asked[2]) + 1, [4])}, query_len=1)
+    expected = forward.decode(last)
+    kept = [tensor[1:].clone() for tensor in forward._cache.keys]
+    cuda_graphs.fill(buffers, last)
+    torch.testing.assert_close(forward.decode(buffers)[:1], expected, atol=1e-5, rtol=1e-5)
+    assert all(torch.allclose(a, b[1:], atol=1e-5) for a, b in zip(kept, forward._cache.keys, strict=True))
+
+
+def test_sizes_of_graphs_are_near_the_number_of_sequences():
+    assert [cuda_graphs.size_for(number) for number in (1, 3, 9, 17, 33, 256)] == [1, 4, 16, 24, 48, 256]
+    assert cuda_graphs.size_for(257) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_graphs_give_the_tokens_of_eager_steps(dtype):
+    model = random_model(head_size=32, windows=(None, 6)).to("cuda", dtype)
+    asked = prompts(5)
+    on_gpu = {"device": "cuda", "dtype": dtype}
+    expected = greedy(EagerForward(model, room(model, 5, **on_gpu)), asked, 8)
+    forward = CompiledForward(model, room(model, 5, **on_gpu), max_num_seqs=8, max_blocks=8)
+    for _ in range(2):  # eager steps that ask for the graphs; then the graphs
+        assert greedy(forward, asked, 8) == expected
+        assert greedy(forward, asked[:1], 8) == expected[:1]
+        assert forward.wait_until_compiled(timeout_s=280)
+    assert set(forward._graphs._captured) == {(1, 8), (1, 1)}
+    forward.close()
