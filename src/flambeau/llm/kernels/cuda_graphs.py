@@ -65,10 +65,11 @@ class Graphs:
         return inductor.trash_inputs(size, query_len, self._max_blocks, self._device)
 
     def _compile(self, query_len: int, size: int) -> Any:
-        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.Stream(self._device)):
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
             example = self._trash(query_len, size)
             step = inductor.compile_step(self._model, self._cache, query_len, attention_on_gpu, example)
-            torch.cuda.current_stream().synchronize()
+            stream.synchronize()
         return step
 
 
@@ -78,7 +79,7 @@ class Graph:
     def __init__(self, step: inductor.Step, buffers: StepInputs, pool: Any) -> None:
         self._buffers = buffers
         arguments = inductor.tensors_of(buffers)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # once more than the compiler did: on this thread nothing is warm yet
             step(*arguments)

@@ -25,11 +25,11 @@ MOST_PARTS = 32
 LEAST_ROWS = 16  # of a matrix product
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def attend_part(  # type: ignore[no-untyped-def]
     q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, sums_ptr, highs_ptr, totals_ptr, scale,
-    q_stride, table_stride, window,
-    QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    q_stride, table_stride,
+    WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """One part of the places of one sequence, for the heads of one key-value head."""
@@ -43,10 +43,10 @@ def attend_part(  # type: ignore[no-untyped-def]
     is_dimension = dimension < SIZE
     position = tl.load(positions_ptr + token, mask=is_row, other=-1)
     end = tl.max(position) + 1
-    first = tl.zeros_like(end)
-    if window > 0:  # where the earliest token's window begins
+    first = end * 0
+    if WINDOW > 0:  # where the earliest token's window begins
         earliest = tl.min(tl.where(is_row, position, end))
-        first = tl.maximum(earliest + 1 - window, 0) // PLACES * PLACES
+        first = tl.maximum(earliest + 1 - WINDOW, 0) // PLACES * PLACES
     share = tl.cdiv(tl.cdiv(end - first, PARTS), PLACES) * PLACES
     begin = first + part * share
     stop = tl.minimum(begin + share, end)
@@ -68,8 +68,8 @@ def attend_part(  # type: ignore[no-untyped-def]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         behind = position[:, None] - place[None, :]
         is_seen = (behind >= 0) & is_place[None, :]
-        if window > 0:
-            is_seen = is_seen & (behind < window)
+        if WINDOW > 0:
+            is_seen = is_seen & (behind < WINDOW)
         scores = tl.where(is_seen, scores, -1.0e30)
         higher = tl.maximum(high, tl.max(scores, 1))
         weights = tl.where(is_seen, tl.exp(scores - higher[:, None]), 0.0)
@@ -84,7 +84,7 @@ def attend_part(  # type: ignore[no-untyped-def]
     tl.store(sums_at, sums, mask=is_row[:, None] & is_dimension[None, :])
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def join_parts(  # type: ignore[no-untyped-def]
     sums_ptr, highs_ptr, totals_ptr, out_ptr, SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
@@ -129,8 +129,8 @@ def attend_paged(
     launch: Any = attend_part
     launch[(num_sequences, kv_heads, parts)](
         q, keys, values, tables_SB, positions_T, sums, highs[0], highs[1], scale,
-        q.stride(0), tables_SB.stride(0), window,
-        QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=max(16, padded),
+        q.stride(0), tables_SB.stride(0),
+        WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=max(16, padded),
         BLOCK_SIZE=keys.shape[1], PARTS=parts, ROWS=max(LEAST_ROWS, rows), PLACES=64,
         num_warps=4, num_stages=3,
     )  # fmt: skip
