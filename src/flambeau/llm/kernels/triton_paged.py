@@ -29,7 +29,8 @@ LEAST_ROWS = 16  # of a matrix product
 def attend_part(  # type: ignore[no-untyped-def]
     q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, sums_ptr, highs_ptr, totals_ptr, scale,
     q_stride, table_stride,
-    WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """One part of the places of one sequence, for the heads of one key-value head."""
