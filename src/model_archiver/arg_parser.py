@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--archive-format", default="default", choices=[*SUFFIXES], help="default and zip-store write NAME.mar, tgz "
         "NAME.tar.gz, no-archive a folder NAME")  # fmt: skip
     add("-f", "--force", action="store_true", help="replace what is there")
-    add("-v", "--version", required=True, help="version of the model")
+    add("-v", "--version", default="1.0", help="version of the model; TorchServe's archiver insists on it")
     add("-r", "--requirements-file", help="pip requirements of the handler")
     add("-c", "--config-file", help="model-config.yaml")
     return parser

@@ -148,7 +148,7 @@ def test_mistakes_are_logged_and_raised(run, tmp_path):
         assert kind in done.stderr
 
 
-@pytest.mark.parametrize("missing", ["--model-name", "--version", "--handler"])
+@pytest.mark.parametrize("missing", ["--model-name", "--handler"])
 def test_a_missing_flag_is_a_usage_error(run, missing):
     i = REQUIRED.index(missing)
     done = run("torch-model-archiver", *REQUIRED[:i], *REQUIRED[i + 2 :])

@@ -162,7 +162,7 @@ def test_server_that_stops_lets_the_running_batch_end(start, tmp_path):
     assert long.line()["step"] == 1
     server.process.send_signal(signal.SIGTERM)
     assert [line["step"] for line in long.rest()] == [*range(2, 41)]
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_hundred_clients_that_come_and_go_leave_nothing_behind(start, tmp_path):

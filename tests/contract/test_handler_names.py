@@ -56,6 +56,7 @@ NAMES = {
     "ts.torch_handler.densenet_handler": ["DenseNetHandler"],
     "ts.torch_handler.dali_handler": ["DALIHandler"],
     "ts.torch_handler.dali_image_classifier": ["DALIImageClassifier"],
+    "ts.torch_handler.gpt_handler": ["GptHandler"],
     "ts.torch_handler.vllm_handler": ["VLLMHandler"],
     "ts.torch_handler.trt_llm_handler": ["TRTLLMHandler"],
     "ts.torch_handler.distributed.base_pippy_handler": ["BasePippyHandler"],
@@ -131,7 +132,7 @@ def test_libraries_that_are_missing_are_named_with_the_remedy(monkeypatch):
 @pytest.mark.parametrize(("module", "name"), [("vllm_handler", "VLLMHandler"), ("trt_llm_handler", "TRTLLMHandler")])
 def test_handlers_of_other_engines_say_what_to_do_instead(module, name):
     handler = getattr(importlib.import_module(f"ts.torch_handler.{module}"), name)
-    with pytest.raises(ValueError, match=f"{name} is not a handler of this server: pack a handler of your own"):
+    with pytest.raises(ValueError, match=f"{name} is not a handler of this server: use gpt_handler, .* own"):
         handler()
 
 

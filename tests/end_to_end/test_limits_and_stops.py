@@ -6,11 +6,11 @@ import http.client
 import os
 import signal
 import socket
-import time
 
 import pytest
 
 from support.archives import pack_handler
+from support.holding import Held
 from support.running import Load
 
 
@@ -131,8 +131,7 @@ def test_large_bodies_that_nobody_wants_leave_nothing_behind(start):
         server.manage("POST", "/models", body)
         with socket.create_connection(("127.0.0.1", server.port)) as client:  # gone in the middle of it
             client.sendall(b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 300000\r\n\r\nxxx")
-    time.sleep(0.2)
-    assert open_files(server) <= before + 2
+    server.until(lambda: open_files(server) <= before + 2)
 
 
 def test_many_quick_requests_behind_a_slow_one(start):
@@ -202,10 +201,11 @@ def test_head_that_never_ends_is_refused(start):
         assert client.recv(65536).startswith(b"HTTP/1.1 4")
 
 
-def test_full_queue_is_503_with_retry_after(start):
+def test_full_queue_is_503_with_retry_after(start, tmp_path):
     server = start("faulty.py", "--job-queue-size", "2").wait_ready()
-    orders = [{"do": "sleep", "s": 1}] * 8
-    replies = [future.result() for future in server.at_once(lambda o: server.predict("faulty", o), orders)]
+    held = Held(server, tmp_path, 8)
+    server.until(lambda: sum(future.done() for future in held.futures) >= 5)
+    replies = held.release()
     statuses = sorted(reply.status for reply in replies)
     assert statuses == [200] * 3 + [503] * 5
     refused = next(reply for reply in replies if reply.status == 503)
@@ -217,76 +217,69 @@ def test_full_queue_is_503_with_retry_after(start):
 def test_late_requests_are_told_and_never_reach_a_worker(start, tmp_path):
     model = pack_handler(tmp_path, "faulty", config="clientTimeoutInMills: 300\nminWorkers: 1\nmaxWorkers: 1\n")
     server = start(model).wait_ready()
-    futures = server.at_once(lambda o: server.predict("faulty", o), [{"do": "sleep", "s": 1}])
-    time.sleep(0.1)
-    began = time.monotonic()
+    held = Held(server, tmp_path).wait_running()
     reply = server.predict("faulty", {"do": "exit"})
     assert (reply.status, reply.json["type"]) == (408, "RequestTimeoutException")
-    assert time.monotonic() - began < 0.8
-    assert futures[0].result().status == 408
+    assert [reply.status for reply in held.release()] == [408]
     server.until(lambda: server.predict("faulty", {"do": "answer"}).status == 200)
     assert server.describe("faulty")["workers"][0]["restarts"] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stop_answers_everything_that_was_accepted(start, number):
+def test_stop_answers_everything_that_was_accepted(start, tmp_path, number):
     server = start("faulty.py").wait_ready()
-    futures = server.at_once(lambda o: server.predict("faulty", o), [{"do": "sleep", "s": 0.4}] * 5)
-    time.sleep(0.3)
-    began = time.monotonic()
-    assert server.stop(number) == 0
-    assert [future.result().status for future in futures] == [200] * 5
-    assert time.monotonic() - began < 5
+    held = Held(server, tmp_path, 5).wait_running()
+    server.until(lambda: server.describe("faulty")["jobQueueStatus"]["pendingRequests"] == 4)
+    server.process.send_signal(number)
+    server.until(lambda: not server._connects())
+    assert [reply.status for reply in held.release()] == [200] * 5
+    assert server.process.wait(60) == 0
 
 
 def test_sigterm_under_load_loses_no_accepted_request(start):
     server = start("faulty.py", "--workers", "2", "--job-queue-size", "1000").wait_ready()
     with Load(lambda: server.predict("faulty", {"do": "sleep", "s": 0.002}), threads=8) as load:
-        time.sleep(0.5)
-        server.stop()
+        server.until(lambda: len(load.replies) > 50)
+        server.stop(timeout=60)
     assert load.replies
     assert {reply.status for reply in load.replies} == {200}
     # Refused connections are fine: nobody had accepted those.
     assert all(isinstance(error, (ConnectionRefusedError, ConnectionResetError)) for error in load.errors), load.errors
 
 
-def test_readiness_goes_first_when_stopping(start):
+def test_readiness_goes_first_when_stopping(start, tmp_path):
     server = start("faulty.py").wait_ready()
     keep = http.client.HTTPConnection("127.0.0.1", server.port)
-    keep.request("GET", "/readyz")
-    assert keep.getresponse().read()
-    server.at_once(lambda o: server.predict("faulty", o), [{"do": "sleep", "s": 1}])
-    time.sleep(0.2)
+
+    def readiness():
+        keep.request("GET", "/readyz")
+        reply = keep.getresponse()
+        return reply.status, reply.getheader("connection"), reply.read()
+
+    assert readiness()[0] == 200
+    held = Held(server, tmp_path).wait_running()
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    keep.request("GET", "/readyz")
-    reply = keep.getresponse()
-    assert reply.status == 503
-    assert b"draining" in reply.read()
-    assert reply.getheader("connection") == "close"
+    status, connection, body = server.until(lambda: (answer := readiness())[0] != 200 and answer)
     keep.close()
-    assert server.process.wait(10) == 0
+    assert (status, connection) == (503, "close")
+    assert b"draining" in body
+    assert [reply.status for reply in held.release()] == [200]
+    assert server.process.wait(60) == 0
 
 
-def test_second_signal_does_not_wait(start):
-    server = start("faulty.py").wait_ready()
-    server.at_once(lambda o: server.predict("faulty", o), [{"do": "hang"}])
-    time.sleep(0.3)
+def test_second_signal_does_not_wait(start, tmp_path):
+    server = start("faulty.py", "--drain-timeout", "300").wait_ready()
+    Held(server, tmp_path).wait_running()
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    began = time.monotonic()
-    server.stop()
-    assert time.monotonic() - began < 3
+    server.until(lambda: not server._connects())
+    server.stop(timeout=60)
 
 
-def test_drain_that_takes_too_long_ends(start):
+def test_drain_that_takes_too_long_ends(start, tmp_path):
     server = start("faulty.py", "--drain-timeout", "1").wait_ready()
-    futures = server.at_once(lambda o: server.predict("faulty", o), [{"do": "hang"}])
-    time.sleep(0.3)
-    began = time.monotonic()
-    server.stop()
-    assert time.monotonic() - began < 6
-    assert futures[0].exception() or futures[0].result().status >= 500
+    held = Held(server, tmp_path).wait_running()
+    server.stop(timeout=60)
+    assert held.futures[0].exception() or held.futures[0].result().status >= 500
 
 
 def test_nothing_is_left_on_disk_or_running(start, tmp_path):

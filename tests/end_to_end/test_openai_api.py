@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 
 import pytest
 
@@ -12,6 +13,7 @@ from flambeau.config.server import KeysConfig
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
 from support.running import RunningServer
+from support.snippets import run, snippets
 
 openai = pytest.importorskip("openai")
 np = pytest.importorskip("numpy")
@@ -40,7 +42,8 @@ def server(tmp_path_factory):
     settings.write_text(f"handler:\n  model_path: {save_bert_folder(folder / 'bert')}\n  matryoshka: true\n")
     recipe = Recipe(model_name="embedder", handler="sentence_embedder", config_file=settings)
     pack(recipe, store, format="no-archive")
-    running = RunningServer(folder / "log", str(store), env=STEADY).wait_ready()
+    running = RunningServer(folder / "log", str(store), env=STEADY).wait_listening()
+    running.until(lambda: running.is_ready, timeout=60)  # it loads torch
     yield running
     running.stop()
 
@@ -59,7 +62,7 @@ def say(text):
     return [{"role": "user", "content": text}]
 
 
-HELLO = script([[0, "Hel"]], [[0, "lo", "stop"]])
+HELLO = script([[0, "Hell"]], [[0, "o", "stop"]])
 
 
 # ---- whole replies ----
@@ -93,6 +96,11 @@ def test_completion_of_token_ids(client):
     assert client.completions.create(model="scripted", prompt=[[7], [8]]).choices[0].text == "[7]"
 
 
+def test_long_prompt_comes_through_shared_memory_whole(client):
+    prompt = "".join(chr(0x4E00 + i % 5000) for i in range(100_000))
+    assert client.completions.create(model="scripted", prompt=prompt).choices[0].text == prompt
+
+
 def test_settings_reach_the_model(client):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     more = {"top_k": 5, "min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}}
@@ -123,7 +131,7 @@ def test_chat_as_a_stream(client):
     chunks = [*client.chat.completions.create(model="scripted", messages=say(HELLO), stream=True)]
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert deltas[0].role == "assistant"
-    assert [delta.content for delta in deltas] == ["", "Hel", "lo", None]
+    assert [delta.content for delta in deltas] == ["", "Hell", "o", None]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
     assert len({chunk.id for chunk in chunks}) == 1
     assert all(chunk.usage is None for chunk in chunks)
@@ -154,7 +162,7 @@ def test_stream_is_server_sent_events_to_the_byte(server):
     events = reply.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     first = json.loads(events[0].removeprefix("data: "))
-    assert first["choices"] == [{"index": 0, "text": "Hel", "logprobs": None, "finish_reason": None}]
+    assert first["choices"] == [{"index": 0, "text": "Hell", "logprobs": None, "finish_reason": None}]
 
 
 def test_pieces_are_sent_when_they_are_made(client):
@@ -252,8 +260,8 @@ def test_wrong_field_is_named(client):
     with pytest.raises(openai.BadRequestError) as found:
         client.chat.completions.create(model="scripted", messages=say("a"), temperature=7)
     assert (found.value.param, found.value.type) == ("temperature", "invalid_request_error")
-    with pytest.raises(openai.BadRequestError, match="did you mean temperature"):
-        client.chat.completions.create(model="scripted", messages=say("a"), extra_body={"temprature": 1})
+    with pytest.raises(openai.BadRequestError, match="did you mean max_tokens"):
+        client.chat.completions.create(model="scripted", messages=say("a"), extra_body={"max_token": 1})
 
 
 def test_model_refuses_a_request_before_and_after_a_stream_was_asked_for(client):
@@ -282,6 +290,21 @@ def test_stream_whose_worker_dies_ends_with_an_event(start):
         with pytest.raises(openai.APIError, match="Worker died") as found:
             next(stream)
         assert found.value.code == "worker_died"
+
+
+def test_stream_that_can_go_on_survives_its_worker_and_nobody_notices(start):
+    server = start("scripted.py").wait_ready()
+    [pid] = server.worker_pids("scripted")
+    steps = [[[0, "one "]], [[0, "two "]], [[0, "three "]], [[0, "four", "stop"]]]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    with client_of(server) as client:
+        prompt = script(*steps, exit=2, resume=True)
+        *chunks, last = client.chat.completions.create(model="scripted", messages=say(prompt), **options)
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        assert [delta.content for delta in deltas] == ["", "one ", "two ", "three ", "four", None]
+        assert [delta.role for delta in deltas] == ["assistant", None, None, None, None, None]
+        assert last.usage.total_tokens == 18
+    assert server.worker_pids("scripted") != [pid]
 
 
 def test_paths_and_methods_that_are_not_there(server):
@@ -395,3 +418,50 @@ def test_requests_are_counted_as_predictions_are(server, client):
     before = count()
     client.completions.create(model="scripted", prompt="a")
     assert count() == before + 1
+
+
+# ---- docs/openai.md ----
+
+
+def test_docs_can_be_followed(server, start, tmp_path):
+    client, handler = snippets("docs/openai.md", "python")
+    commands = [line for shell in snippets("docs/openai.md", "sh") for line in shell.splitlines()]
+    named = {":8080": f":{server.port}", "shakespeare": "scripted", "minilm": "embedder"}
+    for old, new in named.items():
+        client = client.replace(old, new)
+        commands = [line.replace(old, new) for line in commands]
+    result = run(f"{sys.executable} - <<'END'\n{client}\nEND", tmp_path)
+    assert result.stdout.startswith("To be, or not"), result.stderr
+    assert "['embedder', 'scripted']" in result.stdout
+    assert len(commands) == 4
+    for command in commands:
+        result = run(command, tmp_path)
+        assert result.returncode == 0, (command, result.stdout, result.stderr)
+    (tmp_path / "lengths.py").write_text(handler)
+    with client_of(start(tmp_path / "lengths.py").wait_ready()) as client:
+        found = client.embeddings.create(model="lengths", input=["ab", "a b c"])
+        assert [entry.embedding for entry in found.data] == [[2, 1], [5, 1]]
+        assert found.usage.prompt_tokens == 4
+
+
+def test_handler_that_only_says_it_embeds_is_told_what_to_answer(start, tmp_path):
+    (tmp_path / "claims.py").write_text(
+        "class Claims:\n"
+        "    abilities = ('embed',)\n"
+        "    def initialize(self, context): pass\n"
+        "    def handle(self, data, context): return ['no vectors'] * len(data)\n"
+    )
+    with (
+        client_of(start(tmp_path / "claims.py").wait_ready()) as client,
+        pytest.raises(openai.InternalServerError, match="did not answer as one that embeds"),
+    ):
+        client.embeddings.create(model="claims", input="a")
+
+
+def test_model_that_loads_is_waited_for_and_may_turn_out_to_generate_nothing(start):
+    """Before a model has loaded, nobody knows what it can do."""
+    server = start("slow_start.py", env={"SLOW_START_S": "1.5"}).wait_listening()
+    body = json.dumps({"model": "slow_start", "prompt": "a"}).encode()
+    server.until(lambda: server.request("GET", "/v1/models").json["models"])
+    reply = server.request("POST", "/v1/completions", body, JSON)
+    assert (reply.status, reply.json["error"]["message"][:28]) == (400, "The model generates no text;")

@@ -38,9 +38,8 @@ def client(tmp_path_factory):
     settings = folder / "model-config.yaml"
     settings.write_text(SETTINGS.format(folder=write_language_model(folder / "model")))
     pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
-    running = RunningServer(folder / "log", str(store), env={"OMP_NUM_THREADS": "1"})
-    running.until(running._connects)
-    running.until(lambda: running.is_ready, timeout=60)
+    running = RunningServer(folder / "log", str(store), env={"OMP_NUM_THREADS": "1"}).wait_listening()
+    running.until(lambda: running.is_ready, timeout=60)  # it loads torch
     with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
     running.stop()
@@ -159,4 +158,4 @@ def test_prompt_that_cannot_be_answered(client, is_streamed):
 
 
 def test_model_is_listed(client):
-    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert [(model.id, model.max_model_len) for model in client.models.list()] == [("tiny", CONTEXT)]

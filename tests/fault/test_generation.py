@@ -9,7 +9,9 @@ import signal
 import threading
 
 import pytest
+import yaml
 
+from support.language_models import write_language_model
 from support.running import RunningServer
 from support.streams import Stream
 
@@ -24,13 +26,13 @@ def kill_worker(server: RunningServer, model: str = "counting") -> None:
 
 def read_some(stream, size=4):
     """The first bytes of a reply, as soon as they are there."""
-    return (stream.response or stream.begin()).read(size).decode()
+    return (stream.response or stream.begin()).read(size)
 
 
 def rest_of(stream):
     """The rest of a reply."""
     try:
-        return (stream.response or stream.begin()).read().decode()
+        return (stream.response or stream.begin()).read()
     finally:
         stream.leave()
 
@@ -49,7 +51,7 @@ def test_stream_of_events_whose_worker_is_killed_ends_with_an_event_that_says_so
     stream = Stream(server, "counting", {"n": 100_000, "pause": 0.002, "events": True})
     read_some(stream)
     kill_worker(server)
-    events = rest_of(stream).split("\n\n")
+    events = rest_of(stream).decode().split("\n\n")
     assert events[-1] == ""
     assert events[-2].startswith("event: error\ndata: ")
     error = json.loads(events[-2].partition("data: ")[2])["error"]
@@ -75,7 +77,7 @@ def test_streams_that_can_go_on_do_so_together_after_their_worker_was_killed(sta
     before = server.worker_pids("counting")
     kill_worker(server)
     texts = [first + rest_of(stream) for first, stream in zip(firsts, streams, strict=True)]
-    assert texts == [counted(300)] * 3
+    assert [text.decode() for text in texts] == [counted(300)] * 3
     assert server.worker_pids("counting") != before
     assert customized(server)["most"] == 3
 
@@ -139,9 +141,38 @@ def test_server_that_stops_lets_streams_come_to_their_end(start):
     first = read_some(stream)
     stopping = threading.Thread(target=server.stop)
     stopping.start()
-    assert first + rest_of(stream) == counted(200)
+    assert (first + rest_of(stream)).decode() == counted(200)
     stopping.join()
 
 
 def customized(server):
     return server.manage("GET", "/models/counting?customized=true").json[0]["customizedMetadata"]
+
+
+# ---- a real model ----
+
+
+@pytest.fixture
+def gpt(start, tmp_path):
+    """A server of a tiny language model whose streams go on."""
+    write_language_model(tmp_path / "gpt" / "checkpoint")
+    handler = {"name": "gpt_handler", "model_path": "checkpoint", "compile": False, "max_new_tokens": 120}
+    config = {"resume": True, "handler": {**handler, "num_blocks": 200}}
+    (tmp_path / "gpt" / "model-config.yaml").write_text(yaml.safe_dump(config))
+    server = start(tmp_path / "gpt")
+    server.start_timeout_s = 60
+    return server.wait_ready()
+
+
+def test_texts_go_on_exactly_where_they_stopped_when_their_worker_is_killed(gpt):
+    orders = [{"data": "To be, or", "stream": True, "seed": seed, "ignore_eos": True} for seed in range(3)]
+    orders[2]["temperature"] = 0.0
+    whole = [rest_of(Stream(gpt, "gpt", order)) for order in orders]
+    assert len({*whole}) == 3
+    [pid] = gpt.worker_pids("gpt")
+    streams = [Stream(gpt, "gpt", order) for order in orders]
+    firsts = [read_some(stream, 1) for stream in streams]
+    os.kill(pid, signal.SIGKILL)
+    rests = [rest_of(stream) for stream in streams]
+    assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == whole
+    assert gpt.describe("gpt")["workers"][0]["restarts"] == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from flambeau.llm.config import EngineConfig
@@ -10,6 +12,8 @@ from flambeau.llm.forward import EagerForward
 from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.speculation.making import Draft
+from flambeau.llm.tokenizer import Tokenizer
 
 ARCH = Architecture(
     vocab_size=97,
@@ -34,9 +38,30 @@ def tiny_model(arch: Architecture = ARCH, seed: int = 0) -> Transformer:
     return model
 
 
-def tiny_engine(model: Transformer | None = None, *, num_blocks: int = 200, **options: object) -> Engine:
-    """An engine in plain PyTorch around a tiny network, without a tokenizer."""
+def tiny_draft(model: Transformer, *, change: float = 0.02, seed: int = 1) -> Transformer:
+    """A network that mostly agrees with another: its weights, changed a little."""
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in draft.parameters():
+        parameter += change * torch.randn(parameter.shape, generator=generator)
+    return draft
+
+
+def tiny_engine(
+    model: Transformer | None = None,
+    *,
+    num_blocks: int = 200,
+    draft: Transformer | None = None,
+    tokenizer: Tokenizer | None = None,
+    **options: object,
+) -> Engine:
+    """An engine in plain PyTorch around a tiny network."""
     model = model or tiny_model()
     config = EngineConfig(**{"block_size": 4, **options})
     cache = KVCache(model.arch, num_blocks, config.block_size)
-    return Engine(model.arch, EagerForward(model, cache), num_blocks=num_blocks, config=config)
+    proposing = None
+    if draft is not None:
+        draft_cache = KVCache(draft.arch, num_blocks, config.block_size)
+        proposing = Draft(EagerForward(draft, draft_cache), draft.arch.max_length)
+    forward = EagerForward(model, cache)
+    return Engine(model.arch, forward, num_blocks=num_blocks, config=config, draft=proposing, tokenizer=tokenizer)

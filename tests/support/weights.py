@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flambeau.llm.attention import WholeAttention
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.naming import split_fused
+from flambeau.llm.models.naming import parts_of
 from flambeau.llm.models.transformer import Transformer
 from support.tiny_models import tiny_model
 
@@ -64,26 +64,37 @@ def config_of(arch: Architecture, **options: Any) -> dict[str, Any]:
 
 def hugging_face_tensors(model: Transformer) -> dict[str, Tensor]:
     """The weights of a network by the names Hugging Face gives them; experts as Mixtral's."""
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     for name, tensor in model.state_dict().items():
-        for part, value in split_fused(model.arch, name, tensor).items():
-            start, _, kind = part.rpartition(".")
-            if start.endswith(".experts"):
-                letter = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}[kind]
-                start = start.replace(".mlp.", ".block_sparse_moe.")
-                tensors |= {f"{start}.{i}.{letter}.weight": expert.clone() for i, expert in enumerate(value)}
-            else:
-                tensors[part.replace(".mlp.gate.", ".block_sparse_moe.gate.")] = value.clone()
+        for part, region in parts_of(model.arch, name, tensor).items():
+            tensors[mixtral_name(part)] = tensor[region].clone() if region else tensor.clone()
     return tensors
+
+
+def mixtral_name(name: str) -> str:
+    """What Mixtral calls a tensor of its experts; other names are kept."""
+    if ".experts." not in name:
+        return name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
+    for ours, theirs in {".mlp.": ".block_sparse_moe.", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}.items():
+        name = name.replace(ours, theirs)
+    return name
 
 
 def gpt_fast_tensors(model: Transformer, *, fused: bool = True) -> dict[str, Tensor]:
     """The weights of a network as gpt-fast has them: rotary coordinates alternate."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        for part, value in split_fused(model.arch, name, tensor).items():
-            is_rotated = part.endswith(("q_proj.weight", "k_proj.weight"))
-            tensors[part] = alternating(value, model.arch.head_size) if is_rotated else value.clone()
+        if name.endswith(".experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            start = name.removesuffix("gate_up_proj")
+            tensors |= {f"{start}gate_proj": gate.clone(), f"{start}up_proj": up.clone()}
+        elif name.endswith(".experts.down_proj"):
+            tensors[name] = tensor.clone()
+        else:
+            for part, region in parts_of(model.arch, name, tensor).items():
+                value = tensor[region] if region else tensor
+                is_rotated = part.endswith(("q_proj.weight", "k_proj.weight"))
+                tensors[part] = alternating(value, model.arch.head_size) if is_rotated else value.clone()
     for layer in range(model.arch.num_layers) if fused else ():
         start = f"model.layers.{layer}.self_attn."
         parts = [tensors.pop(f"{start}{part}_proj.weight") for part in "qkv"]

@@ -23,6 +23,7 @@ from flambeau.serving.workers.devices import count_gpus
 ENGINES = ("vllm", "trt_llm")  # TorchServe's; the flags of either are read, and this server's own engine does the work
 HANDLER = "gpt_handler"
 STOP_S = 60
+DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class LaunchFlags:
     model_store: Path = Path("model_store")
     disable_token_auth: bool = False
     startup_timeout: int = 1200
-    dtype: str = "bfloat16"
+    dtype: str = DTYPE
     max_num_seqs: int = 256
     max_model_len: int | None = None
     download_dir: str | None = None
@@ -48,10 +49,11 @@ def to_model_config(flags: LaunchFlags, num_gpus: int) -> dict[str, Any]:
     if flags.engine not in ENGINES:
         raise RuntimeError(f"Unsupported LLM Engine: {flags.engine!r} is none of {', '.join(ENGINES)}")
     handler: dict[str, Any] = {
-        "model_path": flags.model_id,
-        "dtype": flags.dtype,
+        "model_path": model_path_of(flags.model_id),
+        "dtype": flags.dtype if num_gpus or flags.dtype != DTYPE else "auto",  # a CPU computes in float32
         "tensor_parallel_size": max(1, num_gpus),
     }
+    ranks = {"parallelType": "tp", "parallelLevel": num_gpus} if num_gpus > 1 else {}
     if flags.engine == "vllm":
         handler["max_num_seqs"] = flags.max_num_seqs
         if flags.max_model_len is not None:
@@ -70,8 +72,15 @@ def to_model_config(flags: LaunchFlags, num_gpus: int) -> dict[str, Any]:
         "startupTimeout": flags.startup_timeout,
         "deviceType": "gpu" if num_gpus else "cpu",
         "asyncCommunication": True,
+        **ranks,
         "handler": handler,
     }
+
+
+def model_path_of(model_id: str) -> str:
+    """A folder by its full path, for the server may run elsewhere; a name of the hub as it is."""
+    path = Path(model_id).expanduser()
+    return str(path.resolve()) if path.is_dir() else model_id
 
 
 @contextmanager
@@ -106,7 +115,7 @@ def parse(arguments: Sequence[str]) -> LaunchFlags:
     add("--vllm_engine.download_dir", dest="download_dir", help="where weights are kept")
     add("--startup_timeout", type=int, default=1200, help="seconds the model may take to load")
     add("--engine", default="vllm", help="whose flags these are: vllm or trt_llm")
-    add("--dtype", default="bfloat16", help="type of the weights")
+    add("--dtype", default=DTYPE, help="type of the weights")
     add("--trt_llm_engine.max_batch_size", dest="max_batch_size", type=int, default=4, help="sequences at a time")
     add(
         "--trt_llm_engine.kv_cache_free_gpu_memory_fraction",

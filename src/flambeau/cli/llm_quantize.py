@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from flambeau.errors import ConfigError
 
@@ -14,13 +15,14 @@ def quantize(checkpoint: Path, into: Path, kind: str, *, group_size: int, text: 
     if kind not in KINDS:
         raise ConfigError(f"--kind may be {', '.join(KINDS)}, not {kind!r}")
     try:
+        from flambeau.llm.config import Quantization
         from flambeau.llm.errors import LLMError
         from flambeau.llm.perplexity import perplexity_of
         from flambeau.llm.quantize.saving import save_quantized
     except ImportError as error:
         raise ConfigError(f"quantizing needs {error.name}: pip install 'flambeau[llm]'") from None
     try:
-        save_quantized(checkpoint, into, kind, group_size=group_size)
+        save_quantized(checkpoint, into, cast("Quantization", kind), group_size=group_size)
         print(f"{into}: {size_mb(into):.1f} MB, from {size_mb(checkpoint):.1f} MB")
         if text is not None:
             words = text.read_text()

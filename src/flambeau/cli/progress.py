@@ -78,6 +78,8 @@ class Progress:
             url = f"{address}/predictions/{model.name}"
             example = model.config.options.get("example")
             body = f"-H 'content-type: application/json' -d '{example}'" if example else "-T FILE"
+            if "generate" in model.abilities:  # shown as it is made
+                body = f"-N {body}"
             if self._console is None:
                 logger.info("try: curl %s %s", url, body)
             else:

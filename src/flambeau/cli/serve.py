@@ -58,11 +58,10 @@ class Plan:
 def serve(config: ServerConfig, paths: Sequence[Path], wishes: Wishes, *, log_level: str) -> None:
     """Serve what these paths stand for, until a signal."""
     logs = open_logs(config, log_level)
+    plans = [plan for path in paths for plan in plans_for(path, wishes)]
     if not paths and config.model_store is None:
-        from flambeau.examples import digits
-
-        paths = [digits.archive()]
-    start(config, Loading([plan for path in paths for plan in plans_for(path, wishes)], wishes), logs)
+        plans = [*example_plans(wishes)]
+    start(config, Loading(plans, wishes), logs)
 
 
 class Life:
@@ -137,6 +136,17 @@ def store_of(paths: Sequence[Path], named: Path | None) -> Path | None:
 def is_model(folder: Path) -> bool:
     """Whether a folder is a model, not a store of models."""
     return any((folder / name).is_file() for name in (MANIFEST, "handler.py", CONFIG))
+
+
+def example_plans(wishes: Wishes) -> Iterator[Plan]:
+    """What is served where nothing is named: a language model and an ordinary one, side by side."""
+    from flambeau.examples import digits, shakespeare
+
+    yield from plans_for(digits.archive(), wishes)
+    if lacking := shakespeare.missing():
+        logger.warning("the example language model needs %s: pip install 'flambeau[llm]'", ", ".join(lacking))
+    else:
+        yield Plan(path=shakespeare.FOLDER, name=shakespeare.NAME)
 
 
 def plans_for(path: Path, wishes: Wishes) -> Iterator[Plan]:

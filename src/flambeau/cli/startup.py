@@ -9,6 +9,7 @@ from typing import Any
 
 from flambeau.errors import ConfigError, ModelNotFound
 from flambeau.serving.snapshot import SavedModel
+from flambeau.serving.sources.store import unpacked_twin
 
 SCHEMES = ("http://", "https://", "file://")
 ARCHIVES = (".mar", ".model", ".tar.gz", ".tgz")
@@ -79,4 +80,6 @@ def find(url: str, store: Path) -> Path | None:
         return in_store
     if itself.is_file():
         return itself
+    if Path(url).name and (unpacked := unpacked_twin(in_store)) is not None:
+        return unpacked
     raise ModelNotFound(f"Model not found at: {url}")

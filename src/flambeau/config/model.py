@@ -197,6 +197,9 @@ def _parallelism(read: _Reader) -> dict[str, Any]:
         kind = ""
     torchrun = read.get("torchrun", dict, {})
     level = _Reader(torchrun, read.where).number("nproc-per-node", 1) if torchrun else read.number("parallelLevel", 0)
+    ids = read.options.get("deviceIds")
+    if kind == "tp" and not level and isinstance(ids, list):
+        level = len(ids)  # a rank for each device that is named
     return {"parallel_type": kind, "parallel_level": int(level) if kind else 0, "torchrun": torchrun}
 
 

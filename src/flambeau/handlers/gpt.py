@@ -5,6 +5,7 @@ Shapes: B requests · T tokens of the longest, the others filled up with PAD at 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
@@ -19,6 +20,8 @@ from torch import Tensor
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
 from flambeau.handlers.generation.asking import Ask
+from flambeau.handlers.generation.drafting import with_draft
+from flambeau.handlers.generation.following import Following
 from flambeau.handlers.generation.jobs import GptGeneration
 from flambeau.handlers.generation.measuring import Measuring
 from flambeau.handlers.generation.progress import Progress
@@ -64,6 +67,7 @@ class GptHandler(BaseHandler):
         self.top_k: int | None = None
         self._prepared: tuple[Tensor | None, list[Ask]] = (None, [])  # prompts, and what was asked with them
         self._completions: list[Completion] = []  # of the batch
+        self._following: Following | None = None  # on a rank other than 0
 
     # ---- loading ----
 
@@ -77,12 +81,17 @@ class GptHandler(BaseHandler):
         settings = self.settings = read_settings(
             self.model_yaml_config, Path(properties["model_dir"]), device=str(self.device), allows_others=is_own
         )
-        check_ranks(settings)
+        rank, num_ranks = check_ranks(settings)
+        config = replace(settings.engine, tensor_parallel_size=num_ranks)
         began = time.perf_counter()
-        self.engine = Engine.from_pretrained(settings.model_path, settings.engine)
+        if rank > 0:
+            self._following = Following(settings.model_path, config)
+            self.initialized = True
+            return
+        self.engine = Engine.from_pretrained(settings.model_path, config)
         logger.info("%s is loaded, in %.2f s", settings.model_path, time.perf_counter() - began)
-        self.model, self.tokenizer = network_of(self.engine), self.engine.tokenizer
-        self.draft_model = getattr(self.engine, "draft_model", None)
+        self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
+        self.draft_model = self.engine.draft_model
         self.max_new_tokens, self.temperature, self.top_k = (
             settings.max_new_tokens,
             settings.temperature,
@@ -125,10 +134,13 @@ class GptHandler(BaseHandler):
 
     # ---- the server's way: step by step ----
 
-    def generation(self) -> GptGeneration | None:
+    def generation(self) -> GptGeneration | Following | None:
         """How the server runs this handler; None, in batches through `handle`, where a subclass has its own loop."""
+        if self._following is not None:
+            return self._following
         if changed := [name for name in OWN_LOOP if self._overrides(name)]:
             logger.info("%s has its own %s, so it is called in batches", type(self).__name__, ", ".join(changed))
+            atexit.register(self._generation.close)  # so that other ranks end, too
             return None
         return self._generation
 
@@ -172,7 +184,8 @@ class GptHandler(BaseHandler):
         ids_BT = self.preprocess(data)
         asks = self._prepared[1]
         if len(asks) != len(data):
-            asks = [self._ask_or_default(row, headers) for row, headers in zip(data, self._headers(len(data)))]
+            pairs = zip(data, self._headers(len(data)), strict=True)
+            asks = [self._ask_or_default(row, headers) for row, headers in pairs]
         self._prepared = (ids_BT, asks)
         return ids_BT, asks
 
@@ -262,8 +275,13 @@ class GptHandler(BaseHandler):
         top_k: int | None = None,
     ) -> Tensor:
         """The same with tokens drafted by a smaller model and verified; it has the large model's distribution."""
+        assert self.engine is not None
         params = SamplingParams(max_tokens=self.max_new_tokens, temperature=temperature, top_k=top_k or 0)
-        return self._generate(prompt_tokens, params, None)
+        if draft_model is self.draft_model and (draft_model is None or speculate_k == self.engine.config.speculate_k):
+            return self._generate(prompt_tokens, params, None)
+        prompts = rows_of(prompt_tokens)
+        drafted = with_draft(self.engine, draft_model, speculate_k, num_sequences=len(prompts))
+        return self._joined(prompt_tokens, drafted.generate(prompts, params))
 
     def _generate(
         self, prompt_tokens: Tensor, params: SamplingParams, callback: Callable[[Tensor], object] | None
@@ -315,16 +333,12 @@ def rows_of(ids: Tensor) -> list[list[int]]:
     return [[token for token in row if token != PAD] for row in rows]
 
 
-def network_of(engine: Engine) -> Any:
-    """The network behind an engine."""
-    return getattr(engine, "model", engine)
-
-
-def check_ranks(settings: GptSettings) -> None:
-    """Ranks are started by the server, so settings that ask for some need a parallelType."""
+def check_ranks(settings: GptSettings) -> tuple[int, int]:
+    """Which rank this is, of how many; the server starts them, so settings that ask for some need a parallelType."""
     wanted, there = settings.tensor_parallel_size or 1, int(os.environ.get("WORLD_SIZE", "1"))
     if wanted > 1 and wanted != there:
         raise HandlerError(
             f"tensor_parallel_size is {wanted}, and this worker has {there} process(es): set parallelType: tp and "
             f"parallelLevel: {wanted} (or torchrun: nproc-per-node: {wanted}) beside the handler section"
         )
+    return int(os.environ.get("RANK", "0")), there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class BlockPool:
         self.block_size = block_size
         self.num_blocks = num_blocks - FIRST_BLOCK
         self._keeps_prefixes = keeps_prefixes
-        self._free: deque[int] = deque(range(FIRST_BLOCK, num_blocks))
+        self._free: list[int] = [*range(num_blocks - 1, FIRST_BLOCK - 1, -1)]  # the last one given back is taken first
         self._kept: OrderedDict[int, None] = OrderedDict()  # free too, but with content; the oldest first
         self._users = [0] * num_blocks
         self._blocks: dict[Content, tuple[int, int]] = {}  # content → its block and its serial
@@ -52,7 +52,7 @@ class BlockPool:
 
     def _take_one(self) -> int:
         if self._free:
-            block = self._free.popleft()
+            block = self._free.pop()
         else:
             block, _ = self._kept.popitem(last=False)
             self._forget(block)

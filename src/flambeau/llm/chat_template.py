@@ -37,12 +37,12 @@ class ChatTemplate:
             template, takes_parts = self._template("tool_use" if tools and "tool_use" in self._sources else "default")
             given = list(messages) if takes_parts else [joined_parts(message) for message in messages]
             known = {"documents": None, **self._tokens, **variables}
-            return self._run(template, messages=given, tools=list(tools) if tools else None, **known)
+            return self._run(template, {**known, "messages": given, "tools": list(tools) if tools else None})
 
-    def _run(self, template: Template, **variables: Any) -> str:
+    def _run(self, template: Template, variables: Mapping[str, Any]) -> str:
         self._budget.reset()
         try:
-            return "".join(map(self._budget.write, template.generate(**variables)))
+            return "".join(map(self._budget.write, template.generate(variables)))
         except Refused as error:
             raise BadRequest(f"the model's chat template refuses these messages: {error}", "messages") from None
         except Exhausted as error:

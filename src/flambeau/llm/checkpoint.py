@@ -8,9 +8,9 @@ What is applied to the network while it is loaded hooks in here:
 
 - `build(arch)` makes the network, in the type asked for and on the meta device; the usual one has quantized layers
   where config.json says that the files do. A share of a network is built from the architecture of that share.
-- `shard(name, tensor)` cuts this process's share out of a tensor. Names are Hugging Face's, and never fused ones
-  (experts may be stacked), so that the rows of queries, keys and values are cut apart. It is first called with tensors
-  of the meta device, to check shapes.
+- `shard(name, tensor)` cuts this process's share out of a tensor. Whatever the file has, names and tensors are those
+  of a Hugging Face checkpoint: queries, keys, values, gate and up apart, and every expert (`…experts.3.up_proj.weight`)
+  too. It is first called with tensors of the meta device, to check shapes.
 - `arrived(name, module)` is called as soon as a module has all its parameters, and may give another in its place:
   quantized on load, a network never takes the memory of the whole one.
 """
@@ -29,7 +29,8 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.fitting import Placement, Shard, fit
 from flambeau.llm.loading_bar import Progress, terminal_bar
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_hugging_face, read_json
+from flambeau.llm.models.config_values import read_json
+from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.naming import our_name
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.transformer import Transformer

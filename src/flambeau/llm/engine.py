@@ -22,6 +22,7 @@ from flambeau.llm.runner import Runner
 from flambeau.llm.sampler import Sampler
 from flambeau.llm.scheduler import Scheduler
 from flambeau.llm.sequence import NoText, Sequence, Text
+from flambeau.llm.speculation.making import Draft, make_speculator
 from flambeau.llm.stepping import Made, Stepper
 from flambeau.llm.text_stream import TextStream
 from flambeau.llm.tokenizer import Tokenizer
@@ -56,6 +57,7 @@ class Engine:
         config: EngineConfig,
         device: str = "cpu",
         tokenizer: Tokenizer | None = None,
+        draft: Draft | None = None,
     ) -> None:
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._forward = forward
@@ -68,13 +70,14 @@ class Engine:
         self._runner = Runner(
             forward,
             max_num_seqs=config.max_num_seqs,
-            max_blocks=self._pool.num_needed(self.max_length),
+            max_blocks=self._pool.num_needed(self.max_length + config.speculate_k),  # padding may go beyond the end
             block_size=config.block_size,
             device=device,
         )
         self._eos_ids = {*arch.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
         sampler = Sampler(arch.vocab_size, eos_ids=[*self._eos_ids], device=device)
-        self._stepper = Stepper(self._runner, sampler)
+        self._draft = draft
+        self._stepper = Stepper(self._runner, sampler, make_speculator(config, self._runner, sampler, draft))
         self._requests: dict[str, list[Sequence]] = {}
         self._names = itertools.count(1)
 
@@ -84,6 +87,16 @@ class Engine:
         from flambeau.llm.making import make_engine
 
         return make_engine(Path(path), config, **options)
+
+    @property
+    def model(self) -> object:
+        """The network behind it, or this rank's part of it."""
+        return getattr(self._forward, "model", None)
+
+    @property
+    def draft_model(self) -> object:
+        """The network that proposes tokens, where one does."""
+        return getattr(self._draft.forward, "model", None) if self._draft else None
 
     # ---- requests ----
 
@@ -166,6 +179,7 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         self._runner.tables.forget(sequence)
+        self._stepper.forget(sequence)
 
     @property
     def has_work(self) -> bool:
@@ -187,8 +201,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Compute one step: everybody who runs gets a token, prompts are computed in chunks."""
-        plan = self._scheduler.plan()
+        """Compute one step: everybody who runs gets a token or more, prompts are computed in chunks."""
+        plan = self._scheduler.plan(self._stepper.num_ahead(self._scheduler.running))
         for sequence in plan.preempted:
             self._runner.tables.forget(sequence)
         finished_prompts = plan.finished_prompts
@@ -267,10 +281,13 @@ class Engine:
 
     def wait_until_compiled(self) -> None:
         """Wait for what is compiled beside the steps, where anything is: for measuring."""
-        wait = getattr(self._forward, "wait_until_compiled", None)
-        if wait is not None:
-            wait()
+        for forward in (self._forward, self._draft and self._draft.forward):
+            wait = getattr(forward, "wait_until_compiled", None)
+            if wait is not None:
+                wait()
 
     def close(self) -> None:
         """Stop whatever runs beside the steps."""
         self._forward.close()
+        if self._draft is not None:
+            self._draft.forward.close()

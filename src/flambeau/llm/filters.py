@@ -60,11 +60,3 @@ def largest(scores_SWV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     array = scores_SWV.numpy()
     ids = torch.from_numpy(np.argpartition(array, array.shape[-1] - count, -1)[..., -count:])
     return scores_SWV.gather(-1, ids), ids
-
-
-def best(values_SWC: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest value [S, W] and its place; the first of equal ones; what is no number counts as largest."""
-    if values_SWC.device.type != "cpu":
-        return values_SWC.max(-1)
-    array = values_SWC.numpy()
-    return torch.from_numpy(array.max(-1)), torch.from_numpy(array.argmax(-1))

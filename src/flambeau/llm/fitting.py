@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from flambeau.llm.models.naming import (
     Region,
     num_alternating_heads,
     our_name,
-    split_fused,
+    parts_of,
     to_halves,
     ways,
 )
@@ -102,17 +103,19 @@ def cuts(arch: Architecture, stored: Stored, shard: Shard | None) -> Iterator[tu
     is_alternating = 0 < heads * arch.head_size <= stored.shape[0]
 
     def arrange(tensor: Tensor) -> Tensor:
-        return to_halves(tensor, heads, arch.head_size) if is_alternating else tensor
+        if not is_alternating or tensor.is_meta:  # whose shape is all that is asked for
+            return tensor
+        return to_halves(tensor, heads, arch.head_size)
 
     if shard is None:
         yield name, arrange
         return
 
-    def cut_part(tensor: Tensor, part: str) -> Tensor:
-        return shard(part, split_fused(arch, name, arrange(tensor))[part])
+    def cut_part(tensor: Tensor, part: str, region: Region) -> Tensor:
+        return shard(part, arrange(tensor)[region] if region else arrange(tensor))
 
-    for part in split_fused(arch, name, torch.empty(stored.shape, device="meta")):
-        yield part, lambda tensor, part=part: cut_part(tensor, part)  # type: ignore[misc]
+    for part, region in parts_of(arch, name, torch.empty(stored.shape, device="meta")).items():
+        yield part, partial(cut_part, part=part, region=region)
 
 
 def part_of(targets: dict[str, Tensor], piece: Piece) -> Tensor:

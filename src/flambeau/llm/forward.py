@@ -33,23 +33,23 @@ class EagerForward:
     """Every operation is run as it is written."""
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
-        self._model = model
+        self.model = model
         self._cache = cache
         self.device = cache.keys[0].device
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:
         """The logits [T, V] of every token, where each sequence has `inputs.query_len` of them."""
-        return self._model.logits(self._hidden(inputs))
+        return self.model.logits(self._hidden(inputs))
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of these tokens of a step whose sequences have any number of them."""
-        return self._model.logits(self._hidden(inputs)[rows_N])
+        return self.model.logits(self._hidden(inputs)[rows_N])
 
     def close(self) -> None:
         """Nothing runs beside the steps."""
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         attend = choose_attention(self._cache, inputs)
-        return self._model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]
+        return self.model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]

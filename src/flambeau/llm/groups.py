@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.config import SamplingParams
+from flambeau.llm.few import FewDraws
 from flambeau.llm.filters import FEW, Filter, in_order, largest
 from flambeau.llm.rows import Row
 
@@ -42,6 +43,9 @@ class Group:
             top_p=self._column([p.top_p for p in params]) if min(p.top_p for p in params) < 1 else None,
             log_min_p=self._column([p.min_p for p in params]).log() if max(p.min_p for p in params) > 0 else None,
         )
+
+        is_small = kind is Kind.FEW and device.type == "cpu"
+        self.few = FewDraws(self.keys_S1, self._temperature, self._filter) if is_small else None
 
     @property
     def is_greedy(self) -> bool:

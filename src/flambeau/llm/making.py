@@ -19,6 +19,9 @@ from flambeau.llm.memory import num_blocks_for
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.parallel import LeadingForward, Ranks, Shard, connect, follow, least, local_architecture
+from flambeau.llm.quantize.applying import build, while_loading
+from flambeau.llm.quantize.packing import pack
+from flambeau.llm.speculation.making import Draft
 from flambeau.llm.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -31,6 +34,7 @@ class Network:
     arch: Architecture  # of the whole
     forward: Forward
     num_blocks: int
+    draft: Draft | None = None  # on rank 0 alone, and whole
 
 
 def make_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> Engine:
@@ -46,6 +50,7 @@ def make_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         config=config,
         device=str(device),
         tokenizer=load_tokenizer(Path(config.tokenizer) if config.tokenizer else path),
+        draft=network.draft,
     )
 
 
@@ -61,17 +66,50 @@ def make_network(path: Path, config: EngineConfig, device: torch.device, ranks: 
     """Load a checkpoint, or a rank's part of it, and apply to it what the configuration asks for."""
     arch = read_architecture(path)
     dtype = dtype_for(config, arch, device)
-    load = partial(load_model, path, device=device, dtype=dtype)
+    load = partial(load_model, path, device=device, dtype=dtype, arrived=while_loading(config.quantization, arch))
     if ranks is None:
         local, model = arch, load()
     else:
         local = local_architecture(arch, ranks.size)
-        model = load(build=lambda _: Transformer(local), shard=Shard(arch, ranks.rank, ranks.size))
+        model = load(build=lambda _: build(local), shard=Shard(arch, ranks.rank, ranks.size))
         connect(model)
-    num_blocks = num_blocks_for(local, config, device, dtype)
+    pack(model, dtype)
+    draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
+    num_blocks = num_blocks_for(local, config, device, dtype, draft.arch if draft else None)
     num_blocks = num_blocks if ranks is None else least(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
-    return Network(arch=arch, forward=EagerForward(model, cache), num_blocks=num_blocks)
+    return Network(
+        arch=arch,
+        forward=EagerForward(model, cache),
+        num_blocks=num_blocks,
+        draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
+    )
+
+
+def load_draft(
+    config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
+) -> Transformer | None:
+    """The network that proposes tokens, where one is named and used."""
+    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1:
+        return None
+    path = Path(config.draft)
+    vocab_size = read_architecture(path).vocab_size
+    if vocab_size != target.vocab_size:
+        raise LLMError(
+            f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
+            "vocabulary of the model whose tokens it proposes"
+        )
+    draft = load_model(path, device=device, dtype=dtype)
+    pack(draft, dtype)
+    return draft
+
+
+def make_draft(
+    model: Transformer, num_blocks: int, config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> Draft:
+    """A draft with its cache, whose blocks are the target's."""
+    cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
+    return Draft(EagerForward(model, cache), model.arch.max_length)
 
 
 def device_for(config: EngineConfig) -> torch.device:

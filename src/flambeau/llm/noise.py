@@ -8,7 +8,11 @@ Shapes: N places where a token is wanted, in any number of dimensions · C token
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 # What a number is for. Numbers of two purposes are independent of each other.
@@ -55,3 +59,22 @@ def _bits(keys_N: Tensor, positions_N: Tensor, tokens_C: Tensor, purpose: int) -
     words.bitwise_xor_(words >> 30).mul_(_FIRST_FACTOR)
     words.bitwise_xor_(words >> 27).mul_(_SECOND_FACTOR)
     return words.bitwise_and_(_POSITIVE)
+
+
+def gumbel_array(keys: NDArray[Any], positions: NDArray[Any], tokens: NDArray[Any], purpose: int) -> NDArray[Any]:
+    """As `gumbel`, in numpy: the same integers, and logarithms that may differ in their last digit."""
+    starts = keys + positions * _POSITION_STEP + purpose * _PURPOSE_STEP % _POSITIVE
+    words = tokens * _TOKEN_STEP + starts[..., None]
+    words ^= words >> 30
+    words *= _FIRST_FACTOR
+    words ^= words >> 27
+    words *= _SECOND_FACTOR
+    words &= _POSITIVE
+    numbers: NDArray[Any] = words.astype(np.float32)
+    numbers *= np.float32(-_TO_UNIT)
+    numbers -= np.float32(_SMALLEST)
+    np.log1p(numbers, out=numbers)
+    np.negative(numbers, out=numbers)
+    np.log(numbers, out=numbers)
+    np.negative(numbers, out=numbers)
+    return numbers

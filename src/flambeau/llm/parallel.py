@@ -25,8 +25,8 @@ IDLE = timedelta(days=365)  # followers wait as long as nobody asks for anything
 END, DECODE, PREFILL = 0, 1, 2
 HEADER_SIZE = 6
 
-_ROWS = ("gate_proj", "up_proj", "w1", "w3", "q_proj")  # each rank has some of the outputs …
-_COLUMNS = ("o_proj", "down_proj", "w2")  # … and of the inputs of what comes after
+_ROWS = ("gate_proj", "up_proj", "q_proj")  # each rank has some of the outputs …
+_COLUMNS = ("o_proj", "down_proj")  # … and of the inputs of what comes after
 _KV_ROWS = ("k_proj", "v_proj")
 
 
@@ -64,7 +64,7 @@ def least(number: int, ranks: Ranks) -> int:
 
 def local_architecture(arch: Architecture, size: int) -> Architecture:
     """The shape of one rank's part of a network."""
-    if arch.num_heads % size or arch.intermediate_size % size:
+    if arch.num_heads % size or arch.intermediate_size % size or arch.expert_size % size:
         raise LLMError(
             f"{arch.num_heads} heads and an intermediate size of {arch.intermediate_size} cannot be split among {size} "
             f"ranks; use a number of ranks that divides both"
@@ -76,6 +76,7 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         num_heads=arch.num_heads // size,
         num_kv_heads=max(1, arch.num_kv_heads // size),
         intermediate_size=arch.intermediate_size // size,
+        expert_size=arch.expert_size // size,
     )
 
 
@@ -98,6 +99,8 @@ class Shard:
         if leaf in _COLUMNS:
             if kind == "bias":  # added once, by rank 0
                 return tensor if self.rank == 0 else torch.zeros_like(tensor)
+            if kind == "scale":  # of quantized weights: one for each output
+                return tensor
             return tensor.chunk(self.size, dim=1)[self.rank]
         return tensor
 
@@ -137,6 +140,7 @@ class LeadingForward:
     def __init__(self, inner: Forward, ranks: Ranks) -> None:
         self._inner = inner
         self._ranks = ranks
+        self.model = getattr(inner, "model", None)
 
     def decode(self, inputs: StepInputs) -> Tensor:
         """As the inner one's."""

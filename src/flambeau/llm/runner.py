@@ -1,6 +1,7 @@
 """Runner: a plan's tokens → the tensors of a forward pass → logits.
 
-Shapes: T tokens of the step · S sequences · Q tokens of each · B blocks · N rows whose logits are wanted · V vocabulary
+Shapes: T tokens of the step · S sequences · K tokens proposed for each · Q = K + 1 · B blocks · N rows whose logits are
+wanted · V vocabulary
 """
 
 from __future__ import annotations
@@ -65,69 +66,68 @@ class Runner:
         self.tables = BlockTables(max_num_seqs, max_blocks)
         self._device = torch.device(device)
 
-    def decode(self, sequences: Rows[Sequence], drafts: Rows[Rows[int]] = (), length: int = 1) -> Tensor:
-        """The logits [S·length, V] after the last token of each, and after each drafted one; padded to length."""
-        return self.forward.decode(self.decode_inputs(sequences, drafts, length))
+    def decode(self, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()) -> Tensor:
+        """The logits [S·(1+K), V] after the last token of each and after the proposed ones; `lengths` of them count."""
+        return self.forward.decode(self.decode_inputs(sequences, ids_SK, lengths))
 
-    def decode_inputs(self, sequences: Rows[Sequence], drafts: Rows[Rows[int]], length: int) -> StepInputs:
+    def decode_inputs(self, sequences: Rows[Sequence], ids_SK: Tensor | None, lengths: Rows[int]) -> StepInputs:
         """The tensors of that pass."""
         rows = self.tables.rows(sequences)
         last_S = np.fromiter((len(s.tokens) - 1 for s in sequences), dtype=np.int64, count=len(sequences))
-        if length == 1:
-            ids_SQ = np.fromiter((s.tokens[-1] for s in sequences), dtype=np.int64, count=len(sequences))[:, None]
+        last_ids_S = np.fromiter((s.tokens[-1] for s in sequences), dtype=np.int64, count=len(sequences))
+        ids_SQ = self.tensor(last_ids_S).unsqueeze(1)
+        if ids_SK is None:
             positions_SQ = last_S[:, None]
             slots_SQ = self.tables.slots(rows, last_S, self.block_size)[:, None]
         else:
-            ids_SQ, is_real_SQ = padded(sequences, drafts, length)
-            positions_SQ = np.where(is_real_SQ, last_S[:, None] + np.arange(length), 0)
-            slots_SQ = self.tables.slots(rows[:, None], positions_SQ, self.block_size)
-            slots_SQ = np.where(is_real_SQ, slots_SQ, 0)
-        context_lens_S = positions_SQ.max(axis=1) + 1
+            ids_SQ = torch.cat([ids_SQ, ids_SK], 1)
+            places_Q = np.arange(ids_SQ.shape[1])
+            is_real_SQ = places_Q <= np.array(lengths)[:, None]
+            positions_SQ, slots_SQ = self.real_places(rows, last_S[:, None] + places_Q, is_real_SQ)
+        # Padding counts: a kernel takes the tokens of a step for the last ones of their context.
+        context_lens_S = last_S + ids_SQ.shape[1]
         num_blocks = -(-int(context_lens_S.max()) // self.block_size)
         return StepInputs(
-            self._tensor(ids_SQ.reshape(-1)),
-            self._tensor(positions_SQ.reshape(-1)),
-            self._tensor(slots_SQ.reshape(-1)),
-            self._tensor(np.arange(len(sequences) + 1) * length),
-            self._tensor(context_lens_S),
-            self._tensor(self.tables.columns(rows, num_blocks)),
-            query_len=length,
+            ids_SQ.flatten(),
+            self.tensor(positions_SQ.reshape(-1)),
+            self.tensor(slots_SQ.reshape(-1)),
+            self.tensor(np.arange(len(sequences) + 1) * ids_SQ.shape[1]),
+            self.tensor(context_lens_S),
+            self.tensor(self.tables.columns(rows, num_blocks)),
+            query_len=ids_SQ.shape[1],
         )
+
+    def real_places(self, rows: Ints, positions_SQ: Ints, is_real_SQ: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        """Positions and slots; of tokens that count for nothing, those where nobody looks."""
+        positions_SQ = np.where(is_real_SQ, positions_SQ, 0)
+        slots_SQ = self.tables.slots(rows[:, None], positions_SQ, self.block_size)
+        return positions_SQ, np.where(is_real_SQ, slots_SQ, 0)
 
     def prefill(self, chunks: Rows[Chunk]) -> Tensor:
         """The logits [N, V] after those chunks that are the last of their sequence."""
-        inputs = self.prefill_inputs(chunks)
+        sequences = [chunk.sequence for chunk in chunks]
+        inputs = self.prefill_inputs(sequences, [s.num_computed for s in sequences], [c.length for c in chunks])
         ends = np.cumsum([chunk.length for chunk in chunks]) - 1
         rows_N = ends[[chunk.is_last for chunk in chunks]]
-        return self.forward.prefill(inputs, self._tensor(rows_N))
+        return self.forward.prefill(inputs, self.tensor(rows_N))
 
-    def prefill_inputs(self, chunks: Rows[Chunk]) -> StepInputs:
-        """The tensors of that pass."""
-        lengths = np.array([chunk.length for chunk in chunks])
-        starts = np.array([chunk.sequence.num_computed for chunk in chunks])
-        ids_T = np.concatenate([c.sequence.tokens[c.sequence.num_computed :][: c.length] for c in chunks])
-        positions_T = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
-        rows = self.tables.rows([chunk.sequence for chunk in chunks])
+    def prefill_inputs(self, sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) -> StepInputs:
+        """The tensors of a pass over so many tokens of each, from its start on."""
+        spans = [*zip(starts, lengths, strict=True)]
+        ids_T = np.concatenate([s.tokens[start : start + n] for s, (start, n) in zip(sequences, spans, strict=True)])
+        positions_T = np.concatenate([np.arange(start, start + n) for start, n in spans])
+        rows = self.tables.rows(sequences)
         slots_T = self.tables.slots(np.repeat(rows, lengths), positions_T, self.block_size)
-        context_lens_S = starts + lengths
+        context_lens_S = np.add(starts, lengths)
         return StepInputs(
-            self._tensor(ids_T),
-            self._tensor(positions_T),
-            self._tensor(slots_T),
-            self._tensor(np.concatenate(([0], np.cumsum(lengths)))),
-            self._tensor(context_lens_S),
-            self._tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
+            self.tensor(ids_T),
+            self.tensor(positions_T),
+            self.tensor(slots_T),
+            self.tensor(np.concatenate(([0], np.cumsum(lengths)))),
+            self.tensor(context_lens_S),
+            self.tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
         )
 
-    def _tensor(self, array: Ints) -> Tensor:
+    def tensor(self, array: Ints) -> Tensor:
+        """Whole numbers, on the device."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-
-def padded(sequences: Rows[Sequence], drafts: Rows[Rows[int]], length: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """The last token of each sequence and the drafted ones after it, filled up; and which of them are real."""
-    ids_SQ = np.zeros((len(sequences), length), dtype=np.int64)
-    for i, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-        ids_SQ[i, 0] = sequence.tokens[-1]
-        ids_SQ[i, 1 : 1 + len(draft)] = draft
-    lengths = np.array([1 + len(draft) for draft in drafts])
-    return ids_SQ, np.arange(length) < lengths[:, None]

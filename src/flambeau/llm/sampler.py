@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flambeau.llm import noise
-from flambeau.llm.filters import best
 from flambeau.llm.groups import Group, grouped, merged
 from flambeau.llm.penalties import Counts, Edits
 from flambeau.llm.rows import Row
 
-PLANS_KEPT = 4  # sets of rows that take turns: prompts, decoding, those whose proposals are verified
+PLANS_KEPT = 8  # sets of rows that take turns: prompts, decoding, those whose proposals are verified
 NO_TOKEN = -1  # a row whose logits are no numbers, or leave nothing to choose from
 
 
@@ -58,6 +58,22 @@ class Sampler:
         logits_SWV = plan.edits.apply(logits_SWV, ahead_SA, offset)
         return merged(plan.groups, [group.scores(group.part(logits_SWV)) for group in plan.groups])
 
+    def draw(self, scores_SWV: Tensor, rows: Sequence[Row], *, offset: int = 0) -> Tensor:
+        """The tokens [S, W] that `sample` chooses, from their scores."""
+        plan = self._plan(rows)
+        if plan.is_greedy:
+            return chosen(scores_SWV)
+        positions_SW = self.positions(rows, scores_SWV.shape[1], offset)
+        noise_SWV = noise.gumbel(self.keys(rows).unsqueeze(1), positions_SW, self._tokens_V, noise.DRAW)
+        for group in plan.groups:
+            if group.is_greedy:
+                noise_SWV[group.index_S] = 0.0
+        return chosen(noise_SWV.add_(scores_SWV))
+
+    def keys(self, rows: Sequence[Row]) -> Tensor:
+        """Where the random numbers of each row begin [S]."""
+        return self._plan(rows).keys_S
+
     def positions(self, rows: Sequence[Row], places: int, offset: int = 0) -> Tensor:
         """Where the tokens of every place go [S, W]."""
         first = torch.tensor([len(row.tokens) + offset for row in rows], device=self.device).unsqueeze(1)
@@ -66,6 +82,9 @@ class Sampler:
     def _draw(self, group: Group, logits_SWV: Tensor, positions_SW: Tensor) -> Tensor:
         if group.is_greedy:
             return chosen(logits_SWV)
+        if group.few is not None:
+            value_SW, token_SW = group.few.draw(logits_SWV.numpy(), positions_SW.numpy())
+            return torch.from_numpy(np.where(np.isfinite(value_SW), token_SW, NO_TOKEN))
         scores, ids = group.candidates(logits_SWV)
         noise_SWC = noise.gumbel(group.keys_S1, positions_SW, self._tokens_V if ids is None else ids, noise.DRAW)
         return chosen(scores + noise_SWC, ids)
@@ -76,7 +95,8 @@ class Sampler:
             if plan.rows == rows:  # the very same objects, in the same order
                 return plan
         groups = grouped(rows, self._vocab_size, self.device)
-        plan = _Plan(rows, groups, Edits(rows, self._counts, self._eos_ids, self.device))
+        keys_S = torch.tensor([row.key for row in rows], device=self.device)
+        plan = _Plan(rows, groups, Edits(rows, self._counts, self._eos_ids, self.device), keys_S)
         self._plans = [plan, *self._plans[: PLANS_KEPT - 1]]
         return plan
 
@@ -88,6 +108,7 @@ class _Plan:
     rows: list[Row]
     groups: list[Group]
     edits: Edits
+    keys_S: Tensor
 
     @property
     def is_greedy(self) -> bool:
@@ -96,8 +117,11 @@ class _Plan:
 
 
 def chosen(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:
-    """The id [S, W] of the largest value; NO_TOKEN where that is no number."""
-    value, place = best(values_SWC)
+    """The token [S, W] with the largest value, the first of equal ones; NO_TOKEN where that is no number."""
+    if values_SWC.device.type == "cpu" and ids_SWC is None:  # numpy's are many times as fast
+        array = values_SWC.numpy()
+        return torch.from_numpy(np.where(np.isfinite(array.max(-1)), array.argmax(-1), NO_TOKEN))
+    value, place = values_SWC.max(-1)
     if ids_SWC is not None:
         place = ids_SWC.gather(-1, place.unsqueeze(-1)).squeeze(-1)
     return torch.where(value.isfinite(), place, NO_TOKEN)

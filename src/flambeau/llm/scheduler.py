@@ -34,6 +34,7 @@ class Plan:
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)  # gave their blocks to others
+    lookahead: int = 0  # proposed tokens that each sequence which decodes has room for
 
     @property
     def finished_prompts(self) -> list[Sequence]:
@@ -75,7 +76,7 @@ class Scheduler:
 
     def plan(self, lookahead: int = 0) -> Plan:
         """The next step; each sequence that decodes gets room for so many drafted tokens too."""
-        plan = Plan()
+        plan = Plan(lookahead=lookahead)
         self._plan_decodes(plan, lookahead)
         left = self._max_step_tokens - len(plan.decodes) * (1 + lookahead)
         for sequence in self.running:
@@ -116,7 +117,7 @@ class Scheduler:
     def _free(self, sequence: Sequence) -> None:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.num_computed = sequence.num_published = sequence.parent = 0
+        sequence.num_computed = sequence.num_published = sequence.parent = sequence.num_in_draft = 0
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give it blocks for all its tokens, shared ones where others began the same way; False: not enough."""

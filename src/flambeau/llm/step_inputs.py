@@ -18,6 +18,6 @@ class StepInputs:
     positions_T: Tensor
     slots_T: Tensor
     query_starts: Tensor  # [S+1]: where the tokens of each sequence begin
-    context_lens_S: Tensor  # tokens of each sequence that are in the cache once this step's have been written
+    context_lens_S: Tensor  # tokens of each sequence up to the last of this step, with padding where there is any
     block_tables_SB: Tensor
     query_len: int = 0  # every sequence has so many tokens in this step; 0: each has its own number

@@ -5,6 +5,7 @@ Shapes: S sequences · W tokens of each that may be kept · N sequences that get
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ from flambeau.llm.runner import Runner
 from flambeau.llm.sampler import NO_TOKEN, Sampler
 from flambeau.llm.scheduler import Plan
 from flambeau.llm.sequence import Sequence
+from flambeau.llm.speculation.proposal import Proposal
+from flambeau.llm.speculation.speculator import Speculator
+from flambeau.llm.speculation.verify import verify
 
 
 @dataclass(slots=True)
@@ -37,25 +41,60 @@ class Made:
 class Stepper:
     """Computes what the scheduler has planned."""
 
-    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, speculator: Speculator | None = None) -> None:
         self._runner = runner
         self._sampler = sampler
+        self._speculator = speculator
+
+    def num_ahead(self, running: Many[Sequence]) -> int:
+        """Proposed tokens that the next step needs room for."""
+        return self._speculator.num_ahead(running) if self._speculator else 0
 
     def run(self, plan: Plan) -> list[Made]:
-        """One token for each sequence that decodes, and for each whose prompt is computed to the end."""
+        """A token or more for each sequence that decodes, and one for each whose prompt is computed to the end."""
+        began = time.perf_counter()
+        speculator = self._speculator
+        proposal = speculator.propose(plan.decodes, plan.lookahead) if speculator and plan.lookahead else None
+        made = self._plain(plan) if proposal is None else self._verified(plan, proposal)
+        if speculator and plan.decodes and not plan.chunks:
+            kept = [max(0, len(each.ids) - 1) for each in made]
+            speculator.note(plan.lookahead, time.perf_counter() - began, kept)
+        return made
+
+    def _plain(self, plan: Plan) -> list[Made]:
         logits = []
         if plan.decodes:
             logits.append(self._runner.decode(plan.decodes))
         if plan.chunks:
             logits.append(self._runner.prefill(plan.chunks))
         sequences = [*plan.decodes, *plan.finished_prompts]
-        if not sequences:
-            return []
-        logits_NV = torch.cat(logits) if len(logits) > 1 else logits[0]
-        ids = self._sampler.sample(logits_NV.unsqueeze(1), [s.row for s in sequences]).squeeze(1).tolist()
-        made = [Made(sequence, [token]) for sequence, token in zip(sequences, ids, strict=True)]
-        add_token_infos(made, logits_NV.unsqueeze(1))
+        return self._sampled(sequences, torch.cat(logits) if len(logits) > 1 else logits[0]) if sequences else []
+
+    def _sampled(self, sequences: Many[Sequence], logits_NV: Tensor) -> list[Made]:
+        logits_N1V = logits_NV.unsqueeze(1)
+        ids = self._sampler.sample(logits_N1V, [sequence.row for sequence in sequences]).tolist()
+        made = [Made(*each) for each in zip(sequences, ids, strict=True)]
+        add_token_infos(made, logits_N1V)
         return made
+
+    def _verified(self, plan: Plan, proposal: Proposal) -> list[Made]:
+        assert self._speculator is not None
+        logits_TV = self._runner.decode(plan.decodes, proposal.ids_SK, proposal.lengths)
+        logits_SWV = logits_TV.view(len(plan.decodes), -1, logits_TV.shape[-1])
+        ids = verify(self._sampler, logits_SWV, [sequence.row for sequence in plan.decodes], proposal)
+        made = [Made(*each) for each in zip(plan.decodes, ids, strict=True)]
+        for each, num_proposed, new_ids in zip(made, proposal.lengths, ids, strict=True):
+            self._speculator.kept(each.sequence, num_proposed, len(new_ids) - 1)
+        add_token_infos(made, logits_SWV)
+        if plan.chunks:
+            logits_NV = self._runner.prefill(plan.chunks)
+            made += self._sampled(plan.finished_prompts, logits_NV) if plan.finished_prompts else []
+        return made
+
+    def forget(self, sequence: Sequence) -> None:
+        """It is over."""
+        if self._speculator:
+            self._speculator.forget(sequence)
 
 
 def add_token_infos(made: Many[Made], logits_SWV: Tensor) -> None:

@@ -106,7 +106,7 @@ class Tokenizer:
         """A conversation as the ids of a prompt. No message can speak in special tokens."""
         if self.template is None:
             return self._vocabulary.encode(plain_text(messages), add_special=True)
-        text = self.render_chat(self._mask(messages), tools=self._mask(tools), **options)
+        text = self.render_chat(self._mask(messages), tools=self._mask(tools), **self._mask(options))
         if self._vocabulary.finds_special and MASK not in text:
             return self._vocabulary.encode(text, add_special=False)
         return self._encode_parts(text)

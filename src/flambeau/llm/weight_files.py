@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.hugging_face import read_json
+from flambeau.llm.models.config_values import read_json
 
 KNOWN_FILES = (  # the first that is there
     "model.safetensors.index.json",

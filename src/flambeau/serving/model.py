@@ -44,6 +44,7 @@ class Model:
         self.max_workers = max(config.max_workers, int(config.scales_to_zero))
         self.answers: Counter[int] = Counter()
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for beside predictions
+        self.max_length = 0  # of what it generates, with the prompt; 0: not known
         self.traffic = ModelTraffic(name, host.measures.traffic)
         self._is_closed = False
         self._workers: list[RemoteWorker] = []
@@ -121,7 +122,7 @@ class Model:
 
     def _seconds_to_drain(self) -> float:
         """How long the queue would take at the present pace."""
-        times = [worker.service_s for worker in self._workers if worker.service_s]
+        times = [worker.service_s / max(1, worker.places) for worker in self._workers if worker.service_s]
         batches = len(self.queue) / self.config.batch_size
         return batches * sum(times) / len(times) ** 2 if times else 1.0
 
@@ -265,7 +266,7 @@ class Model:
     def _on_change(self) -> None:
         for worker in self._workers:
             if worker.is_ready:
-                self.abilities = frozenset(worker.abilities)
+                self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
         if self.queue:  # what a worker gave back on its way to bed
             self._wake()
         if not self.supervisor.has_hope:

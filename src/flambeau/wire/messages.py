@@ -88,6 +88,7 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     is_continuous: bool = False  # what it holds is one batch, of which every call of the handler is a step
     places: int = 0  # jobs it takes at a time; 0: as many as the model's configuration says
     abilities: list[str] = []  # "generate", "chat", "embed": what front ends may ask for beside predictions
+    max_length: int = 0  # tokens of a prompt and what is generated; 0: not known
 
 
 class Part(Struct, array_like=True, tag=6, frozen=True):

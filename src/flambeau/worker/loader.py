@@ -148,10 +148,15 @@ def names_in(module: ModuleType) -> list[str]:
 
 
 def handler_classes(module: ModuleType) -> list[type[Any]]:
-    """The classes a module defines that can be handlers; all its classes if none has both methods."""
-    classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__]
-    able = [c for c in classes if hasattr(c, "handle") and hasattr(c, "initialize")]
-    return able or classes
+    """The classes a module defines that can be handlers; all its classes if none has both methods.
+
+    A module without a class of its own may hand on one that it has imported; BaseHandler alone is none.
+    """
+    known = [v for v in vars(module).values() if inspect.isclass(v)]
+    able = [c for c in known if hasattr(c, "handle") and hasattr(c, "initialize")]
+    own = [c for c in known if c.__module__ == module.__name__]
+    handed_on = [c for c in able if c.__name__ != "BaseHandler"]
+    return [c for c in own if c in able] or own or handed_on
 
 
 def the_class(module: ModuleType) -> type[Any]:

@@ -1,21 +1,22 @@
 """Generates what its prompt says: a script of steps, each a list of pieces; any other prompt is answered with it.
 
-`{"steps": [[[0, "Hel"]], [[0, "lo", "stop"]]], "pause": 0.1, "fail": 1, "exit": 2}`: a piece is an index, a text and
+`{"steps": [[[0, "Hell"]], [[0, "o", "stop"]]], "pause": 0.1, "fail": 1, "exit": 2}`: a piece is an index, a text and
 maybe a reason and tokens; before the step of that number the job fails, or the process ends. With `goes_on` the last
-step is made again and again.
+step is made again and again; with `resume` another process goes on, and does not end.
 """
 
 import json
 import os
+import signal
 import time
 
 from flambeau.errors import BadRequest
 from flambeau.wire.generation import Piece, Token, decode_request, encode_pieces
-from flambeau.wire.messages import Failed, Part
+from flambeau.wire.messages import Part
 
 
 class Script:
-    def __init__(self, request):
+    def __init__(self, request, state):
         prompt = request.messages[-1]["content"] if request.messages else request.prompts[0]
         if prompt == "refuse":
             raise BadRequest("the prompt has 5000 tokens; the model takes 4096")
@@ -26,7 +27,9 @@ class Script:
         else:
             self.orders["steps"] = [self.answer(request, prompt)]
         self.made = []
-        self.num_done = 0
+        self.num_done = int(state[-1]) if state else 0
+        if state:
+            self.orders.pop("exit", None)
 
     @staticmethod
     def answer(request, prompt):
@@ -72,21 +75,22 @@ class Scripted:
         return bool(self.jobs)
 
     def join(self, request, row):
-        self.jobs[request.job_id] = Script(decode_request(row["body"]))
+        self.jobs[request.job_id] = Script(decode_request(row["body"]), request.state)
 
     def step(self):
         made = []
         time.sleep(max(job.orders.get("pause", 0) for job in self.jobs.values()))
         for job_id, job in [*self.jobs.items()]:
             if job.num_done == job.orders.get("exit"):
-                os._exit(4)
+                os.kill(os.getpid(), signal.SIGKILL)
             if job.num_done == job.orders.get("fail"):
                 del self.jobs[job_id]
-                made.append(Failed([job_id], 503, "Prediction failed", "as the script says"))
+                made.append((job_id, RuntimeError("as the script says")))
                 continue
             job.made += job.step()
             if job.is_streamed or job.is_done:
-                made.append(Part(job_id, encode_pieces(job.made), job.is_done))
+                state = b"%d" % job.num_done if job.orders.get("resume") else b""
+                made.append(Part(job_id, encode_pieces(job.made), job.is_done, state=state))
                 job.made = []
             if job.is_done:
                 del self.jobs[job_id]

@@ -24,6 +24,8 @@ def test_defaults_are_torchserves():
         "startupTimeout": 1200,
         "deviceType": "gpu",
         "asyncCommunication": True,
+        "parallelType": "tp",
+        "parallelLevel": 2,
         "handler": {
             "model_path": "meta-llama/Meta-Llama-3.1-8B-Instruct",
             "dtype": "bfloat16",
@@ -50,7 +52,16 @@ def test_every_flag_is_read():
 
 def test_a_host_without_gpus_is_served_on_its_cpu():
     config = to_model_config(parse([]), 0)
-    assert (config["deviceType"], config["handler"]["tensor_parallel_size"]) == ("cpu", 1)
+    handler = config["handler"]
+    assert (config["deviceType"], handler["tensor_parallel_size"], handler["dtype"]) == ("cpu", 1, "auto")
+    assert "parallelType" not in config
+
+
+def test_a_folder_is_named_by_its_full_path(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = to_model_config(parse(["--model_id", "here", "--dtype", "float16"]), 0)
+    assert (config["handler"]["model_path"], config["handler"]["dtype"]) == (str(tmp_path / "here"), "float16")
 
 
 def test_an_unknown_engine_is_refused():

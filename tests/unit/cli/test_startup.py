@@ -43,5 +43,8 @@ def test_store_comes_first(store, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(store.parent)
     assert find("folder", store) == store / "folder"
     assert find("https://host/a.mar", store) is None
+    (store / "unpacked" / "MAR-INF").mkdir(parents=True)
+    (store / "unpacked" / "MAR-INF" / "MANIFEST.json").touch()
+    assert find("unpacked.mar", store) == store / "unpacked"
     with pytest.raises(ModelNotFound, match=r"Model not found at: none\.mar"):
         find("none.mar", store)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flambeau.errors import BadRequest, InvalidField
 from flambeau.frontend.http.openai import chat, completions
 from flambeau.frontend.http.openai.embeddings import ask_of
+from flambeau.frontend.http.openai.generating import encoded
 from flambeau.frontend.http.openai.reading import read_json
 from flambeau.frontend.http.openai.requests import chat_decoder, completion_decoder, embedding_decoder
+from flambeau.wire.generation import decode_request
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -117,7 +122,7 @@ def test_prompts_are_texts_or_token_ids_one_or_several(prompt, prompts):
 @pytest.mark.parametrize(
     ("fields", "field", "told"),
     [
-        ({"temprature": 1}, "temprature", "did you mean temperature"),
+        ({"max_token": 1}, "max_token", "did you mean max_tokens"),
         ({"guided_json": {}}, "guided_json", "unknown field guided_json; leave it out"),
         ({"temperature": "hot"}, "temperature", "expected a number, got text"),
         ({"temperature": 3}, "temperature", "<= 2"),
@@ -148,7 +153,7 @@ def test_prompts_are_texts_or_token_ids_one_or_several(prompt, prompts):
         ({"tools": [{"type": "function"}]}, "tools[0]", "a function with a name"),
         ({"functions": []}, "functions", "tools instead"),
         ({"modalities": ["text", "audio"]}, "modalities[1]", "audio"),
-        ({"messages": []}, "messages", "at least one"),
+        ({"messages": []}, "messages", "1 to 10000 messages, not 0"),
         ({"messages": "hello"}, "messages", "expected a list, got text"),
         ({"messages": [{"content": "a"}]}, "messages[0].role", "not nothing"),
         ({"messages": [*HELLO, {"role": "robot", "content": "a"}]}, "messages[1].role", "not 'robot'"),
@@ -248,3 +253,32 @@ def test_embeddings_are_made_of_texts():
     assert refusal(asked, input=[[1]])[0] == refusal(asked, input=[])[0] == "input"
     assert refusal(asked, input="a", encoding_format="int8")[0] == "encoding_format"
     assert refusal(asked, input="a", dimensions=0)[0] == "dimensions"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "type", "a"]), inner),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("kind", [chat, completions])
+@given(data=st.data())
+def test_whatever_is_sent_is_a_request_or_a_bad_one(kind, data):
+    decoder = chat_decoder if kind is chat else completion_decoder
+    fields = data.draw(st.dictionaries(st.sampled_from(decoder.type.__struct_fields__), VALUES, max_size=4))
+    body = json.dumps({"messages": HELLO, **fields} if kind is chat else {"prompt": "a", **fields}).encode()
+    with contextlib.suppress(BadRequest):
+        assert decode_request(encoded(kind.generation_of(read_json(body, decoder))))
+
+
+def test_requests_that_would_keep_the_server_from_others_are_refused():
+    assert refusal(chat_of, messages=HELLO * 10_001)[0] == "messages"
+    assert len(chat_of(messages=HELLO * 10_000).messages) == 10_000
+    assert refusal(completion_of, prompt=[1] * 1_000_001)[0] == "prompt"
+
+
+def test_numbers_too_large_for_the_wire_are_refused():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**30}}}]
+    with pytest.raises(BadRequest, match="64 bits"):
+        encoded(chat_of(tools=tools))

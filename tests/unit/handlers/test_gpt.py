@@ -47,32 +47,53 @@ def handle(handler, *bodies, headers=()):
 
 def test_stages_take_and_give_what_their_table_says(handler):
     handler.context = None
-    ids_BT = handler.preprocess([{"data": PROMPT}, {"body": "the sea of troubles, and"}])
-    assert (ids_BT.dtype, ids_BT.dim(), ids_BT.device) == (torch.long, 2, handler.device)
-    assert (ids_BT == PAD).any()
-    full_BT = handler.inference(ids_BT)
-    texts = handler.postprocess(full_BT)
+    ids = handler.preprocess([{"data": PROMPT}, {"body": "the sea of troubles, and"}])
+    assert (ids.dtype, ids.dim(), ids.device) == (torch.long, 2, handler.device)
+    assert (ids == PAD).any()
+    full_ids = handler.inference(ids)
+    texts = handler.postprocess(full_ids)
     assert [type(text) for text in texts] == [str, str]
     assert texts[0].startswith(PROMPT)
-    assert (full_BT[0] != PAD).sum() == (ids_BT[0] != PAD).sum() + 8
+    assert (full_ids[0] != PAD).sum() == (ids[0] != PAD).sum() + 8
 
 
 def test_generate_gives_the_whole_sequence_and_calls_back_for_each_token(handler):
-    prompt_T = handler.preprocess([{"data": PROMPT}])[0]
+    prompt_ids = handler.preprocess([{"data": PROMPT}])[0]
     told = []
-    full_T = handler.generate(prompt_T, 5, temperature=0.0, callback=told.append)
-    assert full_T.dim() == 1
-    assert full_T[: len(prompt_T)].tolist() == prompt_T.tolist()
-    assert full_T[len(prompt_T) :].tolist() == [token.item() for token in told]
+    full_ids = handler.generate(prompt_ids, 5, temperature=0.0, callback=told.append)
+    assert full_ids.dim() == 1
+    assert full_ids[: len(prompt_ids)].tolist() == prompt_ids.tolist()
+    assert full_ids[len(prompt_ids) :].tolist() == [token.item() for token in told]
     assert len(told) == 5
-    both_BT = handler.generate(torch.stack([prompt_T, prompt_T]), 5, temperature=0.0)
-    assert both_BT.tolist() == [full_T.tolist()] * 2
+    both_ids = handler.generate(torch.stack([prompt_ids, prompt_ids]), 5, temperature=0.0)
+    assert both_ids.tolist() == [full_ids.tolist()] * 2
 
 
 def test_speculative_decode_gives_what_generate_does(handler):
-    prompt_T = handler.preprocess([{"data": PROMPT}])[0]
-    plain_T = handler.generate(prompt_T, handler.max_new_tokens, temperature=0.0)
-    assert handler.speculative_decode(prompt_T, handler.draft_model, 4, temperature=0.0).tolist() == plain_T.tolist()
+    prompt_ids = handler.preprocess([{"data": PROMPT}])[0]
+    plain_ids = handler.generate(prompt_ids, handler.max_new_tokens, temperature=0.0)
+    assert (
+        handler.speculative_decode(prompt_ids, handler.draft_model, 4, temperature=0.0).tolist() == plain_ids.tolist()
+    )
+
+
+def test_draft_drafts_and_changes_nothing(folder, handler, tmp_path):
+    write_language_model(tmp_path / "draft", seed=1)
+    options = {"speculative": True, "draft_model_path": str(tmp_path / "draft"), "speculate_k": 3}
+    drafting = new_handler(folder, **options)
+    assert isinstance(drafting.draft_model, torch.nn.Module)
+    [reply] = handle(drafting, {"data": PROMPT, "details": True})
+    assert reply["generated_text"] == handle(handler, {"data": PROMPT})[0]["generated_text"]
+    assert reply["details"]["drafted_tokens"] > 0
+    prompt_ids = handler.preprocess([{"data": PROMPT}])
+    plain_ids = handler.generate(prompt_ids, handler.max_new_tokens, temperature=0.0)
+    for k in (3, 5):  # its own, and another depth
+        drafted_ids = drafting.speculative_decode(prompt_ids, drafting.draft_model, k, temperature=0.0)
+        assert drafted_ids.tolist() == plain_ids.tolist()
+    brought_ids = handler.speculative_decode(prompt_ids, drafting.draft_model, 2, temperature=0.0)
+    assert brought_ids.tolist() == plain_ids.tolist()
+    with pytest.raises(HandlerError, match="draft_model must be a network of this server"):
+        handler.speculative_decode(prompt_ids, "a path", 2)
 
 
 def test_attributes_are_those_of_the_settings(handler):

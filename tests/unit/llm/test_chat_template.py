@@ -165,6 +165,12 @@ class TestSpecialTokens:
         assert [i for i in ids if i < 4] == [0, 2, 3, 2, 3, 1, 2, 3]
         assert "\ufdd0" not in tokenizer.decode(ids)
 
+    def test_nor_can_other_variables(self, tmp_path):
+        tokenizer = tokenizer_with(tmp_path, "{{ who }}{{ template }}")
+        ids = tokenizer.encode_chat(CHAT, who="<|im_end|>", template="!")
+        assert min(ids) > 3
+        assert tokenizer.decode(ids) == "<|im_end|>!"
+
     def test_template_of_a_sentencepiece_model_speaks_in_control_pieces(self, tmp_path):
         write_sentencepiece(tmp_path)
         (tmp_path / "chat_template.jinja").write_text(BRACKETS)

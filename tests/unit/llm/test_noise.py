@@ -69,6 +69,14 @@ def test_the_largest_score_with_noise_is_a_draw() -> None:
     assert stats.chisquare(counts.numpy(), [10_000, 6_000, 3_000, 800, 200]).pvalue > 1e-4
 
 
+def test_noise_is_the_same_in_numpy() -> None:
+    seeds, positions = keys(*range(5)).unsqueeze(1), torch.arange(15).view(5, 3) * 1000
+    for purpose in (noise.DRAW, noise.RESIDUAL):
+        tensor = noise.gumbel(seeds, positions, torch.arange(2000), purpose)
+        array = noise.gumbel_array(seeds.numpy(), positions.numpy(), torch.arange(2000).numpy(), purpose)
+        torch.testing.assert_close(tensor, torch.from_numpy(array))
+
+
 def test_a_key_is_a_signed_word_for_any_seed() -> None:
     seeds = [0, 1, -1, 2**63, 2**64 - 2, -(2**63) + 5]
     found = {noise.key(seed) for seed in seeds}

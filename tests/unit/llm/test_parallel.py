@@ -12,13 +12,13 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.tiny_models import ARCH, tiny_model
-from support.tokenizer_files import write_sentencepiece
 
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import LLMError
 from flambeau.llm.making import make_engine
 from flambeau.llm.parallel import Shard, local_architecture
+from support.tiny_models import ARCH, tiny_model
+from support.tokenizer_files import write_sentencepiece
 
 PROMPTS = [[1, 2, 3, 4, 5], [9] * 20, [40, 41]]
 RANK = """

@@ -180,6 +180,15 @@ def test_draws_follow_the_scores() -> None:
     assert len({chooser.sample(given, [row(seed)]).item() for seed in range(200)}) > 4
 
 
+@pytest.mark.parametrize("vocab", [40, VOCAB])
+def test_the_token_drawn_is_the_one_drawn_from_the_scores(vocab: int) -> None:
+    """However few candidates it was looked for among, and in numpy or torch."""
+    rows, chooser = [*mixed_rows(), row(20, top_k=9, min_p=0.1), row(21, top_k=50, top_p=0.4)], sampler(vocab)
+    for seed in range(20):
+        given = logits(len(rows), 3, vocab=vocab, seed=seed)
+        assert torch.equal(chooser.sample(given, rows), chooser.draw(chooser.scores(given, rows), rows))
+
+
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     given = torch.zeros(2, 1, VOCAB)
     given[1, 0, [7, 200]] = 1.0

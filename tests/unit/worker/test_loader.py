@@ -120,3 +120,10 @@ def test_a_model_without_a_handler_says_where_one_may_be_named(load):
 def test_a_missing_function_says_what_is_expected_as_torchserve_does(load):
     with pytest.raises(ValueError, match=r"^Expected only one class in custom service code or a function entry point"):
         load("def handle_it(data, c): pass\n", "mine:go")
+
+
+def test_module_without_a_class_of_its_own_may_hand_one_on(load, tmp_path):
+    (tmp_path / "theirs.py").write_text(HANDLER)
+    assert load("from theirs import Mine\n").handle([{}], None) == ["mine"]
+    with pytest.raises(HandlerError, match="mine has none"):
+        load("from flambeau.handlers.base import BaseHandler\n")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.progress import Progress, encode_step, read_progress
 from flambeau.handlers.generation.reading import Prompted
 from flambeau.handlers.generation.replies import Made, Reply
@@ -92,6 +92,7 @@ class GptGeneration:
         measure: Callable[[RunningJob, float], None],
     ) -> None:
         self.places = engine.config.max_num_seqs
+        self.max_length = engine.max_length
         self.abilities = abilities
         self._engine = engine
         self._read = read
@@ -101,6 +102,7 @@ class GptGeneration:
         self._owners: dict[str, tuple[RunningJob | Gathering, int]] = {}  # name → whose, and its first choice's index
         self._calls = itertools.count(1)
         self._waiting: list[Part | Ended] = []  # made within somebody else's call, and not sent yet
+        self.outlet: Callable[[Sequence[Part | Ended]], None] | None = None  # where these are sent at once
 
     @property
     def has_work(self) -> bool:
@@ -198,6 +200,8 @@ class GptGeneration:
         job.note(made, now)
         is_over = job.num_left == 0
         try:
+            for one in made:
+                check(one.output.error)
             body = job.reply.take(made, is_over=is_over)
         except Exception as error:  # an answer that cannot be written costs nobody else's
             self.cancel(job.request.job_id)
@@ -227,25 +231,36 @@ class GptGeneration:
                 self._owners[name] = (gathering, i)
                 self._engine.add(name, ids, params[i])
             while gathering.num_left:
-                self._waiting += self._advance()
+                made = self._advance()
+                if self.outlet is None:
+                    self._waiting += made
+                else:
+                    self.outlet(made)
         except LLMError as error:
             raise BadRequest(str(error)) from None
         finally:
             for name in names:
                 self._owners.pop(name, None)
                 self._engine.cancel(name)
+        for completion in gathering.completions:
+            check(completion.error)
         return gathering.completions
 
     # ---- the end ----
 
     def follow(self) -> None:
-        """On a rank other than 0: compute what rank 0 computes, until it has closed."""
-        follow: Callable[[], None] = self._engine.follow  # type: ignore[attr-defined]
-        follow()
+        """Rank 0 follows nobody; see `Following`."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Stop what runs beside the steps."""
         self._engine.close()
+
+
+def check(error: str) -> None:
+    """Fail where the engine could not go on with a sequence."""
+    if error:
+        raise PredictionException(error, 500)
 
 
 def first_seed(params: SamplingParams) -> int:

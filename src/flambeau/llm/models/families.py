@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.config_values import Config
 
-Config = Mapping[str, Any]
 WindowedLayers = Literal["none", "all", "late", "unrotated"]
 
 

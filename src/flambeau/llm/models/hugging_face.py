@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any, get_args
 
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture, RopeKind, RopeScaling
-from flambeau.llm.models.families import Config, Family, family_of
+from flambeau.llm.models.config_values import Config, number, read_json, token_ids, whole
+from flambeau.llm.models.families import Family, family_of
 
 SILENT_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 FINE = {  # options that the network has only one way of doing
@@ -30,17 +30,6 @@ def read_hugging_face(folder: Path) -> Architecture:
     generation = folder / "generation_config.json"
     more = token_ids(read_json(generation).get("eos_token_id")) if generation.is_file() else ()
     return replace(arch, eos_ids=tuple(dict.fromkeys((*arch.eos_ids, *more))))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file holds."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold an object")
-    return content
 
 
 def from_hugging_face(config: Config) -> Architecture:
@@ -186,27 +175,3 @@ def experts(config: Config) -> dict[str, Any]:
         "normalises_experts": bool(config.get("norm_topk_prob", True)),
         "dense_layers": frozenset(dense),
     }
-
-
-def token_ids(value: object) -> tuple[int, ...]:
-    """One token id, a list of them, or none."""
-    values = value if isinstance(value, list) else [value]
-    return tuple(v for v in values if isinstance(v, int))
-
-
-def whole(config: Config, key: str, default: int | None = None, *, least: int = 1) -> int:
-    """A whole number that must be there."""
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise CheckpointError(f"config.json needs {key}, a whole number from {least}, not {value!r}")
-    return value
-
-
-def number(config: Config, key: str, default: float | None = None) -> float:
-    """A number above 0 that must be there."""
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"config.json needs {key}, a number above 0, not {value!r}")
-    return float(value)

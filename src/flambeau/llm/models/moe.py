@@ -50,8 +50,8 @@ class Experts(nn.Module):
 
     def gather(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """With the weights of each token's own experts."""
-        gate, up = torch.einsum("te,tafe->taf", x_TE, self.gate_up_proj[chosen_TA]).chunk(2, dim=-1)
-        said_TAE = torch.einsum("taf,taef->tae", F.silu(gate) * up, self.down_proj[chosen_TA])
+        gate, up = torch.einsum("ti,tafi->taf", x_TE, self.gate_up_proj[chosen_TA]).chunk(2, dim=-1)
+        said_TAE = torch.einsum("taf,taif->tai", F.silu(gate) * up, self.down_proj[chosen_TA])
         return (said_TAE * weights_TA.unsqueeze(-1)).sum(dim=1).to(x_TE.dtype)
 
     def compute_all(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:

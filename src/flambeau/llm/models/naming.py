@@ -29,7 +29,8 @@ RENAMES = (
 )
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$")
 ALTERNATING = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")
-EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
+EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(?:\.(\w+))?$")  # quantized, they are several tensors
+STACKED = re.compile(r"\.experts\.(gate_proj|up_proj)$")
 
 Region = tuple[slice | int, ...]
 
@@ -70,32 +71,29 @@ def part_name(name: str, part: str) -> str:
 def ways(arch: Architecture, name: str, parameter: Tensor) -> list[dict[str, Piece]]:
     """The sets of tensors that a parameter may be put together from; Hugging Face's comes first."""
     whole = {name: Piece(name)}
-    if EXPERTS.search(name):
+    if found := EXPERTS.search(name):
         parts = part_rows(arch, name, parameter.shape[1])
         stacked = {part_name(name, part): Piece(name, (slice(None), rows)) for part, rows in parts.items()}
-        return [expert_pieces(name, len(parameter), parts), whole, *([stacked] if stacked else [])]
+        return [expert_pieces(name, found, len(parameter), parts), whole, *([stacked] if stacked else [])]
     parts = part_rows(arch, name, len(parameter)) if parameter.dim() else {}
     fused = {part_name(name, part): Piece(name, (rows,)) for part, rows in parts.items()}
     return [fused, whole] if fused else [whole]
 
 
-def expert_pieces(name: str, num_experts: int, parts: dict[str, slice]) -> dict[str, Piece]:
+def expert_pieces(name: str, found: re.Match[str], num_experts: int, parts: dict[str, slice]) -> dict[str, Piece]:
     """A tensor, or one for gate and one for up, of each expert."""
-    start, _, kind = name.rpartition(".")
     return {
-        f"{start}.{expert}.{part}.weight": Piece(name, (expert, rows))
+        f"{name[: found.start(1)]}{expert}.{part}.{found[2] or 'weight'}": Piece(name, (expert, rows))
         for expert in range(num_experts)
-        for part, rows in (parts or {kind: slice(None)}).items()
+        for part, rows in (parts or {found[1]: slice(None)}).items()
     }
 
 
-def split_fused(arch: Architecture, name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor of our spelling as the projections that are in it, by name: what a shard is cut from."""
-    if EXPERTS.search(name):
-        parts = part_rows(arch, name, tensor.shape[1])
-        return {part_name(name, part): tensor[:, rows] for part, rows in parts.items()} or {name: tensor}
-    parts = part_rows(arch, name, len(tensor)) if tensor.dim() else {}
-    return {part_name(name, part): tensor[rows] for part, rows in parts.items()} or {name: tensor}
+def parts_of(arch: Architecture, name: str, tensor: Tensor) -> dict[str, Region]:
+    """The tensors of a Hugging Face checkpoint that are in one of any spelling, and where."""
+    if found := STACKED.search(name):
+        return {f"{name[: found.start(1)]}{expert}.{found[1]}.weight": (expert,) for expert in range(len(tensor))}
+    return {part: piece.region for part, piece in ways(arch, name, tensor)[0].items()}
 
 
 def num_alternating_heads(arch: Architecture, name: str) -> int:

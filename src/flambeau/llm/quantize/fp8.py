@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.quantize.int8 import dequantize_rows
+
 DTYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(DTYPE).max
 
@@ -36,7 +38,7 @@ class Fp8Linear(nn.Module):
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weights [O, I] that are meant."""
-        return self.weight.to(dtype) * self.scale.to(dtype).unsqueeze(1)
+        return dequantize_rows(self.weight, self.scale, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""

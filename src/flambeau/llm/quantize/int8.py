@@ -35,7 +35,7 @@ class Int8Linear(nn.Module):
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weights [O, I] that are meant."""
-        return self.weight.to(dtype) * self.scale.to(dtype).unsqueeze(1)
+        return dequantize_rows(self.weight, self.scale, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]. In this form a compiler reads 8 bits and widens them on the way."""
@@ -50,3 +50,8 @@ def quantize_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     scale_O = torch.where(scale_O == 0, torch.ones_like(scale_O), scale_O)
     rounded_OI = (wide_OI / scale_O.float().unsqueeze(1)).round_().clamp_(-LARGEST, LARGEST)
     return rounded_OI.to(torch.int8), scale_O
+
+
+def dequantize_rows(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights […, O, I] that are meant, by the scales […, O] of their rows."""
+    return weight.to(dtype) * scale.to(dtype).unsqueeze(-1)

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.fitting import cuts, is_harmless
-from flambeau.llm.models.hugging_face import read_hugging_face, read_json
+from flambeau.llm.models.config_values import read_json
+from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.naming import ways
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.applying import QuantizationSettings
 from flambeau.llm.quantize.fp8 import quantize_fp8
 from flambeau.llm.quantize.int4 import quantize_int4
 from flambeau.llm.quantize.int8 import quantize_int8
+from flambeau.llm.quantize.settings import QuantizationSettings
 from flambeau.llm.weight_files import open_weights
 
 MAX_FILE_BYTES = 2 << 30
@@ -28,9 +30,18 @@ WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".index.json", ".gguf")
 
 
 def save_quantized(
-    folder_in: Path, folder_out: Path, kind: Quantization, *, group_size: int = 64, lm_head: bool = False
+    folder_in: Path,
+    folder_out: Path,
+    kind: Quantization,
+    *,
+    group_size: int = 64,
+    lm_head: bool = False,
+    device: torch.device | str | None = None,
 ) -> None:
-    """Write a checkpoint anew with quantized layers, and everything that belongs to it beside."""
+    """Write a checkpoint anew with quantized layers, and everything that belongs to it beside.
+
+    The work is done on a GPU where there is one, unless a device is named.
+    """
     settings = QuantizationSettings(kind=kind, group_size=group_size, lm_head=lm_head)
     check_folders(folder_in, folder_out)
     partial = folder_out.with_name(folder_out.name + ".partial")
@@ -38,7 +49,7 @@ def save_quantized(
     partial.mkdir(parents=True)
     copy_others(folder_in, partial)
     write_config(folder_in, partial, settings)
-    write_weights(quantized_tensors(folder_in, settings), partial)
+    write_weights(quantized_tensors(folder_in, settings, torch.device(device or default_device())), partial)
     folder_out.parent.mkdir(parents=True, exist_ok=True)
     if folder_out.exists():
         folder_out.rmdir()
@@ -55,7 +66,14 @@ def check_folders(folder_in: Path, folder_out: Path) -> None:
         raise CheckpointError(f"{folder_out} is there already; name a new folder")
 
 
-def quantized_tensors(folder: Path, settings: QuantizationSettings) -> Iterator[tuple[str, Tensor]]:
+def default_device() -> str:
+    """A GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def quantized_tensors(
+    folder: Path, settings: QuantizationSettings, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a checkpoint by its Hugging Face name, or what takes its place."""
     arch = read_hugging_face(folder)
     with torch.device("meta"):
@@ -64,27 +82,39 @@ def quantized_tensors(folder: Path, settings: QuantizationSettings) -> Iterator[
     for stored in (stored for file in open_weights(folder) for stored in file if not is_harmless(model, stored.name)):
         for name, cut in cuts(arch, stored, None):
             tensor = cut(stored.read())
-            yield from quantized_parts(name, tensor, settings) if name in small else [(name, tensor)]
+            if name not in small:
+                yield name, tensor
+                continue
+            for part, value in quantized_parts(name, tensor.to(device), settings):
+                yield part, value.cpu()
 
 
 def small_names(model: Transformer, settings: QuantizationSettings) -> set[str]:
     """The tensors that are quantized, by all names they may have."""
-    names: set[str] = set()
+    weights: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and settings.applies_to(name, module):
-            names.update(part for way in ways(model.arch, f"{name}.weight", module.weight) for part in way)
-    return names
+            weights[f"{name}.weight"] = module.weight
+        elif isinstance(module, Experts):
+            stacks = {f"{name}.{leaf}": stack for leaf, stack in module.named_parameters()}
+            weights |= {leaf: stack for leaf, stack in stacks.items() if settings.fits(stack.shape[2])}
+    return {part for name, weight in weights.items() for way in ways(model.arch, name, weight) for part in way}
 
 
-def quantized_parts(name: str, tensor: Tensor, settings: QuantizationSettings) -> list[tuple[str, Tensor]]:
-    """The tensors of a quantized layer in place of its weight."""
-    start = name.removesuffix("weight")
+def quantized_parts(name: str, tensor: Tensor, settings: QuantizationSettings) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a quantized layer in place of its weight; those of all experts may lie in one."""
+    start = name.removesuffix("weight") if name.endswith(".weight") else f"{name}."
+    for leaf, value in quantized_rows(tensor.flatten(0, -2), settings).items():
+        yield start + leaf, value.view(*tensor.shape[:-1], *value.shape[1:])
+
+
+def quantized_rows(rows_OI: Tensor, settings: QuantizationSettings) -> dict[str, Tensor]:
+    """Quantized weights by the names that layers have for them."""
     if settings.kind == "int4":
-        group_size = settings.group_size_for(tensor.shape[1]) or settings.group_size
-        weight, scales, minimums = quantize_int4(tensor, group_size)
-        return [(name, weight), (f"{start}scales", scales), (f"{start}minimums", minimums)]
-    weight, scale = quantize_int8(tensor) if settings.kind == "int8" else quantize_fp8(tensor)
-    return [(name, weight), (f"{start}scale", scale)]
+        weight, scales, minimums = quantize_int4(rows_OI, settings.group_size_for(rows_OI.shape[1]))
+        return {"weight": weight, "scales": scales, "minimums": minimums}
+    weight, scale = quantize_int8(rows_OI) if settings.kind == "int8" else quantize_fp8(rows_OI)
+    return {"weight": weight, "scale": scale}
 
 
 def write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:

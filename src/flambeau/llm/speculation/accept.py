@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm import noise
-from flambeau.llm.filters import best
-from flambeau.llm.sampler import NO_TOKEN
+from flambeau.llm.sampler import chosen
 
 
 def match(draws_SW: Tensor, ids_SK: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +56,8 @@ def rest(p_SWV: Tensor, q_SKV: Tensor | None, ids_SK: Tensor, lengths_S: Tensor,
         more_SV = p_SV.scatter(1, ids_SK[rows_S, last_S].unsqueeze(1), 0.0)
     else:
         more_SV = (p_SV - q_SKV[rows_S, last_S]).clamp_(min=0)
-    # Where rounding leaves nothing, p and q are the same.
-    is_whole_S = (num_kept_S == lengths_S) | (more_SV.sum(1) <= 0)
+    # Where rounding leaves nothing, p and q are the same; where q is no numbers, nothing of it was kept.
+    is_whole_S = (num_kept_S == lengths_S) | ~(more_SV.sum(1) > 0)
     return torch.where(is_whole_S.unsqueeze(1), p_SV, more_SV)
 
 
@@ -66,5 +65,4 @@ def draw(weights_SV: Tensor, keys_S: Tensor, positions_S: Tensor) -> Tensor:
     """A token [S] by these weights, or NO_TOKEN where they are no numbers."""
     tokens_V = torch.arange(weights_SV.shape[1], device=weights_SV.device)
     noise_SV = noise.gumbel(keys_S, positions_S, tokens_V, noise.RESIDUAL)
-    value_S, token_S = best(weights_SV.log() + noise_SV)
-    return torch.where(value_S.isfinite(), token_S, NO_TOKEN)
+    return chosen(weights_SV.log() + noise_SV)

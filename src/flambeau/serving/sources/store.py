@@ -89,6 +89,9 @@ class Store:
                 return self._in_place(own, url)
             if name and path.resolve().is_relative_to(folder) and path.is_dir():
                 return self._in_place(path, url)
+            if (unpacked := unpacked_twin(path)) is not None and unpacked.resolve().is_relative_to(folder):
+                logger.info("there is no %s; the folder %s is served", shown(url), unpacked.name)
+                return self._in_place(unpacked, url)
         except (OSError, ValueError):
             raise ModelNotFound(f"Model not found at: {url}") from None  # a name that no file system takes
         if own.is_dir():
@@ -181,6 +184,12 @@ class Store:
         except OSError as error:
             raise ConfigError(f"archives cannot be unpacked: {error}; set TMPDIR to a writable folder") from None
         return folder
+
+
+def unpacked_twin(archive: Path) -> Path | None:
+    """The folder that `--archive-format no-archive` leaves where a .mar would be."""
+    folder = archive.with_suffix("")
+    return folder if archive.suffix == ".mar" and (folder / MANIFEST).is_file() else None
 
 
 def _folder_at(url: str) -> Path | None:

@@ -147,12 +147,12 @@ class RankGroup:
     def _on_ready(self, rank: int, message: Ready) -> list[ToServer]:
         """The group is ready when its last rank is; ranks in step take one batch at a time.
 
-        Where rank 0 generates, it leads the others itself.
+        Where ranks generate, rank 0 leads the others itself.
         """
         self._ready[rank] = message
         if len(self._ready) < len(self._specs):
             return []
-        if self._ready[0].places:
+        if any(ready.places for ready in self._ready.values()):
             self._lockstep = None
         shares = all(ready.can_share_memory for ready in self._ready.values())
         if self._lockstep is not None:

@@ -53,6 +53,7 @@ class RemoteWorker:
         self.depth = 1
         self.places = 0  # jobs it takes at a time; 0: as the model's settings say
         self.abilities: list[str] = []
+        self.max_length = 0  # of what it generates, with the prompt; 0: not known
         self.shares_memory = False
         self.service_s: float | None = None
         self.ready_at: float | None = None
@@ -211,7 +212,7 @@ class RemoteWorker:
         self.is_concurrent = self._held.is_concurrent = message.is_concurrent
         self.is_continuous = message.is_continuous
         self._held.speaks_for_all = message.is_continuous or message.places > 0
-        self.places, self.abilities = message.places, message.abilities
+        self.places, self.abilities, self.max_length = message.places, message.abilities, message.max_length
         self.depth = self._held.depth = message.depth
         self.shares_memory = message.can_share_memory
         self.is_ready = True

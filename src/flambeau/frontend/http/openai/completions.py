@@ -18,6 +18,8 @@ from flambeau.wire.generation import Generate, Piece
 
 MAX_CHOICES = 1024  # as many as a worker takes
 
+MAX_TOKENS = 1_000_000  # of a prompt
+
 
 def completions(server: Server, exchange: Exchange) -> None:
     """Answer prompts with what the model writes behind them."""
@@ -56,6 +58,8 @@ def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
     """One prompt or several, each a text or token ids."""
     if isinstance(prompt, str):
         return [prompt]
+    if len(prompt) > MAX_TOKENS:
+        raise InvalidField("prompt", f"prompt has {len(prompt)} items; {MAX_TOKENS} are more than any model reads")
     kinds = {type(item) for item in prompt}
     if kinds == {int}:
         return [prompt]

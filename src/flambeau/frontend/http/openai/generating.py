@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flambeau.errors import FlambeauError, JobFailed
+from flambeau.errors import BadRequest, FlambeauError, JobFailed
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.forms import bytes_of
 from flambeau.frontend.http.inference import Prediction, submit
@@ -34,7 +34,9 @@ class GenerationReply(Prediction):
 
     def on_parts(self, parts: list[Part]) -> None:
         """Send the events of parts, now; or keep them until the last has come."""
-        if parts[0].status >= 400:  # the handler's own word for an error
+        if parts[0].status >= 400:  # the handler's own word for an error; what may follow is for nobody
+            if self.exchange.on_gone is not None:
+                self.exchange.on_gone()
             self.on_error(JobFailed(parts[0].body.decode("utf-8", "replace"), status=parts[0].status))
         elif self._is_streamed:
             self._stream(parts)
@@ -81,11 +83,19 @@ def generate(
         reply,
         request_id=exchange.request_id,
         headers=exchange.headers,
-        body=Body(encode_request(request)),
+        body=Body(encoded(request)),
         arrived=exchange.arrived,
         kind="generate",
     )
     submit(reply, job, version)
+
+
+def encoded(request: Generate) -> bytes:
+    """The body of the job."""
+    try:
+        return encode_request(request)
+    except OverflowError:  # in a tool or a variable of the template; the fields of the API have limits
+        raise BadRequest("a number in the request has more than 64 bits") from None
 
 
 def take_bytes(exchange: Exchange) -> bytes:

@@ -8,13 +8,23 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.http.openai.requests import ChatRequest, Object
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+PLAIN = ("user", "assistant", "system")
+MAX_MESSAGES = 10_000
 
 
 def messages_of(request: ChatRequest) -> list[Object]:
     """The messages of a chat."""
-    if not request.messages:
-        raise InvalidField("messages", "messages must hold at least one message")
-    return [message_of(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
+    messages = request.messages
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise InvalidField("messages", f"messages must hold 1 to {MAX_MESSAGES} messages, not {len(messages)}")
+    return [
+        message if is_plain(message) else message_of(message, f"messages[{i}]") for i, message in enumerate(messages)
+    ]
+
+
+def is_plain(message: Object) -> bool:
+    """Whether a message is as most are, and needs no further look."""
+    return message.get("role") in PLAIN and type(message.get("content")) is str and "tool_calls" not in message
 
 
 def message_of(message: Object, place: str) -> Object:

@@ -65,4 +65,8 @@ def is_able(model: Model) -> bool:
 
 def entry(model: Model, name: str) -> dict[str, Any]:
     """A model as OpenAI's clients read it."""
-    return {"id": name, "object": "model", "created": int(model.registered_at), "owned_by": "flambeau"}
+    made = int(model.registered_at)
+    known: dict[str, Any] = {"abilities": sorted(model.abilities)}  # these are ours
+    if model.max_length:
+        known["max_model_len"] = model.max_length
+    return {"id": name, "object": "model", "created": made, "owned_by": "flambeau", **known}

@@ -37,7 +37,7 @@ class Head(msgspec.Struct, frozen=True):
 
 def fingerprint(model: Model) -> str:
     """Changes with what could make the same seed give another text: this software, or the model."""
-    made_of = f"{__version__} {model.name} {model.version} {model.registered_at}"
+    made_of = f"{__version__} {model.name} {model.version} {model.source.url}"
     return f"fp_{zlib.crc32(made_of.encode('utf-8', 'backslashreplace')):08x}"
 
 

@@ -1,0 +1,43 @@
+"""Following: a rank other than 0 has its part of the network, and computes what rank 0 computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.making import device_for, make_network
+from flambeau.llm.parallel import Ranks, follow
+from flambeau.wire.messages import Part, Request
+
+
+class Following:
+    """What the worker of such a rank calls: only `follow`, for it is sent no jobs."""
+
+    places = 1
+    abilities: Sequence[str] = ()
+    has_work = False
+
+    def __init__(self, path: Path, config: EngineConfig) -> None:
+        self._device = device_for(config)
+        self._ranks = Ranks.join(self._device)
+        self._network = make_network(path, config, self._device, self._ranks)
+
+    def follow(self) -> None:
+        """Compute what rank 0 computes, until it says the end."""
+        follow(self._network.forward, self._ranks, self._device)
+
+    def join(self, request: Request, row: Mapping[str, Any]) -> None:
+        """Jobs are rank 0's."""
+        raise NotImplementedError
+
+    def step(self) -> list[Part | tuple[int, Exception]]:
+        """Steps are rank 0's."""
+        raise NotImplementedError
+
+    def cancel(self, job_id: int) -> None:
+        """Nothing is held here."""
+
+    def close(self) -> None:
+        """Rank 0 says the end."""

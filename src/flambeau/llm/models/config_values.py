@@ -1,0 +1,47 @@
+"""Values of a config.json: there and of the right type, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flambeau.llm.errors import CheckpointError
+
+Config = Mapping[str, Any]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file holds."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold an object")
+    return content
+
+
+def token_ids(value: object) -> tuple[int, ...]:
+    """One token id, a list of them, or none."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(v for v in values if isinstance(v, int))
+
+
+def whole(config: Config, key: str, default: int | None = None, *, least: int = 1) -> int:
+    """A whole number that must be there."""
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CheckpointError(f"config.json needs {key}, a whole number from {least}, not {value!r}")
+    return value
+
+
+def number(config: Config, key: str, default: float | None = None) -> float:
+    """A number above 0 that must be there."""
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"config.json needs {key}, a number above 0, not {value!r}")
+    return float(value)
