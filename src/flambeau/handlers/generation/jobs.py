@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.progress import Progress, encode_step, read_progress
 from flambeau.handlers.generation.reading import Prompted
 from flambeau.handlers.generation.replies import Made, Reply
@@ -199,6 +199,7 @@ class GptGeneration:
         job.note(made, now)
         is_over = job.num_left == 0
         try:
+            check_ends(one.output for one in made)
             body = job.reply.take(made, is_over=is_over)
         except Exception as error:  # an answer that cannot be written costs nobody else's
             self.cancel(job.request.job_id)
@@ -235,6 +236,7 @@ class GptGeneration:
             for name in names:
                 self._owners.pop(name, None)
                 self._engine.cancel(name)
+        check_ends(gathering.completions)
         return gathering.completions
 
     # ---- the end ----
@@ -246,6 +248,13 @@ class GptGeneration:
     def close(self) -> None:
         """Stop what runs beside the steps."""
         self._engine.close()
+
+
+def check_ends(made: Iterable[Output | Completion]) -> None:
+    """Raise where a choice has ended with an error: a text cut short must not pass for an answer."""
+    for one in made:
+        if one.finish_reason == "error":
+            raise PredictionException(f"The model could not go on: {one.error}.", 500)
 
 
 def first_seed(params: SamplingParams) -> int:
