@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from flambeau.errors import BadRequest, HandlerError
-from flambeau.handlers.gpt import PAD, GptHandler
+from flambeau.handlers.generation.tensors import PAD
+from flambeau.handlers.gpt import GptHandler
 from flambeau.testing.context import new_handler_context
 from flambeau.wire.generation import Generate, decode_pieces, encode_request
 from flambeau.wire.messages import Part, Request
