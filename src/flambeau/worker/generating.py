@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -149,7 +148,6 @@ class GeneratingLoop:
         if made:
             self._replier.send_made(self._runner.context, [self._to_message(one, now) for one in made])
             self._said_at = now
-            os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the parts now
         elif now - self._said_at > SIGN_OF_LIFE_S:
             self._channel.send([Samples([])])
             self._said_at = now

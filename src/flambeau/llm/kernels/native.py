@@ -5,6 +5,8 @@ Shapes: T tokens of the step · S sequences · B blocks of the longest · H head
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -56,7 +58,7 @@ def empty_output(q_THD: Tensor, *others: object) -> Tensor:
 
 
 # Not by `custom_op`, whose first call imports the compiler: seconds that plain steps need not wait.
-operators = torch.library.Library("flambeau", "FRAGMENT")
+operators: Any = torch.library.Library("flambeau", "FRAGMENT")  # type: ignore[no-untyped-call]
 operators.define(
     "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor positions, Tensor slots, "
     "Tensor starts, Tensor tables, float scale, int window) -> Tensor"
