@@ -6,9 +6,9 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-WINDOW = 16  # times that are remembered of each number of tokens, and steps between two looks at them
-TRIAL = 4  # steps that a number of tokens is given before it is judged
-FIRST_WAIT, LONGEST_WAIT = 128, 8192  # steps until another number is tried; twice as many each time nothing changes
+WINDOW = 16  # times that are remembered of each number of tokens
+TRIAL = 6  # steps that a number of tokens is given before it is judged
+FIRST_WAIT, LONGEST_WAIT = 64, 1024  # steps until another number is tried; twice as many each time nothing changes
 MEMORY = 64  # steps over which what is kept is averaged
 
 
@@ -46,8 +46,7 @@ class _Choice:
         self._trial: int | None = numbers[0]  # at first, each of them is tried
         self._left = TRIAL  # steps until the trial or the wait is over
         self._wait = FIRST_WAIT
-        self._next = 1
-        self._until_look = WINDOW
+        self._tried = [*numbers]  # the one that was tried last comes last
 
     @property
     def number(self) -> int:
@@ -60,30 +59,33 @@ class _Choice:
         self._seconds[num_ahead].append(seconds)
         self._kept.note(num_ahead, kept)
         self._left -= 1
-        self._until_look -= 1
-        if self._left <= 0:
-            self._end_trial() if self._trial is not None else self._begin_trial()
-        elif self._until_look <= 0 and self._trial is None:
-            self._look()
+        if self._left > 0:
+            return
+        if self._trial is None:
+            self._begin_trial()
+        else:
+            self._end_trial(self._trial)
 
     def _begin_trial(self) -> None:
-        others = [number for number in self._numbers if number != self._best]
-        self._trial, self._left = others[self._next % len(others)], TRIAL
-        self._next += 1
+        """Try what was best but one so far, or in turn what was not tried for the longest time."""
+        others = [number for number in self._tried if number != self._best]
+        self._try(max(others, key=self._tokens_per_s) if self._tried[-1] == others[0] else others[0])
+        self._seconds[self.number].clear()  # the machine may be busier than it was, or less
 
-    def _end_trial(self) -> None:
-        untried = [number for number in self._numbers if not self._seconds[number]]
+    def _try(self, number: int) -> None:
+        self._trial, self._left = number, TRIAL
+        self._tried = [*(other for other in self._tried if other != number), number]
+
+    def _end_trial(self, number: int) -> None:
+        untried = [other for other in self._numbers if not self._seconds[other]]
         if untried:
-            self._trial, self._left = untried[0], TRIAL
+            self._try(untried[0])
             return
         before = self._best
-        self._look()
+        known = self._numbers if self._wait == FIRST_WAIT else (before, number)
+        self._best = max(known, key=self._tokens_per_s)
         self._wait = min(2 * self._wait, LONGEST_WAIT) if self._best == before else FIRST_WAIT
         self._trial, self._left = None, self._wait
-
-    def _look(self) -> None:
-        self._best = max(self._numbers, key=self._tokens_per_s)
-        self._until_look = WINDOW
 
     def _tokens_per_s(self, number: int) -> float:
         # The median of the times, for a step may be held up by anything.
