@@ -53,6 +53,22 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
         server.stop(timeout=40)
 
 
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RunningServer]]:
+    """The module's server with these arguments, ready, for tests that do it no harm."""
+    running: dict[tuple[str, ...], RunningServer] = {}
+
+    def share_server(*arguments: str) -> RunningServer:
+        if arguments not in running:
+            words = [str(HANDLERS / word) if word.endswith(".py") else word for word in arguments]
+            running[arguments] = RunningServer(tmp_path_factory.mktemp("shared") / "server.log", *words)
+        return running[arguments].wait_ready()
+
+    yield share_server
+    for server in running.values():
+        server.stop(timeout=40)
+
+
 @pytest.fixture
 def configured(tmp_path: Path) -> Iterator[Callable[..., ConfiguredServer]]:
     """Start servers with settings of a ServerConfig, in the words of its fields."""

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from support.archives import pack_handler
-from support.language_models import write_language_model
+from support.language_models import ONE_THREAD, write_language_model
 from support.running import RunningServer, free_ports, path
 
 
@@ -28,7 +28,12 @@ class Launched(RunningServer):
         (folder / "tmp").mkdir()
         self.log_path = folder / "log"
         self._log = self.log_path.open("wb")
-        settings = {"TS_CONFIG_FILE": "config.properties", "TMPDIR": str(folder / "tmp"), "PYTHONPATH": path()}
+        settings = {
+            "TS_CONFIG_FILE": "config.properties",
+            "TMPDIR": str(folder / "tmp"),
+            "PYTHONPATH": path(),
+            **ONE_THREAD,
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ts.llm_launcher", "--model_store", "store", "--disable_token_auth", *words],
             cwd=folder,

@@ -52,7 +52,7 @@ def test_stop_in_the_foreground_waits_and_says_nothing(command):
 
 
 def test_start_works_at_once_after_a_stop(command):
-    for _ in range(3):
+    for _ in range(2):
         command.started("--ncs", "--models", "echo.mar")
         assert command.call("POST", "/predictions/echo", b"x").status == 200
         command.run("--stop")

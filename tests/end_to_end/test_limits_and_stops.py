@@ -14,40 +14,40 @@ from support.holding import Held
 from support.running import Load
 
 
-def test_body_over_the_limit_is_413_before_it_is_read(start):
-    server = start("echo.py", "--max-request-size", "1000").wait_ready()
+def test_body_over_the_limit_is_413_before_it_is_read(share):
+    server = share("echo.py", "--max-request-size", "1000")
     reply = server.predict("echo", b"x" * 1001)
     assert (reply.status, reply.json["code"]) == (413, 413)
     assert "max_request_size" in reply.message
     assert server.predict("echo", b"x" * 1000).status == 200
 
 
-def test_large_body_over_the_limit_still_reads_its_answer(start):
-    server = start("echo.py", "--max-request-size", "1000").wait_ready()
+def test_large_body_over_the_limit_still_reads_its_answer(share):
+    server = share("echo.py", "--max-request-size", "1000")
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 5000000\r\n\r\n")
         client.sendall(b"x" * 200_000)
         assert client.recv(65536).startswith(b"HTTP/1.1 413")
 
 
-def test_chunked_body_over_the_limit_is_413(start):
-    server = start("echo.py", "--max-request-size", "1000").wait_ready()
+def test_chunked_body_over_the_limit_is_413(share):
+    server = share("echo.py", "--max-request-size", "1000")
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/predictions/echo", iter([b"x" * 600, b"x" * 600]), encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
 
 
-def test_chunked_body_under_the_limit_arrives_whole(start):
-    server = start("echo.py").wait_ready()
+def test_chunked_body_under_the_limit_arrives_whole(share):
+    server = share("echo.py")
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/predictions/echo", iter([b"a" * 600, b"b" * 600]), encode_chunked=True)
     assert b"a" * 600 + b"b" * 600 in connection.getresponse().read()
     connection.close()
 
 
-def test_expect_continue_is_honoured(start):
-    server = start("echo.py").wait_ready()
+def test_expect_continue_is_honoured(share):
+    server = share("echo.py")
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 100 Continue")
@@ -67,8 +67,8 @@ def test_pipelined_requests_are_answered_in_order(start):
     assert received.index(b'"slept"') < received.index(b'"value": 1') < received.index(b'"value": 2')
 
 
-def test_two_large_bodies_on_one_connection(start):
-    server = start("echo.py").wait_ready()
+def test_two_large_bodies_on_one_connection(share):
+    server = share("echo.py")
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     for letter in (b"a", b"b"):
         connection.request("POST", "/predictions/echo", letter * 1_000_000)
@@ -76,8 +76,8 @@ def test_two_large_bodies_on_one_connection(start):
     connection.close()
 
 
-def test_rubbish_instead_of_http_is_400(start):
-    server = start("echo.py").wait_ready()
+def test_rubbish_instead_of_http_is_400(share):
+    server = share("echo.py")
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"\x16\x03\x01 this is not http\r\n\r\n")
         received = client.recv(65536)
@@ -86,8 +86,8 @@ def test_rubbish_instead_of_http_is_400(start):
     assert server.predict("echo", {}).status == 200
 
 
-def test_rubbish_behind_a_request_does_not_cost_its_answer(start):
-    server = start("faulty.py").wait_ready()
+def test_rubbish_behind_a_request_does_not_cost_its_answer(share):
+    server = share("faulty.py")
     body = b'{"do": "sleep", "s": 0.3}'
     head = b"POST /predictions/faulty HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -100,8 +100,8 @@ def test_rubbish_behind_a_request_does_not_cost_its_answer(start):
     assert received.count(b"HTTP/1.1") == 1
 
 
-def test_wish_to_upgrade_is_declined_by_answering(start):
-    server = start("echo.py").wait_ready()
+def test_wish_to_upgrade_is_declined_by_answering(share):
+    server = share("echo.py")
     headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABk"}
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     for method, body in (("GET", None), ("POST", b"[1]"), ("POST", b"[2]")):
@@ -134,8 +134,8 @@ def test_large_bodies_that_nobody_wants_leave_nothing_behind(start):
     server.until(lambda: open_files(server) <= before + 2)
 
 
-def test_many_quick_requests_behind_a_slow_one(start):
-    server = start("faulty.py").wait_ready()
+def test_many_quick_requests_behind_a_slow_one(share):
+    server = share("faulty.py")
     body = b'{"do": "sleep", "s": 0.5}'
     head = b"POST /predictions/faulty HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -167,8 +167,8 @@ def test_reply_larger_than_any_buffer_arrives_whole(start):
 
 
 @pytest.mark.parametrize("start_line", [b"GET /ping HTTP/1.1\r\nX-Endless: ", b"GET /"])
-def test_one_endless_header_or_path_is_refused(start, start_line):
-    server = start("echo.py").wait_ready()
+def test_one_endless_header_or_path_is_refused(share, start_line):
+    server = share("echo.py")
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(start_line)
         try:
@@ -179,18 +179,16 @@ def test_one_endless_header_or_path_is_refused(start, start_line):
         assert client.recv(65536).startswith(b"HTTP/1.1 4")
 
 
-def test_form_with_too_many_fields_is_refused(start):
-    reply = (
-        start("echo.py")
-        .wait_ready()
-        .predict("echo", b"&".join(b"f%d=1" % i for i in range(1001)), kind="application/x-www-form-urlencoded")
+def test_form_with_too_many_fields_is_refused(share):
+    reply = share("echo.py").predict(
+        "echo", b"&".join(b"f%d=1" % i for i in range(1001)), kind="application/x-www-form-urlencoded"
     )
     assert reply.status == 400
     assert "1000 fields" in reply.message
 
 
-def test_head_that_never_ends_is_refused(start):
-    server = start("echo.py").wait_ready()
+def test_head_that_never_ends_is_refused(share):
+    server = share("echo.py")
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET /ping HTTP/1.1\r\n")
         try:

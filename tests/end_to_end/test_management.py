@@ -17,6 +17,14 @@ def store(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="module")
+def echo_store(tmp_path_factory):
+    """A store with one model, for tests that share a server."""
+    folder = tmp_path_factory.mktemp("store")
+    pack_handler(folder, "echo")
+    return str(folder)
+
+
 def test_model_is_registered_used_and_unregistered(start, store):
     pack_handler(store, "echo")
     server = start("--model-store", store).wait_ready()
@@ -85,9 +93,8 @@ def test_registration_takes_a_json_body(start, store):
         (b"{'url': 'echo.mar', model_name: \"parrot\", 'initial_workers': '1', 'synchronous': true}", 200, None),
     ],
 )
-def test_registration_reads_json_leniently(start, store, body, status, kind):
-    pack_handler(store, "echo")
-    server = start("--model-store", store).wait_ready()
+def test_registration_reads_json_leniently(share, echo_store, body, status, kind):
+    server = share("--model-store", echo_store)
     reply = server.manage("POST", "/models", body, headers={"Content-Type": "application/json"})
     assert (reply.status, reply.json.get("type")) == (status, kind)
 
@@ -113,9 +120,8 @@ def test_registration_that_cannot_start_says_why_and_leaves_nothing(start, store
         ("url=echo.mar", 409, "Model version 1.0 is already registered for model echo"),
     ],
 )
-def test_registration_errors(start, store, query, status, message):
-    pack_handler(store, "echo")
-    server = start(store).wait_ready()
+def test_registration_errors(share, echo_store, query, status, message):
+    server = share(echo_store)
     reply = server.manage("POST", f"/models?{query}&initial_workers=1")
     assert reply.status == status
     assert message in reply.message

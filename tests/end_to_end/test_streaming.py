@@ -19,8 +19,8 @@ def open_stream(server, model, order):
     return connection, connection.getresponse()
 
 
-def test_each_chunk_is_sent_when_it_is_made(start, tmp_path):
-    server = start("streamer.py").wait_ready()
+def test_each_chunk_is_sent_when_it_is_made(share, tmp_path):
+    server = share("streamer.py")
     gate = tmp_path / "gate"
     connection, response = open_stream(server, "streamer", {"n": 10, "until": str(gate)})
     assert response.getheader("transfer-encoding") == "chunked"
@@ -31,8 +31,8 @@ def test_each_chunk_is_sent_when_it_is_made(start, tmp_path):
     connection.close()
 
 
-def test_client_that_goes_away_in_mid_stream_stops_the_handler(start, tmp_path):
-    server = start("streamer.py").wait_ready()
+def test_client_that_goes_away_in_mid_stream_stops_the_handler(share, tmp_path):
+    server = share("streamer.py")
     note = tmp_path / "note"
     connection, response = open_stream(server, "streamer", {"n": 100_000, "pause": 0.01, "note": str(note)})
     assert response.readline()
@@ -75,8 +75,8 @@ def test_stream_that_fails_in_the_middle_is_broken_off(start):
     assert "broke in the middle" in server.log
 
 
-def test_stream_that_fails_before_its_first_part_is_an_ordinary_error(start):
-    reply = start("streamer.py").wait_ready().predict("streamer", {"n": 10, "fail at": 0})
+def test_stream_that_fails_before_its_first_part_is_an_ordinary_error(share):
+    reply = share("streamer.py").predict("streamer", {"n": 10, "fail at": 0})
     assert reply.status == 503
     assert reply.message == "Prediction failed"
 
@@ -92,14 +92,14 @@ def test_streams_inside_a_batch_end_one_by_one(start):
         futures[2].result()
 
 
-def test_async_generators_stream(start):
-    reply = start("async_streamer.py").wait_ready().predict("async_streamer", {})
+def test_async_generators_stream(share):
+    reply = share("async_streamer.py").predict("async_streamer", {})
     assert reply.body == b"0 1 2 3 4 "
     assert reply.headers["transfer-encoding"] == "chunked"
 
 
-def test_http_1_0_client_gets_a_stream_that_ends_with_the_connection(start):
-    server = start("async_streamer.py").wait_ready()
+def test_http_1_0_client_gets_a_stream_that_ends_with_the_connection(share):
+    server = share("async_streamer.py")
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"GET /predictions/async_streamer HTTP/1.0\r\n\r\n")
         received = b""

@@ -135,6 +135,8 @@ def test_async_handlers_are_reloaded_when_idle(start, tmp_path):
     gate.touch()
     assert waiting[0].result().body == b"new " * 5
     assert [stream.response.read() for stream in streams] == [b"old " * 4] * 2
+    for stream in streams:
+        stream.leave()
     edit(file, "'first'", "'second'")
     assert server.predict("waiter", b"").status == 200
     logged(server, "with its weights, because initialize changed")

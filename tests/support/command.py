@@ -73,7 +73,8 @@ class Command:
 
     def stop_all(self) -> None:
         """Stop whatever still runs."""
-        self.run("--stop", "--foreground")
+        if self.pid_file.exists():
+            self.run("--stop", "--foreground")
 
     def _where(self, env: Mapping[str, str] | None) -> dict[str, Any]:
         return {"cwd": self.folder, "env": {**os.environ, **self.environment, **(env or {})}}

@@ -53,7 +53,7 @@ def with_read_arguments(call: Any) -> Any:
         return call
     try:
         return {**call, "function": {**function, "arguments": json.loads(arguments)}}
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
 
 

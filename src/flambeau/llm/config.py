@@ -11,6 +11,12 @@ from flambeau.llm.errors import BadRequest
 Quantization = Literal["int8", "int4", "fp8"]
 SpeculationKind = Literal["draft", "lookup"]
 
+# Each token is compared with all of them, while everybody else's next step waits.
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1000
+MAX_STOP_IDS = 1000
+MAX_SHOWN = 100  # characters of a value that is refused
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -62,7 +68,7 @@ class SamplingParams:
         """Refuse what cannot be meant."""
         for name, is_fine, what in self._rules():
             if not is_fine:
-                raise BadRequest(f"{name} must be {what}, not {getattr(self, name)!r}", name)
+                raise BadRequest(f"{name} must be {what}, not {repr(getattr(self, name))[:MAX_SHOWN]}", name)
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         most = self.max_tokens
@@ -86,7 +92,14 @@ class SamplingParams:
                 "token ids with numbers from -100 to 100",
             ),
             ("stop", all(isinstance(text, str) and text for text in self.stop), "texts that are not empty"),
+            ("stop", len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} texts"),
+            (
+                "stop",
+                all(len(text) <= MAX_STOP_CHARACTERS for text in self.stop if isinstance(text, str)),
+                f"texts of at most {MAX_STOP_CHARACTERS} characters",
+            ),
             ("stop_token_ids", all(map(is_int, self.stop_token_ids)), "token ids"),
+            ("stop_token_ids", len(self.stop_token_ids) <= MAX_STOP_IDS, f"at most {MAX_STOP_IDS} token ids"),
         ]
 
     @property

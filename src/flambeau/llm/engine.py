@@ -120,6 +120,12 @@ class Engine:
             self._new_sequence(request_id, i, prompt_ids, params, seed, generated[i] if i < len(generated) else ())
             for i in range(params.n)
         ]
+        if not all(sequence.room > 0 for sequence in choices):
+            raise BadRequest(
+                f"the text so far leaves no room for another token: the context has {self.max_length}, the prompt "
+                f"{len(prompt_ids)}; send a shorter prompt or ask for more tokens",
+                "prompt",
+            )
         self._requests[request_id] = choices
         if any(sequence.num_generated for sequence in choices):  # their prompts differ
             for sequence in choices:
@@ -205,15 +211,15 @@ class Engine:
         plan = self._scheduler.plan(self._stepper.num_ahead(self._scheduler.running))
         for sequence in plan.preempted:
             self._runner.tables.forget(sequence)
-        finished_prompts = plan.finished_prompts
         made = self._stepper.run(plan)
         for chunk in plan.chunks:
             if not chunk.is_last:
                 self._scheduler.computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
         outputs = [self._output(each) for each in made]
-        for sequence in finished_prompts:
-            self._scheduler.add_first(sequence.siblings)
-            sequence.siblings = []
+        # Whoever got a token has its prompt computed, also where the last of it came alone and looked like a decode.
+        for each in made:
+            self._scheduler.add_first(each.sequence.siblings)
+            each.sequence.siblings = []
         return outputs
 
     def _output(self, made: Made) -> Output:
@@ -253,13 +259,17 @@ class Engine:
         """All choices of all prompts, whole, in order."""
         many = [prompts] if isinstance(prompts, str) else [*prompts]
         names = [f"generate-{next(self._names)}" for _ in many]
-        for name, prompt in zip(names, many, strict=True):
-            self.add(name, self._encode(prompt), params)
         completions = {(name, i): Completion() for name in names for i in range(params.n)}
-        while any(name in self._requests for name in names):
-            for output in self.step():
-                if (completion := completions.get((output.request_id, output.index))) is not None:
-                    completion.add(output)
+        try:
+            for name, prompt in zip(names, many, strict=True):
+                self.add(name, self._encode(prompt), params)
+            while any(name in self._requests for name in names):
+                for output in self.step():
+                    if (completion := completions.get((output.request_id, output.index))) is not None:
+                        completion.add(output)
+        finally:  # one of them was refused, or whoever waits has lost patience
+            for name in names:
+                self.cancel(name)
         return [*completions.values()]
 
     def stream(self, prompt: str | Many[int], params: SamplingParams) -> Iterator[Output]:

@@ -16,6 +16,8 @@ from flambeau.llm.few import FewDraws
 from flambeau.llm.filters import FEW, Filter, in_order, largest
 from flambeau.llm.rows import Row
 
+COLDEST = 1e-30  # as good as greedy; below it, logits leave the range of numbers
+
 
 class Kind(Enum):
     """How far tokens must be sorted."""
@@ -36,7 +38,7 @@ class Group:
         self._kind, self._device = kind, device
         self.keys_S1 = torch.tensor([[row.key] for row in rows], device=device)
         params = [row.params for row in rows]
-        self._temperature = self._column([p.temperature for p in params])
+        self._temperature = self._column([max(p.temperature, COLDEST) for p in params])
         top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
         self._filter = Filter(
             top_k=self._column(top_k, torch.long) if min(top_k) < vocab_size else None,

@@ -81,7 +81,8 @@ def make_network(path: Path, config: EngineConfig, device: torch.device, ranks: 
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
     return Network(
         arch=arch,
-        forward=make_forward(model, cache, config) if ranks is None else EagerForward(model, cache),
+        # Ranks compute operation by operation: what one of them compiled alone would leave the others waiting.
+        forward=forward_for(model, cache, config) if ranks is None else EagerForward(model, cache),
         num_blocks=num_blocks,
         draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
     )
@@ -110,14 +111,15 @@ def make_draft(
 ) -> Draft:
     """A draft with its cache, whose blocks are the target's."""
     cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
-    return Draft(make_forward(model, cache, config), model.arch.max_length)
+    return Draft(forward_for(model, cache, config), model.arch.max_length)
 
 
-def make_forward(model: Transformer, cache: KVCache, config: EngineConfig) -> Forward:
-    """What computes the steps of a whole network."""
+def forward_for(model: Transformer, cache: KVCache, config: EngineConfig) -> Forward:
+    """How steps are computed: compiled beside the first ones, unless that is not wanted."""
     if not config.compile:
         return EagerForward(model, cache)
-    max_blocks = -(-(config.max_model_len or model.arch.max_length) // config.block_size)
+    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
+    max_blocks = -(-length // config.block_size)
     return CompiledForward(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks)
 
 

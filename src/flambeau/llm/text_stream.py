@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 from flambeau.llm.tokenizer import Tokenizer
@@ -79,16 +80,25 @@ class StopString:
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0  # how many characters of the stop string the text ends with
-        self._shorter = [0] * len(text)  # where to go on after a mismatch: the longest beginning that is also an end
-        for at in range(1, len(text)):
-            self._shorter[at] = self._next(self._shorter[at - 1], text[at])
+        self._shorter = borders(text)
 
     def is_complete_with(self, character: str) -> bool:
         """Take one more character; whether the text now ends with the stop string."""
-        self.matched = self._next(self.matched, character)
+        self.matched = advance(self.text, self._shorter, self.matched, character)
         return self.matched == len(self.text)
 
-    def _next(self, matched: int, character: str) -> int:
-        while matched and self.text[matched] != character:
-            matched = self._shorter[matched - 1]
-        return matched + (self.text[matched] == character)
+
+@functools.lru_cache(maxsize=1024)  # all choices of a request have the same
+def borders(text: str) -> tuple[int, ...]:
+    """For each beginning of a text, where to go on after a mismatch: its longest beginning that is also its end."""
+    shorter = [0] * len(text)
+    for at in range(1, len(text)):
+        shorter[at] = advance(text, shorter, shorter[at - 1], text[at])
+    return tuple(shorter)
+
+
+def advance(text: str, shorter: Sequence[int], matched: int, character: str) -> int:
+    """How many characters of a text are matched after one more."""
+    while matched and text[matched] != character:
+        matched = shorter[matched - 1]
+    return matched + (text[matched] == character)

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from flambeau.errors import BadRequest, HandlerError
+from flambeau.errors import BadRequest, HandlerError, PredictionException
 from flambeau.handlers.gpt import PAD, GptHandler
 from flambeau.testing.context import new_handler_context
 from flambeau.wire.generation import Generate, decode_pieces, encode_request
@@ -265,12 +265,42 @@ def test_prompt_that_cannot_be_answered_is_the_clients_fault(handler, body, reas
         (encode_request(Generate(prompts=[PROMPT] * 9, sampling={"n": 128})), "prompts times n must be 1 to 1024"),
         (encode_request(Generate(prompts=[PROMPT], sampling={"temperature": -1})), "temperature must be"),
         (encode_request(Generate(messages=[{"content": 5}])), "messages"),
+        (encode_request(Generate(messages=[{"role": "user", "content": "x" * CONTEXT * 300}])), "the chat has 76800"),
+        (encode_request(Generate(prompts=[PROMPT], sampling={"stop": ["x"] * 65})), "stop must be at most 64 texts"),
+        (encode_request(Generate(prompts=[PROMPT], sampling={"stop": "x" * 1001})), "at most 1000 characters"),
     ],
 )
 def test_front_ends_request_that_makes_no_sense_is_refused_whole(handler, body, reason):
     with pytest.raises(BadRequest, match=reason):
         join(handler, body, kind="generate")
     assert not handler.generation().has_work
+
+
+def test_too_many_prompts_are_not_even_cut_into_tokens(handler, monkeypatch):
+    monkeypatch.setattr(handler._reader, "_tokenizer", None)
+    with pytest.raises(BadRequest, match="prompts times n must be 1 to 1024, not 1025"):
+        join(handler, encode_request(Generate(prompts=[PROMPT] * 1025)), kind="generate")
+
+
+def test_tool_call_whose_arguments_are_nested_without_end_costs_nothing(handler):
+    call = {"function": {"name": "f", "arguments": "[" * 200_000}}
+    message = {"role": "assistant", "content": "x", "tool_calls": [call]}
+    join(handler, encode_request(Generate(messages=[message], sampling={"max_tokens": 1})), kind="generate")
+    assert run(handler)[1][-1].last
+
+
+@pytest.mark.parametrize("form", [{}, {"stream": True}, {"n": 2}])
+def test_text_that_broke_off_is_no_answer(folder, form):
+    broken = new_handler(folder)
+    with torch.inference_mode():
+        broken.model.lm_head.weight.fill_(torch.nan)
+    join(broken, {"data": PROMPT, **form})
+    [(job_id, error)] = broken.generation().step()
+    assert (job_id, error.error_code) == (1, 500)
+    assert "no finite numbers" in error.message
+    assert not broken.generation().has_work
+    with pytest.raises(PredictionException, match="no finite numbers"):
+        handle(broken, {"data": PROMPT})
 
 
 def test_cancelled_job_leaves_no_block_behind(handler):

@@ -101,6 +101,15 @@ def test_choices_share_the_prompt(model):
     assert {tuple(choice.token_ids) for choice in choices} == {tuple(without_cache(model, prompt, 5))}
 
 
+@pytest.mark.parametrize("length", [8, 9, 10, 17])
+def test_all_choices_begin_wherever_steps_divide_the_prompt(model, length):
+    engine = tiny_engine(model, max_step_tokens=8)
+    engine.add("x", [*range(1, length + 1)], SamplingParams(temperature=0.0, max_tokens=4, n=3))
+    outputs = [output for _ in range(40) for output in engine.step()]
+    assert sorted(output.index for output in outputs if output.finish_reason) == [0, 1, 2]
+    assert not engine.has_work
+
+
 def test_a_sequence_goes_on_where_another_engine_stopped(model, expected):
     engine = tiny_engine(model)
     prompt = some_prompts(1)[0]
@@ -109,6 +118,23 @@ def test_a_sequence_goes_on_where_another_engine_stopped(model, expected):
     while engine.has_work:
         made += [token for output in engine.step() for token in output.token_ids]
     assert made == expected[0][7:]
+
+
+def test_a_sequence_that_has_become_too_long_for_this_engine_is_refused(model):
+    """It would wait for blocks that never come, and everybody behind it."""
+    engine = tiny_engine(model, num_blocks=6)
+    with pytest.raises(BadRequest, match="no room"):
+        engine.add("resumed", [1, 2, 3], SamplingParams(temperature=0.0), generated=[[4] * 17])
+    with pytest.raises(BadRequest, match="no room"):
+        engine.add("resumed", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=5), generated=[[4] * 5])
+    assert not engine.has_work
+
+
+def test_a_list_of_prompts_of_which_one_is_refused_leaves_nothing_behind(model):
+    engine = tiny_engine(model)
+    with pytest.raises(BadRequest, match="empty"):
+        engine.generate([[1, 2, 3], []], GREEDY)
+    assert not engine.has_work
 
 
 def test_a_cancelled_request_frees_its_blocks_at_once(model):

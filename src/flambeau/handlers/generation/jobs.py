@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -200,8 +200,7 @@ class GptGeneration:
         job.note(made, now)
         is_over = job.num_left == 0
         try:
-            for one in made:
-                check(one.output.error)
+            check_ends(one.output for one in made)
             body = job.reply.take(made, is_over=is_over)
         except Exception as error:  # an answer that cannot be written costs nobody else's
             self.cancel(job.request.job_id)
@@ -242,8 +241,7 @@ class GptGeneration:
             for name in names:
                 self._owners.pop(name, None)
                 self._engine.cancel(name)
-        for completion in gathering.completions:
-            check(completion.error)
+        check_ends(gathering.completions)
         return gathering.completions
 
     # ---- the end ----
@@ -257,10 +255,11 @@ class GptGeneration:
         self._engine.close()
 
 
-def check(error: str) -> None:
-    """Fail where the engine could not go on with a sequence."""
-    if error:
-        raise PredictionException(error, 500)
+def check_ends(made: Iterable[Output | Completion]) -> None:
+    """Raise where a choice has ended with an error: a text cut short must not pass for an answer."""
+    for one in made:
+        if one.finish_reason == "error":
+            raise PredictionException(f"The model could not go on: {one.error}.", 500)
 
 
 def first_seed(params: SamplingParams) -> int:

@@ -78,12 +78,15 @@ class RequestReader:
             return prompt
         if not prompt:
             raise BadRequest(f"the {name} is empty; send at least one character")
-        if len(prompt) > self._max_length * CHARACTERS_PER_TOKEN:
+        self._check_length(len(prompt), name)
+        return self._tokenizer.encode(check_text(prompt, name))
+
+    def _check_length(self, num_characters: int, name: str) -> None:
+        if num_characters > self._max_length * CHARACTERS_PER_TOKEN:
             raise BadRequest(
-                f"the {name} has {len(prompt)} characters, and the model's context only {self._max_length} tokens; "
+                f"the {name} has {num_characters} characters, and the model's context only {self._max_length} tokens; "
                 "send a shorter one"
             )
-        return self._tokenizer.encode(check_text(prompt, name))
 
     def encode_ask(self, ask: Ask) -> list[int]:
         """The tokens of a prediction's prompt, or of its chat."""
@@ -92,9 +95,11 @@ class RequestReader:
         return self._encode_chat(ask.messages, {})
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
+        contents = [message.get("content") for message in messages]
+        self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
         try:
             return self._tokenizer.encode_chat(messages, **options)
-        except (LLMError, TypeError) as error:
+        except (LLMError, TypeError, RecursionError) as error:
             raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
 
     def predict(self, ask: Ask, ids: list[int], progress: Progress | None, finish: Finish | None = None) -> Prompted:
@@ -122,10 +127,10 @@ class RequestReader:
         except ValueError as error:
             raise BadRequest(str(error)) from None
         params = read_sampling(request.sampling, self._generate_defaults)
-        prompts = self._prompts_of(request)
-        count = len(prompts) * params.n
+        count = params.n * (len(request.prompts) if request.messages is None else 1)
         if not 1 <= count <= MAX_CHOICES:
             raise BadRequest(f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
+        prompts = self._prompts_of(request)
         preambles = {}
         if request.echo:
             texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
