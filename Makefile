@@ -10,7 +10,8 @@ serve: install ## Serve the embedded example (or SERVE="path …") until Ctrl-C.
 	$(BIN)/flambeau serve $(SERVE)
 
 test: install check ## Everything CI runs.
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+	# In the order of tests/conftest.py, in which long files come first; xdist would begin with those of many tests.
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: install
 	$(BIN)/ruff format --check .

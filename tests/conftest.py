@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,18 @@ from hypothesis import settings
 import support.site.sitecustomize  # noqa: F401  (for tests that import torchvision themselves)
 from support.configured import ConfiguredServer
 from support.running import HANDLERS, RunningServer
+
+# Tests start hundreds of processes; where the environment forbids to keep compiled code, each would compile all of it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+async def load_grpc() -> None:
+    """Outside of a loop, gRPC makes one that nobody closes, and some later test would be blamed for it."""
+    import flambeau.frontend.grpc  # noqa: F401
+
+
+asyncio.run(load_grpc())
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no counter-example
 settings.load_profile("steady")
@@ -35,6 +50,22 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
 
     yield start_server
     for server in running:
+        server.stop(timeout=40)
+
+
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RunningServer]]:
+    """The module's server with these arguments, ready, for tests that do it no harm."""
+    running: dict[tuple[str, ...], RunningServer] = {}
+
+    def share_server(*arguments: str) -> RunningServer:
+        if arguments not in running:
+            words = [str(HANDLERS / word) if word.endswith(".py") else word for word in arguments]
+            running[arguments] = RunningServer(tmp_path_factory.mktemp("shared") / "server.log", *words)
+        return running[arguments].wait_ready()
+
+    yield share_server
+    for server in running.values():
         server.stop(timeout=40)
 
 

@@ -282,7 +282,7 @@ def test_keys_on_a_loopback_address_only_when_asked_for(command, line, words, en
 
 def test_our_own_command_refuses_a_public_bind_without_keys(command):
     words = [sys.executable, "-m", "flambeau.cli.main", "serve", "--host", "0.0.0.0", "--port", "0", "--no-token"]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=30, **command._where(None))
+    result = subprocess.run(words, capture_output=True, text=True, timeout=100, **command._where(None))
     assert result.returncode == 1
     assert "--allow-unprotected" in result.stderr
     assert "Leave authorization on" in result.stderr

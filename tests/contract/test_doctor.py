@@ -22,7 +22,7 @@ def store(tmp_path):
 
 
 def ask(config, store, *flags):
-    return subprocess.run([*DOCTOR, config, store, *flags], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*DOCTOR, config, store, *flags], capture_output=True, text=True, timeout=100)
 
 
 def test_installation_that_will_work(store, tmp_path):

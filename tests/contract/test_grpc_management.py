@@ -233,7 +233,7 @@ def test_each_port_wants_its_own_key(configured, tmp_path):
         assert refusal(client.predict, order=order, metadata=metadata) == (StatusCode.PERMISSION_DENIED, REFUSED)
     for metadata in (*wrong, bearers["inference"]):
         assert refusal(client.manage, "ListModels", metadata=metadata) == (StatusCode.PERMISSION_DENIED, REFUSED)
-    streams = client.inference.StreamPredictions2(iter([request(order=order, sequence_id="s")]), timeout=10)
+    streams = client.inference.StreamPredictions2(iter([request(order=order, sequence_id="s")]), timeout=60)
     assert refusal(lambda: [*streams]) == (StatusCode.PERMISSION_DENIED, REFUSED)
 
 
@@ -262,7 +262,7 @@ def test_without_grpcio_default_ports_stay_closed_with_one_line(configured, with
 
 def test_without_grpcio_ports_that_were_asked_for_are_an_error(configured, without_grpcio):
     server, _ = configured(env=without_grpcio)
-    assert server.process.wait(20) == 1
+    assert server.process.wait(60) == 1
     assert "ConfigError: gRPC needs packages that are not installed: pip install flambeau[grpc]" in server.log
 
 
@@ -347,7 +347,7 @@ def test_tls_with_pem_files(configured, tmp_path):
 def test_tls_without_its_files_is_an_error(configured, tmp_path, is_missing):
     named = Tls(certificate_file=tmp_path / "nowhere.pem", private_key_file=tmp_path / "nowhere.pem")
     server, _ = configured(tls=named if is_missing else Tls(), grpc_options={"is_tls": True})
-    assert server.process.wait(20) == 1
+    assert server.process.wait(60) == 1
     expected = "nowhere.pem cannot be read" if is_missing else "gRPC over TLS needs certificate_file"
     assert expected in server.log
 
@@ -356,5 +356,5 @@ def test_tls_with_files_that_are_no_certificate_is_an_error(configured, tmp_path
     (tmp_path / "junk.pem").write_text("junk")
     junk = Tls(certificate_file=tmp_path / "junk.pem", private_key_file=tmp_path / "junk.pem")
     server, _ = configured(tls=junk, grpc_options={"is_tls": True})
-    assert server.process.wait(20) == 1
+    assert server.process.wait(60) == 1
     assert "PEM" in server.log

@@ -142,7 +142,7 @@ def test_preflight_needs_no_key_and_runs_nothing(tmp_path):
 
 
 def first_answer(port, message):
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.settimeout(20)
         client.sendall(message)
         return client.recv(65536)

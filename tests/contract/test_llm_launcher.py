@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from support.archives import pack_handler
+from support.language_models import ONE_THREAD, write_language_model
 from support.running import RunningServer, free_ports, path
 
 
@@ -27,7 +28,12 @@ class Launched(RunningServer):
         (folder / "tmp").mkdir()
         self.log_path = folder / "log"
         self._log = self.log_path.open("wb")
-        settings = {"TS_CONFIG_FILE": "config.properties", "TMPDIR": str(folder / "tmp"), "PYTHONPATH": path()}
+        settings = {
+            "TS_CONFIG_FILE": "config.properties",
+            "TMPDIR": str(folder / "tmp"),
+            "PYTHONPATH": path(),
+            **ONE_THREAD,
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ts.llm_launcher", "--model_store", "store", "--disable_token_auth", *words],
             cwd=folder,
@@ -63,7 +69,7 @@ def test_a_folder_that_is_there_is_served_and_stays(launch, tmp_path, number):
     server = launch("--model_name", "echo")
     server.until(lambda: server._connects() and server.predict("echo", b"hi").status == 200)
     server.process.send_signal(number)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
     assert not server._connects()
     assert (tmp_path / "store" / "echo" / "echo.py").is_file()
 
@@ -74,5 +80,17 @@ def test_a_new_folder_is_made_served_and_removed(launch, tmp_path):
     server.until(lambda: "hf download some/model" in server.log and server._connects())
     assert "model_path: some/model" in (folder / "model-config.yaml").read_text()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
     assert not folder.exists()
+
+
+def test_a_checkpoint_folder_is_served(launch, tmp_path):
+    write_language_model(tmp_path / "checkpoint")
+    server = launch("--model_id", "checkpoint", "--vllm_engine.max_num_seqs", "8")
+    prompt = {"prompt": "To be, or not", "max_new_tokens": 5, "temperature": 0}
+    server.until(lambda: server._connects() and server.predict("model", prompt).status == 200, 50)
+    text = server.predict("model", prompt).json["generated_text"]
+    assert text.startswith("To be, or not")
+    assert len(text) > len("To be, or not")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0

@@ -108,7 +108,7 @@ def test_a_file_of_the_operators_decides_what_there_is(start, tmp_path):
 def test_a_broken_file_is_a_clear_error(start, tmp_path):
     (tmp_path / "metrics.yaml").write_text("model_metrics: {gauge: [{name: a}]}")
     server = start("measuring.py", "--metrics-config", tmp_path / "metrics.yaml")
-    assert server.process.wait(20) == 1
+    assert server.process.wait(60) == 1
     assert "model_metrics.gauge[0]: unit is missing or empty" in server.log
 
 

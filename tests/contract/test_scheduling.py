@@ -24,13 +24,13 @@ class Noted:
     """A noting model: who was run, and a request that keeps its worker busy."""
 
     def __init__(self, server, folder):
-        self.server, self.note = server, folder / "note"
+        self.server, self.note, self.gate = server, folder / "note", folder / "gate"
 
     def ask(self, name, s=0.0, **headers):
         return self.server.predict("noting", {"name": name, "s": s, "note": str(self.note)}, headers=headers)
 
-    def begin(self, name, s=0.0, **headers):
-        order = {"name": name, "s": s, "note": str(self.note)}
+    def begin(self, name, s=0.0, until="", **headers):
+        order = {"name": name, "s": s, "until": until, "note": str(self.note)}
         return self.server.at_once(
             lambda order: self.server.predict("noting", order, headers=headers, timeout=60), [order]
         )[0]
@@ -38,10 +38,14 @@ class Noted:
     def names(self):
         return self.note.read_text().split() if self.note.exists() else []
 
-    def keep_busy(self, s, name="busy"):
-        future = self.begin(name, s)
+    def keep_busy(self, name="busy"):
+        """A request that is run until `release`."""
+        future = self.begin(name, until=str(self.gate))
         self.server.until(lambda: name in self.names())
         return future
+
+    def release(self):
+        self.gate.touch()
 
     def num_waiting(self):
         return self.server.describe("noting")["jobQueueStatus"]["pendingRequests"]
@@ -53,12 +57,13 @@ class Noted:
 def test_without_a_ticket_a_request_is_refused_at_once(start, tmp_path):
     noted = Noted(serve(start, tmp_path, useJobTicket="true"), tmp_path)
     assert noted.server.describe("noting")["useJobTicket"] is True
-    busy = noted.keep_busy(1.5)
+    busy = noted.keep_busy()
     refused = noted.ask("late")
     assert refused.status == 503
     assert refused.json["type"] == "ServiceUnavailableException"
     assert refused.json["message"].startswith(NO_WORKER.format("noting"))
     assert "useJobTicket" in refused.json["message"]
+    noted.release()
     assert busy.result().status == 200
     assert noted.ask("again").status == 200
     assert noted.names() == ["busy", "again"]
@@ -66,31 +71,36 @@ def test_without_a_ticket_a_request_is_refused_at_once(start, tmp_path):
 
 def test_with_a_version_the_text_names_it(start, tmp_path):
     noted = Noted(serve(start, tmp_path, useJobTicket="true"), tmp_path)
-    busy = noted.keep_busy(1.0)
+    busy = noted.keep_busy()
     refused = noted.server.predict("noting", {}, version="1.0")
     assert refused.json["message"].startswith('Model "noting" Version 1.0" has no worker to serve inference request.')
+    noted.release()
     assert busy.result().status == 200
 
 
 def test_each_idle_worker_has_a_ticket(start, tmp_path):
     noted = Noted(serve(start, tmp_path, useJobTicket="true", minWorkers=2, maxWorkers=2), tmp_path)
-    first = noted.keep_busy(1.5, "first")
-    second = noted.keep_busy(1.5, "second")
+    first = noted.keep_busy("first")
+    second = noted.keep_busy("second")
     assert noted.ask("third").status == 503
+    noted.release()
     assert [first.result().status, second.result().status] == [200, 200]
 
 
 def test_batching_workers_do_not_use_up_each_others_tickets(start, tmp_path):
-    settings = {"useJobTicket": "true", "minWorkers": 2, "maxWorkers": 2, "batchSize": 4, "maxBatchDelay": 50}
+    # Batches leave when they are full, however long their requests take to arrive.
+    settings = {"useJobTicket": "true", "minWorkers": 2, "maxWorkers": 2, "batchSize": 2, "maxBatchDelay": 60_000}
     noted = Noted(serve(start, tmp_path, **settings), tmp_path)
     for round in range(3):
-        names = [f"{round}-{i}" for i in range(4)]
-        futures = noted.server.at_once(lambda name: noted.ask(name, 0.1), names)
-        assert [future.result().status for future in futures] == [200] * 4  # one batch, or two
-    busy = [noted.keep_busy(2.0, f"busy-{i}") for i in range(2)]
+        futures = [noted.begin(f"{round}-{i}", 0.1) for i in range(4)]
+        assert [future.result().status for future in futures] == [200] * 4
+    busy = [noted.begin(f"busy-{i}", until=str(noted.gate)) for i in range(4)]
+    noted.server.until(lambda: len(noted.names()) == 16)
     assert noted.ask("late").status == 503
-    assert [future.result().status for future in busy] == [200, 200]
-    assert noted.ask("last").status == 200
+    noted.release()
+    assert [future.result().status for future in busy] == [200] * 4
+    last = [noted.begin(f"last-{i}") for i in range(2)]
+    assert [future.result().status for future in last] == [200, 200]
 
 
 def test_tickets_come_back_with_a_worker_that_died(start, tmp_path):
@@ -112,12 +122,13 @@ def test_clients_that_leave_keep_no_ticket(start, tmp_path):
 
 def test_high_priority_goes_before_normal_and_normal_before_low(start, tmp_path):
     noted = Noted(serve(start, tmp_path, minWorkers=2, maxWorkers=2), tmp_path)
-    busy = [noted.keep_busy(1.5, f"busy-{i}") for i in range(2)]
+    busy = [noted.keep_busy(f"busy-{i}") for i in range(2)]
     waiting = []
     for i, priority in enumerate(("low", "normal", "", "high", "low", "HIGH")):
         waiting.append(noted.begin(f"{priority or 'none'}-{i}", **({PRIORITY: priority} if priority else {})))
         noted.server.until(lambda i=i: noted.num_waiting() == i + 1)
     assert noted.server.manage("PUT", "/models/noting?min_worker=1&max_worker=1").status < 300
+    noted.release()
     assert all(future.result().status == 200 for future in busy + waiting)
     assert noted.names()[2:] == ["high-3", "HIGH-5", "normal-1", "none-2", "low-0", "low-4"]
 
@@ -135,24 +146,26 @@ def test_unknown_priority_is_refused_with_the_remedy(start, tmp_path):
 
 def test_request_past_its_client_timeout_is_answered_and_leaves_the_queue(start, tmp_path):
     noted = Noted(serve(start, tmp_path, minWorkers=2, maxWorkers=2, clientTimeoutInMills=400), tmp_path)
-    futures = [noted.keep_busy(2.0, f"busy-{i}") for i in range(2)]
+    futures = [noted.keep_busy(f"busy-{i}") for i in range(2)]
     waiting = noted.begin("late")
     reply = waiting.result()
     assert (reply.status, reply.json["type"]) == (408, "RequestTimeoutException")
     assert "clientTimeoutInMills" in reply.json["message"]
     assert [future.result().status for future in futures] == [408, 408]  # those that run are answered too
-    assert noted.num_waiting() == 0
+    noted.release()
+    noted.server.until(lambda: noted.num_waiting() == 0)
     noted.server.until(lambda: noted.ask("after").status == 200)
     assert "late" not in noted.names()
 
 
 def test_client_that_goes_away_leaves_the_queue(start, tmp_path):
     noted = Noted(serve(start, tmp_path, minWorkers=2, maxWorkers=2), tmp_path)
-    busy = [noted.keep_busy(1.5, f"busy-{i}") for i in range(2)]
+    busy = [noted.keep_busy(f"busy-{i}") for i in range(2)]
     leaving = Stream(noted.server, "noting", {"name": "gone", "note": str(noted.note)})
     noted.server.until(lambda: noted.num_waiting() == 1)
     leaving.leave()
     noted.server.until(lambda: noted.num_waiting() == 0)
+    noted.release()
     assert all(future.result().status == 200 for future in busy)
     assert noted.ask("after").status == 200
     assert "gone" not in noted.names()

@@ -43,7 +43,7 @@ def files(tmp_path):
 
 
 def get(port, path, context, body=None):
-    connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=20)
+    connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=60)
     try:
         connection.request("POST" if body else "GET", path, body, {"Content-Type": "application/octet-stream"})
         response = connection.getresponse()
@@ -156,7 +156,7 @@ def test_unix_socket_of_a_killed_server_is_taken_over(tmp_path):
         reply = ask_socket(path, b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi")
         assert reply.startswith(b"HTTP/1.1 200")
         second = ConfiguredServer(tmp_path, ECHO, inference=Address(path=str(path)))
-        assert second.process.wait(20) != 0  # in use
+        assert second.process.wait(60) != 0  # in use
         server.process.kill()
         server.process.wait()
         assert path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -107,6 +108,17 @@ def nothing():
     yield
 
 
+@pytest.fixture
+def event_loop():
+    """The thread's loop, as a worker has one: the loader would make one that nobody closes."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.mark.usefixtures("event_loop")
 def test_the_loader_loads_by_the_rules_of_workers(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     service = ModelLoaderFactory.get_model_loader().load("m", str(HANDLERS), "echo.py", None, 1)
@@ -152,6 +164,7 @@ def receive(peer: socket.socket, size: int) -> bytes:
     return data
 
 
+@pytest.mark.usefixtures("event_loop")
 def test_a_worker_that_cannot_load_says_why(tmp_path):
     from ts.model_service_worker import TorchModelServiceWorker
 

@@ -41,14 +41,25 @@ def parallel(start, tmp_path):
     return serve(start, tmp_path).wait_ready()
 
 
+def share(tmp_path_factory, config):
+    """A server for several tests: what one of them breaks comes back by itself."""
+    folder = tmp_path_factory.mktemp("shared")
+    server = RunningServer(folder / "server.log", str(pack_handler(folder, "tensor_parallel", config=config)))
+    server.start_timeout_s = LOADS_S
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop(timeout=40)
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One server for the tests that do it no harm."""
-    folder = tmp_path_factory.mktemp("shared")
-    server = RunningServer(folder / "server.log", str(pack_handler(folder, "tensor_parallel", config=TP)))
-    server.start_timeout_s = LOADS_S
-    yield server.wait_ready()
-    server.stop()
+    yield from share(tmp_path_factory, TP)
+
+
+@pytest.fixture(scope="module")
+def batching(tmp_path_factory):
+    yield from share(tmp_path_factory, TP + "responseTimeout: 60\nbatchSize: 4\nmaxBatchDelay: 200\n")
 
 
 def product(server, **order):
@@ -103,33 +114,36 @@ def test_client_that_goes_away_leaves_the_ranks_in_step(shared):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_that_is_killed_ends_its_group_which_is_restarted_as_one(parallel, rank):
-    before = pids_of(parallel, "tensor_parallel")
+def test_rank_that_is_killed_ends_its_group_which_is_restarted_as_one(shared, rank):
+    before = shared.until(lambda: pids_of(shared, "tensor_parallel"))
     os.kill(before[rank], signal.SIGKILL)
-    after = parallel.until(
-        lambda: (pids := pids_of(parallel, "tensor_parallel")) and not set(pids) & set(before) and pids
-    )
+    after = shared.until(lambda: (pids := pids_of(shared, "tensor_parallel")) and not set(pids) & set(before) and pids)
     assert len(after) == 2
-    assert product(parallel).json["product"] == PRODUCT
+    assert product(shared).json["product"] == PRODUCT
     assert (
-        f"rank {rank}: killed by SIGKILL" in parallel.describe("tensor_parallel")["workers"][0]["lastFailure"]["reason"]
+        f"rank {rank}: killed by SIGKILL" in shared.describe("tensor_parallel")["workers"][0]["lastFailure"]["reason"]
     )
     assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
 
 
-def test_rank_that_exits_in_the_middle_of_a_request_is_named(parallel):
-    reply = product(parallel, rank=1, accident="exit")
+def test_rank_that_exits_in_the_middle_of_a_request_is_named(shared):
+    reply = product(shared, rank=1, accident="exit")
     assert (reply.status, reply.message) == (500, "Worker died.")
     assert "rank 1: exited with code 3" in reply.cause
-    assert product(parallel).json["product"] == PRODUCT
+    assert product(shared).json["product"] == PRODUCT
 
 
-def test_ranks_that_part_ways_are_restarted_before_they_mix_up_requests(start, tmp_path):
-    server = serve(start, tmp_path, config=TP + "responseTimeout: 60\n").wait_ready()
-    reply = product(server, rank=0, accident="raise")  # rank 1 waits for it in the collective
+def test_batches_are_computed_together(batching):
+    scales = [1.0, 2.0, 3.0, 4.0]
+    replies = batching.at_once(lambda s: product(batching, x=[s * x for x in X]), scales)
+    assert [reply.result().json["product"] for reply in replies] == [[s * p for p in PRODUCT] for s in scales]
+
+
+def test_ranks_that_part_ways_are_restarted_before_they_mix_up_requests(batching):
+    reply = product(batching, rank=0, accident="raise")  # rank 1 waits for it in the collective
     assert reply.status == 500
     assert "out of step" in reply.cause
-    assert product(server, x=[2.0, 4.0, 6.0, 8.0]).json["product"] == [160.0, 180.0, 200.0, 220.0]
+    assert product(batching, x=[2.0, 4.0, 6.0, 8.0]).json["product"] == [160.0, 180.0, 200.0, 220.0]
 
 
 def test_rank_that_cannot_load_is_named(start, tmp_path):
@@ -147,30 +161,47 @@ def test_pipeline_parallel_model_is_asked_at_rank_0_only(start, tmp_path):
     assert "WORKER_MODEL_LOADED -> WORKER_SCALED_DOWN" in server.log
 
 
-def test_group_is_stopped_gracefully_with_what_it_has_accepted(parallel):
-    pids = pids_of(parallel, "tensor_parallel")
-    replies = parallel.at_once(lambda s: product(parallel, sleep_s=s), [0.5, 0.5])
+def test_groups_grow_as_workers_do_and_are_stopped_gracefully_with_what_they_have_accepted(parallel):
+    grown = parallel.manage("PUT", "/models/tensor_parallel?min_worker=2&synchronous=true", timeout=LOADS_S)
+    assert grown.status == 200
+    workers = parallel.describe("tensor_parallel")["workers"]
+    assert int(workers[1]["id"]) >= int(workers[0]["id"]) + 2  # each rank has a number of its own
+    pids = {rank["pid"] for worker in workers for rank in worker["ranks"]}
+    assert len(pids) == 4
+    replies = parallel.at_once(lambda s: product(parallel, sleep_s=s), [0.5] * 6)
     parallel.until(lambda: parallel.describe("tensor_parallel")["jobQueueStatus"]["pendingRequests"])
-    assert parallel.manage("DELETE", "/models/tensor_parallel").status == 200
-    assert [reply.result().json["product"] for reply in replies] == [PRODUCT, PRODUCT]
+    assert parallel.manage("DELETE", "/models/tensor_parallel", timeout=LOADS_S).status == 200
+    answered = [reply.result() for reply in replies]
+    assert [reply.json["product"] for reply in answered] == [PRODUCT] * 6
+    assert {reply.json["pid"] for reply in answered} == {worker["pid"] for worker in workers}
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def test_several_nodes_are_refused_with_a_remedy(start, tmp_path):
-    store = tmp_path / "store"
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A server with two devices and no model yet; and its store."""
+    folder = tmp_path_factory.mktemp("empty")
+    store = folder / "store"
     store.mkdir()
-    pack_handler(store, "led", config=TP + "    nnodes: 2\n")
-    server = start("--model-store", store).wait_ready()
-    reply = server.manage("POST", "/models?url=led.mar&initial_workers=1")
+    devices = {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}
+    server = RunningServer(folder / "server.log", "--model-store", str(store), env=devices)
+    try:
+        yield server.wait_ready(), store
+    finally:
+        server.stop(timeout=40)
+
+
+def test_several_nodes_are_refused_with_a_remedy(empty):
+    server, store = empty
+    pack_handler(store, "led", name="far", config=TP + "    nnodes: 2\n")
+    reply = server.manage("POST", "/models?url=far.mar&initial_workers=1")
     assert reply.status == 400
     assert "set nnodes: 1" in reply.message
 
 
-def test_group_that_needs_more_devices_than_there_are_is_refused(start, tmp_path):
-    store = tmp_path / "store"
-    store.mkdir()
+def test_group_that_needs_more_devices_than_there_are_is_refused(empty):
+    server, store = empty
     pack_handler(store, "led", config="parallelType: tp\ndeviceType: gpu\ntorchrun:\n    nproc-per-node: 4\n")
-    server = start("--model-store", store, env={"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}).wait_ready()
     reply = server.manage("POST", "/models?url=led.mar&initial_workers=1")
     assert (reply.status, reply.json["type"]) == (500, "WorkerInitializationException")
     assert reply.message == "No enough gpu devices for model:led parallelLevel:4"
@@ -201,13 +232,6 @@ def test_group_that_does_not_answer_in_time_is_ended_whole(start, tmp_path):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
 
 
-def test_batches_are_computed_together(start, tmp_path):
-    server = serve(start, tmp_path, config=TP + "batchSize: 4\nmaxBatchDelay: 200\n").wait_ready()
-    scales = [1.0, 2.0, 3.0, 4.0]
-    replies = server.at_once(lambda s: product(server, x=[s * x for x in X]), scales)
-    assert [reply.result().json["product"] for reply in replies] == [[s * p for p in PRODUCT] for s in scales]
-
-
 def test_server_that_stops_while_a_group_loads_leaves_nobody_behind(start, tmp_path):
     server = serve(start, tmp_path).wait_listening()
 
@@ -220,13 +244,3 @@ def test_server_that_stops_while_a_group_loads_leaves_nobody_behind(start, tmp_p
     ranks = server.until(pids)
     server.stop()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
-
-
-def test_groups_grow_as_workers_do(start, tmp_path):
-    server = serve(start, tmp_path, config=TP).wait_ready()
-    assert server.manage("PUT", "/models/tensor_parallel?min_worker=2&synchronous=true", timeout=LOADS_S).status == 200
-    workers = server.describe("tensor_parallel")["workers"]
-    assert int(workers[1]["id"]) >= int(workers[0]["id"]) + 2  # each rank has a number of its own
-    assert len({rank["pid"] for worker in workers for rank in worker["ranks"]}) == 4
-    replies = server.at_once(lambda s: product(server, sleep_s=s), [0.2] * 6)
-    assert [reply.result().json["product"] for reply in replies] == [PRODUCT] * 6

@@ -11,7 +11,7 @@ from support.archives import pack_handler
 from support.running import Load
 
 ELASTIC = "minWorkers: 1\nmaxWorkers: 3\nidleTimeoutInSec: 1\ntargetQueueTimeInMills: 20\n"
-SLEEPY = "minWorkers: 1\nmaxWorkers: 1\nidleTimeoutInSec: 1\nscaleToZero: true\n"
+SLEEPY = "minWorkers: 1\nmaxWorkers: 1\nidleTimeoutInSec: 0.3\nscaleToZero: true\n"
 
 
 def serve(start, tmp_path, config, **options):
@@ -33,7 +33,7 @@ def test_workers_are_added_while_jobs_wait_and_go_when_they_are_not_needed(start
         server.until(lambda: num_ready(server) == 3)
         seen = len(load.replies)
         server.until(lambda: len(load.replies) > seen + 30)
-        assert num_ready(server) == 3  # and no more
+        assert len(server.describe("napper")["workers"]) <= 3  # and no more
     assert [reply.status for reply in load.replies if reply.status != 200] == load.errors == []
     server.until(lambda: num_ready(server) == len(server.describe("napper")["workers"]) == 1)
     assert server.worker_pids("napper") == first
@@ -109,8 +109,8 @@ def test_requests_that_come_while_it_wakes_all_wait_for_it(start, tmp_path):
 
 
 def test_model_that_works_does_not_fall_asleep(start, tmp_path):
-    server = serve(start, tmp_path, SLEEPY.replace("InSec: 1", "InSec: 0.2")).wait_ready()
-    assert server.predict("napper", {"sleep_s": 1.5}).status == 200  # longer than the idle time
+    server = serve(start, tmp_path, SLEEPY).wait_ready()
+    assert server.predict("napper", {"sleep_s": 1.2}).status == 200  # longer than the idle time
     server.until(lambda: state(server) == "sleeping")
 
 
@@ -184,7 +184,7 @@ def all_done(replies):
 
 
 def test_sleep_and_wake_many_times_with_requests_at_the_edge(start, tmp_path):
-    server = serve(start, tmp_path, SLEEPY.replace("InSec: 1", "InSec: 0.2")).wait_ready()
+    server = serve(start, tmp_path, SLEEPY).wait_ready()
     pause = threading.Event()
     for i in range(8):
         assert server.predict("napper", {}).status == 200

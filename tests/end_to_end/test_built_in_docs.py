@@ -30,7 +30,7 @@ def shell(command, folder, port):
     program = f'flambeau() {{ "{sys.executable}" -m flambeau.cli.main "$@"; }}\n{command}'
     environment = {**os.environ, "PYTHONPATH": path()}
     words = ["bash", "-euo", "pipefail", "-c", program]
-    result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -31,7 +31,7 @@ class Handler:
 
 def flambeau(*words):
     command = [sys.executable, "-m", "flambeau.cli.main", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=40)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ MODULE = [sys.executable, "-m", "flambeau.cli.main"]
 
 
 def flambeau(*words, stdin=b"", **options):
-    return subprocess.run([*MODULE, *map(str, words)], input=stdin, capture_output=True, timeout=30, **options)
+    return subprocess.run([*MODULE, *map(str, words)], input=stdin, capture_output=True, timeout=100, **options)
 
 
 def test_models_are_looked_after_from_the_terminal(start, tmp_path):
@@ -186,7 +186,7 @@ def test_terminal_sees_progress_and_a_line_to_try(tmp_path, start):
     while f"curl http://127.0.0.1:{port}/predictions/slow_start" not in seen and time.monotonic() < deadline:
         seen += os.read(leader, 65536).decode(errors="replace")
     process.terminate()
-    process.wait(20)
+    process.wait(60)
     os.close(leader)
     assert "loading slow_start" in seen
     assert f"curl http://127.0.0.1:{port}/predictions/slow_start" in seen

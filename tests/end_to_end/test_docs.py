@@ -12,10 +12,15 @@ from support.running import HANDLERS
 from support.snippets import run, snippets
 
 
+def about_language_models(shell: str) -> bool:
+    """Whether test_llm_commands.py runs it."""
+    return "shakespeare" in shell or "flambeau llm" in shell
+
+
 def test_readme_can_be_followed(start, tmp_path):
-    [handler] = snippets("README.md", "python")
+    handler, _ = snippets("README.md", "python")
     (tmp_path / "shout.py").write_text(handler)
-    shells = snippets("README.md", "sh")
+    shells = [shell for shell in snippets("README.md", "sh") if not about_language_models(shell)]
     [answer] = snippets("README.md", "text")
     assert shells[0] == "make serve\n"
     assert shells[1] == "flambeau serve shout.py\n"

@@ -6,7 +6,6 @@ import base64
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,7 +13,7 @@ from flambeau.archive.pack import Recipe, pack
 from support.running import HANDLERS, RunningServer
 from support.torchserve import CommandServer, our_environment
 
-BATCH = "batchSize: 3\nmaxBatchDelay: 20000\n"  # only a full batch leaves in less than 20 s
+BATCH = "batchSize: 3\nmaxBatchDelay: 600000\n"  # only a full batch leaves before the client gives up
 
 
 def pack_one(folder, name, handler, config, *extra):
@@ -48,9 +47,7 @@ def server(tmp_path_factory):
 
 
 def as_batch(server, model, documents):
-    began = time.monotonic()
     replies = [future.result() for future in server.at_once(lambda body: server.predict(model, body), documents)]
-    assert time.monotonic() - began < 15
     return replies
 
 
@@ -180,5 +177,5 @@ def test_run_in_this_process_knows_the_envelope_too(tmp_path):
     archive = pack_one(tmp_path, "json", "shares", "envelope: json\n")
     (tmp_path / "request.json").write_text(json.dumps({"instances": [{"data": 5}]}))
     command = [sys.executable, "-m", "flambeau.cli.main", "run", archive, "--input", str(tmp_path / "request.json")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert '{"predictions": [[5, 1]]}' in result.stdout, result.stderr

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,19 +39,23 @@ class Case:
         return self.renamed or self.file
 
 
-CASES = {
+SERVED = {
     "state_dict": Case("net.pth", has_model_file=True),
-    "state_dict_old": Case("legacy.pth", has_model_file=True),
     "safetensors": Case("net.safetensors", has_model_file=True),
     "torchscript": Case("net.pt"),
-    "torchscript_renamed": Case("net.pt", renamed="model.bin"),
     "exported": Case("net.pt2"),
-    "exported_renamed": Case("net.pt2", renamed="model.pth"),
     "package": Case("package.pt2"),
     "library": Case("net.so", config="pt2:\n  export:\n    aot_compile: true\n"),
     "onnx": Case("net.onnx"),
     "whole_module": Case("whole.pth", config="weights_only: false\n"),
 }
+# The same formats under other names, or of older make: they differ only in how they are told apart at loading.
+VARIANTS = {
+    "state_dict_old": Case("legacy.pth", has_model_file=True),
+    "torchscript_renamed": Case("net.pt", renamed="model.bin"),
+    "exported_renamed": Case("net.pt2", renamed="model.pth"),
+}
+CASES = {**SERVED, **VARIANTS}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,7 @@ def pack_case(name: str, case: Case, source: Path, store: Path, scratch: Path) -
     serialized = scratch / case.serialized
     serialized.write_bytes(source.read_bytes())
     config = scratch / "model-config.yaml"
-    config.write_text(case.config + "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 300\n")
+    config.write_text(case.config + "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 100\n")
     recipe = Recipe(
         model_name=name,
         handler="base_handler",
@@ -81,7 +86,7 @@ def pack_case(name: str, case: Case, source: Path, store: Path, scratch: Path) -
 @pytest.fixture(scope="module")
 def server(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     store, scratch = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("scratch")
-    for name, case in CASES.items():
+    for name, case in SERVED.items():
         pack_case(name, case, files / case.file, store, scratch / name)
     running = RunningServer(tmp_path_factory.mktemp("log") / "server.log", str(store))
     running.until(lambda: running._connects() and running.request("GET", "/startupz").status == 200, timeout=120)
@@ -101,14 +106,14 @@ def expected(files: Path) -> list[list[float]]:
         return net.eval()(torch.tensor(ROWS)).tolist()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SERVED)
 def test_one_request(server, expected, name):
     reply = server.predict(name, ROWS[0])
     assert reply.status == 200, reply.body
     assert reply.json == pytest.approx(expected[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SERVED)
 def test_batch_equals_a_plain_script_and_a_bad_neighbour_fails_alone(server, expected, name):
     bodies = [*ROWS[:3], [1.0, 2.0]]  # four make a batch; the last has the wrong shape
     replies = [future.result() for future in server.at_once(lambda body: server.predict(name, body), bodies)]
@@ -119,30 +124,67 @@ def test_batch_equals_a_plain_script_and_a_bad_neighbour_fails_alone(server, exp
     assert "shape" in replies[3].message or "dim" in replies[3].message
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_broken_file_is_refused_and_named(server, files, tmp_path, name):
+def break_file(name: str, files: Path, folder: Path) -> Path:
+    """An archive with half of the file."""
     case = CASES[name]
     whole = (files / case.file).read_bytes()
-    (tmp_path / "broken").write_bytes(whole[: len(whole) // 2])
-    reply = register(server, pack_case(f"broken_{name}", case, tmp_path / "broken", tmp_path, tmp_path / "s"))
-    assert reply.status >= 400
-    assert case.serialized in json.dumps(reply.json)
+    (folder / f"half_{name}").write_bytes(whole[: len(whole) // 2])
+    return pack_case(f"broken_{name}", case, folder / f"half_{name}", folder, folder / f"broken_files_{name}")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_missing_file_is_refused_and_named(server, files, tmp_path, name):
+def leave_out_file(name: str, files: Path, folder: Path) -> Path:
+    """An archive without the file that its manifest names."""
     case = CASES[name]
-    archive = pack_case(f"missing_{name}", case, files / case.file, tmp_path, tmp_path / "s")
-    import zipfile
-
-    lean = tmp_path / "lean.mar"
+    archive = pack_case(f"missing_{name}", case, files / case.file, folder, folder / f"missing_files_{name}")
+    lean = folder / "lean.mar"
     with zipfile.ZipFile(archive) as full, zipfile.ZipFile(lean, "w") as copy:
         for entry in full.namelist():
             if entry != case.serialized:
                 copy.writestr(entry, full.read(entry))
-    reply = register(server, lean.rename(archive))
+    return lean.rename(archive)
+
+
+def is_missing(name: str) -> str:
+    return f"{CASES[name].serialized} cannot be read: it is not among the model's files"
+
+
+@pytest.fixture(scope="module")
+def outcomes(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What a worker answers, or says of an archive that it cannot load."""
+    folder = tmp_path_factory.mktemp("loaded")
+    archives = [make(name, files, folder) for name in CASES for make in (break_file, leave_out_file)]
+    archives += [pack_case(name, case, files / case.file, folder, folder / name) for name, case in VARIANTS.items()]
+    command = [sys.executable, "-m", "support.load_archives", json.dumps(ROWS[0]), *map(str, archives)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_content_decides_and_not_the_suffix(outcomes, expected, name):
+    assert json.loads(outcomes[name]["reply"]) == pytest.approx(expected[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_broken_file_cannot_be_loaded_and_is_named(outcomes, name):
+    assert CASES[name].serialized in outcomes[f"broken_{name}"]["failure"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_missing_file_cannot_be_loaded_and_is_named(outcomes, name):
+    assert is_missing(name) in outcomes[f"missing_{name}"]["failure"]
+
+
+def test_broken_file_is_refused_and_named(server, files, tmp_path):
+    reply = register(server, break_file("torchscript", files, tmp_path))
     assert reply.status >= 400
-    assert f"{case.serialized} cannot be read: it is not among the model's files" in json.dumps(reply.json)
+    assert "net.pt" in json.dumps(reply.json)
+
+
+def test_missing_file_is_refused_and_named(server, files, tmp_path):
+    reply = register(server, leave_out_file("state_dict", files, tmp_path))
+    assert reply.status >= 400
+    assert is_missing("state_dict") in json.dumps(reply.json)
 
 
 def register(server: RunningServer, archive: Path):

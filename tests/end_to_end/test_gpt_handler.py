@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from support.command import Command
-from support.language_models import CONTEXT, write_language_model
+from support.language_models import CONTEXT, ONE_THREAD, write_language_model
 from support.running import RunningServer
 from support.streams import Stream
 
@@ -41,7 +41,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, checkpoint):
     folder = tmp_path_factory.mktemp("served")
-    server = RunningServer(folder / "log", str(write_model(folder / "gpt", checkpoint)))
+    server = RunningServer(folder / "log", str(write_model(folder / "gpt", checkpoint)), env=ONE_THREAD)
     server.start_timeout_s = LOADS_S
     yield server.wait_ready()
     assert customized(server)["blocks_used"] == 0
@@ -189,7 +189,11 @@ def command(tmp_path):
     command = Command(tmp_path)
     command.configure("disable_token_authorization=true", "enable_model_api=true")
     bin_folder = str(Path(sys.executable).parent)
-    command.environment |= {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    command.environment |= {
+        **ONE_THREAD,
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     yield command
     command.stop_all()
 
@@ -227,7 +231,7 @@ def test_commands_of_the_example_work_word_for_word(command, checkpoint):
     text = json.loads((command.folder / "answer").read_text())["generated_text"]
     assert text.startswith(QUESTION)
     assert command.manage("POST", "/models?url=loud.mar&initial_workers=1&synchronous=true").status == 200
-    loud = command.call("POST", "/predictions/loud", QUESTION.encode()).json["generated_text"]
+    loud = command.call("POST", "/predictions/loud", urlencode({"data": QUESTION}).encode()).json["generated_text"]
     assert loud == text.upper()[: len(loud)]
     assert len(loud) > len(QUESTION)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import time
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from support.packing import HANDLERS, pack_network
 from support.pictures import claimed_png, encode, jpeg, picture
 from support.running import RunningServer
 
-BATCH = {"batchSize": 3, "maxBatchDelay": 20_000}  # only a full batch leaves in less than 20 s
-SOON_S = 15
+BATCH = {"batchSize": 3, "maxBatchDelay": 600_000}  # only a full batch leaves before the client gives up
 LABELS = {str(i): f"label {i}" for i in range(1000)}
 
 
@@ -83,9 +81,7 @@ def classes(model, tensors, count, name=str):
 
 def as_batch(server, model, bodies):
     """The replies to requests that can only have run as one batch."""
-    began = time.monotonic()
     replies = [future.result() for future in server.at_once(lambda body: server.predict(model, body), bodies)]
-    assert time.monotonic() - began < SOON_S
     return replies
 
 

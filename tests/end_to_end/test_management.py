@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
 from support.archives import pack_handler
+from support.holding import Held
 
 
 @pytest.fixture
@@ -15,6 +15,14 @@ def store(tmp_path):
     folder = tmp_path / "store"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="module")
+def echo_store(tmp_path_factory):
+    """A store with one model, for tests that share a server."""
+    folder = tmp_path_factory.mktemp("store")
+    pack_handler(folder, "echo")
+    return str(folder)
 
 
 def test_model_is_registered_used_and_unregistered(start, store):
@@ -50,14 +58,14 @@ def test_model_registered_without_workers_waits_for_a_scale_call(start, store):
     assert server.predict("echo", {}).status == 200
 
 
-def test_asynchronous_registration_answers_at_once(start, store):
+def test_asynchronous_registration_answers_at_once(start, store, tmp_path):
     pack_handler(store, "slow_start")
-    server = start("--model-store", store, env={"SLOW_START_S": "1"}).wait_ready()
-    began = time.monotonic()
+    gate = tmp_path / "gate"
+    server = start("--model-store", store, env={"SLOW_START_S": "0", "SLOW_START_UNTIL": str(gate)}).wait_ready()
     reply = server.manage("POST", "/models?url=slow_start.mar&initial_workers=1&synchronous=false")
     assert (reply.status, reply.json["status"]) == (202, "Processing worker updates...")
-    assert time.monotonic() - began < 0.8
     assert server.request("GET", "/readyz").status == 503
+    gate.touch()
     assert server.predict("slow_start", {}).body == b"at last"
 
 
@@ -85,9 +93,8 @@ def test_registration_takes_a_json_body(start, store):
         (b"{'url': 'echo.mar', model_name: \"parrot\", 'initial_workers': '1', 'synchronous': true}", 200, None),
     ],
 )
-def test_registration_reads_json_leniently(start, store, body, status, kind):
-    pack_handler(store, "echo")
-    server = start("--model-store", store).wait_ready()
+def test_registration_reads_json_leniently(share, echo_store, body, status, kind):
+    server = share("--model-store", echo_store)
     reply = server.manage("POST", "/models", body, headers={"Content-Type": "application/json"})
     assert (reply.status, reply.json.get("type")) == (status, kind)
 
@@ -113,9 +120,8 @@ def test_registration_that_cannot_start_says_why_and_leaves_nothing(start, store
         ("url=echo.mar", 409, "Model version 1.0 is already registered for model echo"),
     ],
 )
-def test_registration_errors(start, store, query, status, message):
-    pack_handler(store, "echo")
-    server = start(store).wait_ready()
+def test_registration_errors(share, echo_store, query, status, message):
+    server = share(echo_store)
     reply = server.manage("POST", f"/models?{query}&initial_workers=1")
     assert reply.status == status
     assert message in reply.message
@@ -151,12 +157,11 @@ def test_list_is_paged(start, store):
     assert page == {"models": [{"modelName": "e", "modelUrl": "e.mar"}]}
 
 
-def test_scaling_down_finishes_what_runs(start):
+def test_scaling_down_finishes_what_runs(start, tmp_path):
     server = start("faulty.py", "--workers", "2").wait_ready()
-    futures = server.at_once(lambda o: server.predict("faulty", o), [{"do": "sleep", "s": 1}] * 2)
-    time.sleep(0.3)
+    held = Held(server, tmp_path, 2).wait_running(2)
     assert server.manage("PUT", "/models/faulty?min_worker=1").status == 202
-    assert [future.result().status for future in futures] == [200, 200]
+    assert [reply.status for reply in held.release()] == [200, 200]
     server.until(lambda: len(server.worker_pids("faulty")) == 1)
     assert server.manage("PUT", "/models/faulty?min_worker=0&synchronous=true").status == 200
     assert server.predict("faulty", {"do": "answer"}).status == 503

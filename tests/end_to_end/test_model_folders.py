@@ -81,7 +81,7 @@ def test_weights_file_is_served_with_the_model_file_beside_it(start, folder, exp
 def test_folder_that_names_no_handler_says_so(start, folder):
     (folder / "model-config.yaml").write_text("batchSize: 3\n")
     server = start(folder)
-    assert server.process.wait(20) == 1
+    assert server.process.wait(60) == 1
     assert "names no handler" in server.log
 
 

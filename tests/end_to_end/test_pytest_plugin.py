@@ -44,7 +44,7 @@ def run_tests(tmp_path):
         command = [sys.executable, "-X", "dev", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, project]
         env = {**os.environ, "PYTHONPATH": path}
         env.pop("PYTEST_ADDOPTS", None)
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=50)
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
 
     return run_pytest
 

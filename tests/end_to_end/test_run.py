@@ -15,7 +15,7 @@ MODULE = [sys.executable, "-m", "flambeau.cli.main"]
 
 
 def run(*words):
-    result = subprocess.run([*MODULE, "run", *map(str, words)], capture_output=True, text=True, timeout=30)
+    result = subprocess.run([*MODULE, "run", *map(str, words)], capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     lines = [re.split(r" {2,}", line.strip()) for line in result.stderr.splitlines()]
     return result.stdout, {line[0]: line[1:] for line in lines}

@@ -92,7 +92,7 @@ def test_folder_is_packed_with_one_command(start, tmp_path):
     files = save_bert_folder(tmp_path / "files", **{"1_Pooling/config": {"pooling_mode_cls_token": True}})
     command = [sys.executable, "-m", "flambeau.cli.main", "archive", "pack", "--model-name", "tiny"]
     options = ["--handler", "sentence_embedder", "--extra-files", str(files), "--export-path", str(tmp_path / "store")]
-    result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=30)
+    result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     other = Recipe(model_name="words", handler="sentence_embedder", extra_files=[save_onnx_folder(tmp_path / "onnx")])
     server = start(tmp_path / "store" / "tiny.mar", pack(other, tmp_path, format="no-archive")).wait_ready()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ TEXTS = {
     "We won't WIN... Café?": ["we", "will", "not", "win", "cafe", "not win"],
     "a DAY": ["a", "day"],
 }
-BATCH = {"batchSize": 3, "maxBatchDelay": 20_000}  # only a full batch leaves in less than 20 s
+BATCH = {"batchSize": 3, "maxBatchDelay": 600_000}  # only a full batch leaves before the client gives up
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,7 @@ def test_text_is_cleaned_looked_up_and_classified(server, store, text):
 
 
 def test_batch_of_texts_is_answered_in_order(server, store):
-    began = time.monotonic()
     replies = [f.result() for f in server.at_once(lambda text: server.predict("batched", text.encode()), [*TEXTS])]
-    assert time.monotonic() - began < 15
     assert [reply.json for reply in replies] == [
         expected(store[1]["batched"], [KNOWN[word] for word in words], "0123") for words in TEXTS.values()
     ]

@@ -55,7 +55,7 @@ def packed(folder: Path) -> list[Path]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = ["bash", "-euo", "pipefail", "-c", commands]
     result = subprocess.run(
-        shell, cwd=folder / "vad", env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60
+        shell, cwd=folder / "vad", env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=100
     )
     assert result.returncode == 0, result.stderr
     return [folder / "vad" / "model_store" / name for name in ("vad-pt.mar", "vad-onnx.mar")]

@@ -9,6 +9,7 @@ import pytest
 
 from flambeau.archive.pack import Recipe, pack
 from support.archives import pack_handler
+from support.streams import Stream
 
 HANDLER = """
 import itertools
@@ -46,7 +47,7 @@ def edit(file, old, new):
 
 def logged(server, text):
     """What a worker prints may reach the log a little after its answer."""
-    server.until(lambda: text in server.log, timeout=5)
+    server.until(lambda: text in server.log)
 
 
 def loads(folder):
@@ -104,7 +105,7 @@ def test_code_that_cannot_be_loaded_is_the_answer_until_it_is_mended(start, mode
     assert "No module named 'newcomer'" in server.predict("watched", b"").cause
     (model / "newcomer.py").write_text("")
     assert server.predict("watched", b"").status == 200
-    server.until(lambda: server.log.count("changed and cannot be loaded") == 3, timeout=5)
+    server.until(lambda: server.log.count("changed and cannot be loaded") == 3)
 
 
 def test_functions_are_reloaded_and_called_with_none(start, tmp_path):
@@ -118,26 +119,29 @@ def test_functions_are_reloaded_and_called_with_none(start, tmp_path):
 
 
 def test_async_handlers_are_reloaded_when_idle(start, tmp_path):
-    file = tmp_path / "waiter.py"
+    file, gate = tmp_path / "waiter.py", tmp_path / "gate"
     file.write_text(
-        "import asyncio\n\n\nclass Waiter:\n"
+        f"import asyncio\nfrom pathlib import Path\n\nGATE = {str(gate)!r}\n\n\nclass Waiter:\n"
         "    async def initialize(self, context):\n        self.at = 'first'\n\n"
         "    async def handle(self, data, context):\n"
-        "        for _ in range(5):\n            await asyncio.sleep(0.1)\n            yield 'old '\n"
+        "        for _ in range(5):\n            await asyncio.sleep(0.01)\n            yield 'old '\n"
+        "        while not Path(GATE).exists():\n            await asyncio.sleep(0.01)\n"
     )
     server = start(file, "--watch").wait_ready()
-    streams = server.at_once(lambda _: server.predict("waiter", b""), [0, 1])
-    time.sleep(0.25)
+    streams = [Stream(server, "waiter", {}) for _ in range(2)]
+    assert [stream.begin().read(4) for stream in streams] == [b"old "] * 2
     edit(file, "old", "new")
-    began = time.monotonic()
-    assert server.predict("waiter", b"").body == b"new " * 5
-    assert time.monotonic() - began > 0.6  # it waited for those before it
-    assert [stream.result().body for stream in streams] == [b"old " * 5] * 2
+    waiting = server.at_once(lambda _: server.predict("waiter", b""), [0])
+    gate.touch()
+    assert waiting[0].result().body == b"new " * 5
+    assert [stream.response.read() for stream in streams] == [b"old " * 4] * 2
+    for stream in streams:
+        stream.leave()
     edit(file, "'first'", "'second'")
     assert server.predict("waiter", b"").status == 200
     logged(server, "with its weights, because initialize changed")
     edit(file, "async def handle", "def handle")
-    edit(file, "await asyncio.sleep(0.1)", "pass")
+    edit(file, "await asyncio.sleep(0.01)", "pass")
     assert "needs a restart" in server.predict("waiter", b"").cause
 
 

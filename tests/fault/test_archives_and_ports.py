@@ -18,7 +18,7 @@ from support.archives import pack_handler
 
 def run(*arguments):
     command = [sys.executable, "-m", "flambeau.cli.main", "serve", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
 def test_missing_file_is_named(tmp_path):

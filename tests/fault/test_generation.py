@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import yaml
 
-from support.language_models import write_language_model
+from flambeau.examples.shakespeare import FOLDER
+from support.language_models import ONE_THREAD, write_language_model
 from support.running import RunningServer
 from support.streams import Stream
 
@@ -156,22 +158,72 @@ def customized(server):
 def gpt(start, tmp_path):
     """A server of a tiny language model whose streams go on."""
     write_language_model(tmp_path / "gpt" / "checkpoint")
-    handler = {"name": "gpt_handler", "model_path": "checkpoint", "compile": False, "max_new_tokens": 220}
+    handler = {"name": "gpt_handler", "model_path": "checkpoint", "compile": False, "max_new_tokens": 120}
     config = {"resume": True, "handler": {**handler, "num_blocks": 200}}
     (tmp_path / "gpt" / "model-config.yaml").write_text(yaml.safe_dump(config))
-    server = start(tmp_path / "gpt")
+    server = start(tmp_path / "gpt", env=ONE_THREAD)
     server.start_timeout_s = 60
     return server.wait_ready()
 
 
 def test_texts_go_on_exactly_where_they_stopped_when_their_worker_is_killed(gpt):
-    orders = [{"data": "To be, or", "stream": True, "seed": seed, "ignore_eos": True} for seed in range(5)]
-    orders[4]["temperature"] = 0.0
+    orders = [{"data": "To be, or", "stream": True, "seed": seed, "ignore_eos": True} for seed in range(3)]
+    orders[2]["temperature"] = 0.0
     whole = [rest_of(Stream(gpt, "gpt", order)) for order in orders]
-    assert len({*whole}) == 5
+    assert len({*whole}) == 3
+    [pid] = gpt.worker_pids("gpt")
     streams = [Stream(gpt, "gpt", order) for order in orders]
     firsts = [read_some(stream, 1) for stream in streams]
-    kill_worker(gpt, "gpt")
+    os.kill(pid, signal.SIGKILL)
     rests = [rest_of(stream) for stream in streams]
     assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == whole
     assert gpt.describe("gpt")["workers"][0]["restarts"] == 1
+
+
+# ---- the model that comes with the server ----
+
+NUM_CLIENTS, NUM_TEXTS = 200, 8
+
+
+@pytest.fixture
+def shakespeare(start, tmp_path):
+    draft = {"draft_model_path": str(FOLDER / "draft"), "speculative": True, "speculate_k": 4}
+    handler = {"name": "gpt_handler", "model_path": str(FOLDER / "target"), **draft, "compile": False}
+    config = {"handler": {**handler, "num_blocks": 1024, "max_num_seqs": 64}, "jobQueueSize": 500}
+    (tmp_path / "bard").mkdir()
+    (tmp_path / "bard" / "model-config.yaml").write_text(yaml.safe_dump(config))
+    server = start(tmp_path / "bard", env=ONE_THREAD)
+    server.start_timeout_s = 60
+    return server.wait_ready()
+
+
+def resident_bytes(pid):
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_of_200_clients_a_quarter_vanishes_and_the_others_get_what_they_get_alone(shakespeare):
+    def order(i):
+        return {"data": "ROMEO:\n", "max_new_tokens": 24, "seed": i % NUM_TEXTS, "stream": True}
+
+    def visit(i):
+        stream = Stream(shakespeare, "bard", order(i))
+        if i % 4 != 3:
+            return rest_of(stream)
+        read_some(stream, 5)
+        stream.leave()
+        return None
+
+    alone = [rest_of(Stream(shakespeare, "bard", order(i))) for i in range(NUM_TEXTS)]
+    sizes = []
+    for _ in range(2):
+        texts = [visitor.result() for visitor in shakespeare.at_once(visit, [*range(NUM_CLIENTS)])]
+        assert texts == [alone[i % NUM_TEXTS] if i % 4 != 3 else None for i in range(NUM_CLIENTS)]
+        shakespeare.until(lambda: described(shakespeare)["blocks_used"] == 0)
+        sizes.append(resident_bytes(shakespeare.worker_pids("bard")[0]))
+    assert sizes[1] < sizes[0] * 1.1
+    assert described(shakespeare)["running"] == described(shakespeare)["waiting"] == 0
+
+
+def described(server):
+    return server.manage("GET", "/models/bard?customized=true").json[0]["customizedMetadata"]

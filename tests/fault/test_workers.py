@@ -8,11 +8,21 @@ import time
 
 import pytest
 
-from support.running import Load
+from support.holding import Held
+from support.running import HANDLERS, Load, RunningServer
 
 
 def order(do, **more):
     return {"do": do, **more}
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory):
+    """One server for the tests whose worker lives on."""
+    server = RunningServer(tmp_path_factory.mktemp("unharmed") / "server.log", str(HANDLERS / "faulty.py")).wait_ready()
+    yield server
+    assert server.describe("faulty")["workers"][0]["restarts"] == 0
+    assert server.stop(timeout=40) == 0
 
 
 @pytest.mark.parametrize(
@@ -27,9 +37,7 @@ def order(do, **more):
 )
 def test_crash_is_answered_with_its_cause_and_the_worker_comes_back(start, fault, reason):
     server = start("faulty.py").wait_ready()
-    began = time.monotonic()
     reply = server.predict("faulty", fault)
-    assert time.monotonic() - began < 5
     assert (reply.status, reply.message) == (500, "Worker died.")
     assert reason in reply.cause
     assert server.predict("faulty", order("answer")).status == 200
@@ -61,9 +69,11 @@ def test_kill_9_under_load_loses_no_request(start):
         for _ in range(3):
             # Both are back, so nobody waits any more who has seen a worker die: a second death would end that job.
             server.until(lambda: len(server.worker_pids("faulty")) == 2)
-            time.sleep(0.3)
+            seen = len(load.replies)
+            server.until(lambda seen=seen: len(load.replies) > seen + 30)
             os.kill(server.worker_pids("faulty")[0], signal.SIGKILL)
-        time.sleep(0.5)
+        seen = len(load.replies)
+        server.until(lambda: len(load.replies) > seen + 30)
     assert not load.errors
     assert {reply.status for reply in load.replies} == {200}
     assert len(load.replies) > 100
@@ -90,11 +100,9 @@ def test_job_whose_worker_is_killed_from_outside_is_tried_once_more_and_no_third
 
 def test_worker_that_hangs_is_replaced_and_its_client_told(start):
     server = start("faulty.py", "--response-timeout", "1").wait_ready()
-    began = time.monotonic()
     reply = server.predict("faulty", order("hang"))
     assert reply.status == 500
     assert "no answer within responseTimeout, 1 s" in reply.cause
-    assert time.monotonic() - began < 4
     assert server.predict("faulty", order("answer")).status == 200
 
 
@@ -105,16 +113,15 @@ def test_neighbours_of_a_hanging_job_are_answered(start):
     assert [reply.status for reply in replies] == [200, 500, 200]
 
 
-def test_jobs_do_not_wait_behind_a_stuck_one_while_another_worker_is_idle(start):
+def test_jobs_do_not_wait_behind_a_stuck_one_while_another_worker_is_idle(start, tmp_path):
     server = start("faulty.py", "--workers", "2").wait_ready()
     for _ in range(200):  # let the server learn that this model is quick
         server.predict("faulty", order("answer"))
-    orders = [order("sleep", s=3), *(order("answer", value=i) for i in range(12))]
+    held = Held(server, tmp_path)
+    orders = [order("answer", value=i) for i in range(12)]
     futures = server.at_once(lambda o: server.predict("faulty", o), orders)
-    began = time.monotonic()
-    assert all(future.result().status == 200 for future in futures[1:])
-    assert time.monotonic() - began < 2
-    assert futures[0].result().status == 200
+    assert all(future.result().status == 200 for future in futures)
+    assert [reply.status for reply in held.release()] == [200]
 
 
 def test_job_that_kills_an_async_worker_is_found_among_those_it_ran_beside(start):
@@ -137,11 +144,10 @@ def test_worker_over_its_memory_limit_is_stopped(start, tmp_path):
     assert server.predict("faulty", order("answer")).status == 200
 
 
-def test_memory_error_is_out_of_resources(start):
-    server = start("faulty.py").wait_ready()
-    reply = server.predict("faulty", order("memory error"))
+def test_memory_error_is_out_of_resources(unharmed):
+    reply = unharmed.predict("faulty", order("memory error"))
     assert (reply.status, reply.message) == (507, "Out of resources")
-    assert server.describe("faulty")["workers"][0]["restarts"] == 0
+    assert unharmed.describe("faulty")["workers"][0]["restarts"] == 0
 
 
 @pytest.mark.parametrize(
@@ -154,17 +160,15 @@ def test_memory_error_is_out_of_resources(start):
         (order("count"), "number of batch response mismatched"),
     ],
 )
-def test_wrong_answer_is_an_error_and_the_worker_lives_on(start, fault, message):
-    server = start("faulty.py").wait_ready()
-    pid = server.predict("faulty", order("answer")).json["pid"]
-    reply = server.predict("faulty", fault)
+def test_wrong_answer_is_an_error_and_the_worker_lives_on(unharmed, fault, message):
+    pid = unharmed.predict("faulty", order("answer")).json["pid"]
+    reply = unharmed.predict("faulty", fault)
     assert (reply.status, reply.json["type"], reply.message) == (503, "InternalServerException", message)
-    assert server.predict("faulty", order("answer")).json["pid"] == pid
+    assert unharmed.predict("faulty", order("answer")).json["pid"] == pid
 
 
-def test_status_given_as_text_is_understood(start):
-    server = start("faulty.py").wait_ready()
-    reply = server.predict("faulty", order("status as text"))
+def test_status_given_as_text_is_understood(unharmed):
+    reply = unharmed.predict("faulty", order("status as text"))
     assert (reply.status, reply.body) == (418, b"odd")
 
 
@@ -180,14 +184,15 @@ def test_answer_over_the_limit_names_the_limit_and_spares_the_worker(start):
 
 def test_ten_megabytes_of_prints_disturb_nobody(start):
     server = start("faulty.py", "--workers", "2").wait_ready()
+    began = time.monotonic()
     futures = server.at_once(lambda o: server.predict("faulty", o), [order("print", mb=10)])
-    slowest = 0.0
+    slowest_s = 0.0
     while not futures[0].done():
-        began = time.monotonic()
+        asked = time.monotonic()
         assert server.request("GET", "/livez").status == 200
-        slowest = max(slowest, time.monotonic() - began)
+        slowest_s = max(slowest_s, time.monotonic() - asked)
     assert futures[0].result().body == b"printed"
-    assert slowest < 1
+    assert slowest_s < 1 + (time.monotonic() - began) / 2  # on a slow machine everything takes its time
 
 
 def test_junk_on_stdout_stays_in_the_log(start):
@@ -209,9 +214,7 @@ def test_json_nested_without_end_reaches_the_handler_as_bytes(start):
 def test_children_of_a_worker_go_with_it(start, tmp_path):
     server = start("faulty.py").wait_ready()
     note = tmp_path / "child"
-    began = time.monotonic()
     assert server.predict("faulty", order("child", note=str(note))).status == 500
-    assert time.monotonic() - began < 5
     server.until(lambda: not is_running(int(note.read_text())))
 
 
@@ -227,7 +230,7 @@ def test_scaling_to_zero_between_two_lives_answers_who_waits(start):
     server = start("broken.py").wait_started()
     server.until(lambda: server.describe("broken")["workers"][0]["restarts"] >= 3)  # now it waits longer
     waiting = server.at_once(lambda body: server.predict("broken", body), [{}])
-    time.sleep(0.2)
+    server.until(lambda: waiting[0].done() or server.describe("broken")["jobQueueStatus"]["pendingRequests"])
     assert server.manage("PUT", "/models/broken?min_worker=0").status == 202
     assert waiting[0].result().status == 503
 
@@ -261,24 +264,27 @@ def test_start_that_takes_too_long_is_stopped(start):
     assert "startupTimeout" in str(server.request("GET", "/readyz").json)
 
 
-def test_requests_wait_while_the_model_loads(start):
-    server = start("slow_start.py", env={"SLOW_START_S": "1"}).wait_listening()
+def test_requests_wait_while_the_model_loads(start, tmp_path):
+    gate = tmp_path / "gate"
+    server = start("slow_start.py", env={"SLOW_START_S": "0", "SLOW_START_UNTIL": str(gate)}).wait_listening()
     server.until(lambda: server.manage("GET", "/models/slow_start").status == 200)
     assert server.request("GET", "/startupz").status == 503
     assert server.request("GET", "/readyz").status == 503
     assert server.request("GET", "/ping").status == 200
-    assert server.predict("slow_start", {}).body == b"at last"
+    waiting = server.at_once(lambda body: server.predict("slow_start", body), [{}])
+    server.until(lambda: server.describe("slow_start")["jobQueueStatus"]["pendingRequests"])
+    gate.touch()
+    assert waiting[0].result().body == b"at last"
     server.until(lambda: server.request("GET", "/readyz").status == 200)
 
 
-def test_workers_die_with_their_server(start):
+def test_workers_die_with_their_server(start, tmp_path):
     server = start("faulty.py").wait_ready()
     pid = server.worker_pids("faulty")[0]
-    server.at_once(lambda o: server.predict("faulty", o, timeout=1), [order("hang")])
-    time.sleep(0.2)
+    Held(server, tmp_path).wait_running()
     server.process.kill()
     server.process.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")

@@ -50,7 +50,7 @@ class Command:
 
     def run(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command to its end, with its output."""
-        return subprocess.run([*MODULE, *words], capture_output=True, text=True, timeout=40, **self._where(env))
+        return subprocess.run([*MODULE, *words], capture_output=True, text=True, timeout=100, **self._where(env))
 
     def start(self, *words: str, env: Mapping[str, str] | None = None) -> int:
         """Start in the background, with the server's output in the log."""
@@ -60,7 +60,7 @@ class Command:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                timeout=20,
+                timeout=60,
                 **self._where(env),
             ).returncode
 
@@ -73,7 +73,8 @@ class Command:
 
     def stop_all(self) -> None:
         """Stop whatever still runs."""
-        self.run("--stop", "--foreground")
+        if self.pid_file.exists():
+            self.run("--stop", "--foreground")
 
     def _where(self, env: Mapping[str, str] | None) -> dict[str, Any]:
         return {"cwd": self.folder, "env": {**os.environ, **self.environment, **(env or {})}}
@@ -91,7 +92,7 @@ class Command:
     def snapshots(self, kind: str = "") -> list[Path]:
         return sorted((self.folder / "logs" / "config").glob(f"*{kind}.cfg"))
 
-    def until(self, condition: Callable[[], Any], timeout: float = 30) -> Any:
+    def until(self, condition: Callable[[], Any], timeout: float = 60) -> Any:
         """Wait for something to hold; fail with the log when it does not."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -104,7 +105,7 @@ class Command:
         """Send a request to the inference API, or to another port."""
         url = f"http://127.0.0.1:{port or self.port}{target}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, method=method), timeout=20) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, body, method=method), timeout=60) as answer:
                 return Reply(answer.status, dict(answer.headers), answer.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -73,7 +73,7 @@ class ConfiguredServer(RunningServer):
 
     def _post(self, where: str, parameters: Mapping[str, Any]) -> Reply:
         body = json.dumps(parameters).encode()
-        return self.manage("POST", where, body, headers={"Content-Type": "application/json"}, timeout=60)
+        return self.manage("POST", where, body, headers={"Content-Type": "application/json"}, timeout=120)
 
 
 def problem(reply: Reply) -> tuple[int, str, str]:

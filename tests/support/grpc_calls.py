@@ -152,17 +152,17 @@ class Client:
         self.channel.close()
         self._management_channel.close()
 
-    def predict(self, *arguments: Any, timeout: float = 20, metadata: Any = None, **fields: Any) -> Any:
+    def predict(self, *arguments: Any, timeout: float = 60, metadata: Any = None, **fields: Any) -> Any:
         """What a model answers to an order."""
         reply = self.inference.Predictions(request(*arguments, **fields), timeout=timeout, metadata=metadata)
         return reply.prediction
 
-    def stream(self, *arguments: Any, timeout: float = 20, **fields: Any) -> list[bytes]:
+    def stream(self, *arguments: Any, timeout: float = 60, **fields: Any) -> list[bytes]:
         """The messages a model answers with."""
         replies = self.inference.StreamPredictions(request(*arguments, **fields), timeout=timeout)
         return [reply.prediction for reply in replies]
 
-    def manage(self, method: str, *, metadata: Any = None, timeout: float = 20, **fields: Any) -> str:
+    def manage(self, method: str, *, metadata: Any = None, timeout: float = 60, **fields: Any) -> str:
         """What a management call answers."""
         kind = {"ListModels": "ListModelsRequest", "ScaleWorker": "ScaleWorkerRequest"}.get(method, f"{method}Request")
         message = getattr(stubs().management_pb2, kind)(**fields)

@@ -9,6 +9,7 @@ from support.tokenizer_files import write_sentencepiece
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD = 32, 56, 2, 4, 2, 8
 CONTEXT = 256
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # enough for it, and others test at the same time
 
 
 def write_language_model(folder: Path, *, seed: int = 0, context: int = CONTEXT) -> Path:

@@ -51,7 +51,9 @@ def blocks_of(sequence: int) -> list[int]:
     return [*reversed(blocks)]
 
 
-def step_inputs(tokens: dict[int, tuple[int, Sequence[int]]], query_len: int = 0) -> StepInputs:
+def step_inputs(
+    tokens: dict[int, tuple[int, Sequence[int]]], query_len: int = 0, device: torch.device | str = "cpu"
+) -> StepInputs:
     """A step of these sequences: how many tokens each has in the cache, and the ids that come next."""
     ids, positions, slots, starts, lengths = [], [], [], [0], []
     for sequence, (computed, new) in tokens.items():
@@ -62,15 +64,16 @@ def step_inputs(tokens: dict[int, tuple[int, Sequence[int]]], query_len: int = 0
         starts.append(len(ids))
         lengths.append(computed + len(new))
     used = max(-(-length // BLOCK_SIZE) for length in lengths)
-    return StepInputs(
-        ids_T=torch.tensor(ids),
-        positions_T=torch.tensor(positions),
-        slots_T=torch.tensor(slots),
-        query_starts=torch.tensor(starts),
-        context_lens_S=torch.tensor(lengths),
-        block_tables_SB=torch.tensor([blocks_of(sequence)[:used] for sequence in tokens]),
-        query_len=query_len,
-    )
+    with torch.device(device):
+        return StepInputs(
+            ids_T=torch.tensor(ids),
+            positions_T=torch.tensor(positions),
+            slots_T=torch.tensor(slots),
+            query_starts=torch.tensor(starts),
+            context_lens_S=torch.tensor(lengths),
+            block_tables_SB=torch.tensor([blocks_of(sequence)[:used] for sequence in tokens]),
+            query_len=query_len,
+        )
 
 
 def prompts(num: int, vocab_size: int = 97) -> list[list[int]]:
@@ -81,11 +84,13 @@ def prompts(num: int, vocab_size: int = 97) -> list[list[int]]:
 
 def greedy(forward: Forward, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """What a model says after each prompt when all are computed together."""
-    inputs = step_inputs({i: (0, prompt) for i, prompt in enumerate(prompts)})
+    device = forward.device
+    inputs = step_inputs({i: (0, prompt) for i, prompt in enumerate(prompts)}, device=device)
     last = forward.prefill(inputs, inputs.query_starts[1:] - 1).argmax(-1).tolist()
     said = [[token] for token in last]
     for step in range(num_tokens - 1):
         row = {i: (len(prompt) + step, [said[i][-1]]) for i, prompt in enumerate(prompts)}
-        for tokens, token in zip(said, forward.decode(step_inputs(row, query_len=1)).argmax(-1).tolist(), strict=True):
+        logits = forward.decode(step_inputs(row, query_len=1, device=device))
+        for tokens, token in zip(said, logits.argmax(-1).tolist(), strict=True):
             tokens.append(token)
     return said

@@ -20,5 +20,5 @@ def run(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[s
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = ["bash", "-euo", "pipefail", "-c", command]
     return subprocess.run(
-        shell, cwd=folder, env={**os.environ, **env, "PATH": path}, capture_output=True, text=True, timeout=60
+        shell, cwd=folder, env={**os.environ, **env, "PATH": path}, capture_output=True, text=True, timeout=100
     )

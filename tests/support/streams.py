@@ -10,7 +10,7 @@ class Stream:
     """One request, its reply read line by line."""
 
     def __init__(self, server, model, order, headers=()):
-        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         names = {"Content-Type": "application/json", **dict(headers)}
         self.connection.request("POST", f"/predictions/{model}", json.dumps(order).encode(), names)
         self.response = None

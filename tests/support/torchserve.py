@@ -58,7 +58,7 @@ class CommandServer(RunningServer):
             return False
         return reply.status == 200 and any(worker["status"] == "READY" for worker in reply.json[0]["workers"])
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Stop the command and whatever it has started."""
         try:
             if self.process.poll() is None:

@@ -23,7 +23,7 @@ LENGTH = 256
 LONG = 1024
 SEQUENCES = 64  # written at once
 TEMPERATURES = (0.0, 0.0, 0.3, 0.6, 0.8, 0.8, 1.0, 1.0)
-TOKENS = 4096  # of a step
+TOKENS = 2048  # of a step
 
 
 class Lessons:
@@ -71,6 +71,15 @@ def collect(target: Transformer, corpus: Corpus, journal: Journal, *, tokens: in
         journal.show("lessons", lessons.num_tokens / tokens, tokens=lessons.num_tokens)
     journal.note(f"lessons: {lessons.num_tokens} tokens in {time.monotonic() - began:.0f} s")
     return lessons
+
+
+@torch.no_grad()
+def begin_alike(draft: Transformer, target: Transformer) -> Transformer:
+    """Give the draft the target's embedding, in as many of its main directions as the draft has."""
+    embedding = target.model.embed_tokens.weight
+    _, _, directions = torch.linalg.svd(embedding, full_matrices=False)
+    draft.model.embed_tokens.weight.copy_(embedding @ directions[: draft.arch.hidden_size].T)
+    return draft
 
 
 def train_draft(

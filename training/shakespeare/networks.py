@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from flambeau.llm.checkpoint import load_model
 from flambeau.llm.models.hugging_face import from_hugging_face
-from flambeau.llm.models.naming import split_fused
 from flambeau.llm.models.transformer import Transformer
 
 TARGET = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8}
@@ -123,14 +122,26 @@ def add_dropout(model: Transformer, rate: float) -> None:
 
 def save(model: Transformer, folder: Path) -> None:
     """Write the weights in bfloat16, under the names of Hugging Face checkpoints."""
-    tensors: dict[str, Tensor] = {}
-    for name, weight in model.state_dict().items():
-        tensors |= split_fused(model.arch, name, weight)
+    tensors = {name: weight.bfloat16().contiguous() for name, weight in split(model).items()}
     file = folder / "model.safetensors"
-    save_file(
-        {name: weight.bfloat16().contiguous() for name, weight in tensors.items()}, file, metadata={"format": "pt"}
-    )
+    save_file(tensors, file, metadata={"format": "pt"})
     file.chmod(0o644)  # as every other file of the folder
+
+
+def split(model: Transformer) -> dict[str, Tensor]:
+    """The weights, each projection by itself: those that the network multiplies together are cut apart."""
+    arch, tensors = model.arch, {}
+    q_rows, kv_rows = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
+    rows = {
+        "qkv_proj": {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows},
+        "gate_up_proj": {"gate_proj": arch.intermediate_size, "up_proj": arch.intermediate_size},
+    }
+    for name, weight in model.state_dict().items():
+        whole = name.split(".")[-2]
+        parts = rows.get(whole, {whole: len(weight)})
+        for part, piece in zip(parts, weight.split(list(parts.values())), strict=True):
+            tensors[name.replace(whole, part)] = piece
+    return tensors
 
 
 def load(folder: Path) -> Transformer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import sentencepiece
 import torch
 from corpus import Corpus, split_at, train_vocabulary
-from draft import collect, train_draft
+from draft import begin_alike, collect, train_draft
 from learning import Journal
 from measure import compare, held_out_loss
 from networks import DRAFT, TARGET, create, load, write_json
@@ -47,7 +48,8 @@ def main() -> None:
         limits = {"steps": options.target_steps, "minutes": options.target_minutes}
         record(out, target=train_target(model, corpus, out / "target", journal, dropout=options.dropout, **limits))
     if "draft" in stages:
-        target, model = load(out / "target"), create(out / "draft", DRAFT, file, len(vocabulary))
+        target = load(out / "target")
+        model = begin_alike(create(out / "draft", DRAFT, file, len(vocabulary)), target)
         lessons = collect(target, corpus, journal, tokens=options.lesson_tokens, minutes=options.draft_minutes / 2)
         limits = {"steps": options.draft_steps, "minutes": options.draft_minutes / 2}
         record(out, draft=train_draft(model, lessons, out / "draft", journal, **limits))
@@ -67,7 +69,7 @@ def measure(out: Path, corpus: Corpus, vocabulary: Any, journal: Journal) -> Non
             "parameters": sum(weight.numel() for weight in model.parameters()),
             "bytes": (out / name / "model.safetensors").stat().st_size,
             "held_out_loss": round(loss, 4),
-            "held_out_perplexity": round(2.718281828**loss, 2),
+            "held_out_perplexity": round(math.exp(loss), 2),
             "held_out_loss_per_character": round(loss * per_token, 4),
         }
     figures["speculation"] = compare(models["target"], models["draft"], corpus, generator)
@@ -94,11 +96,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the folder to write to")
     parser.add_argument("--only", choices=STAGES, action="append", help="run this stage; may be given several times")
     parser.add_argument("--vocab-size", type=int, default=1536)
-    parser.add_argument("--target-steps", type=int, default=1200)
+    parser.add_argument("--target-steps", type=int, default=1500)
     parser.add_argument("--target-minutes", type=float, default=240.0, help="decay to the end within this time")
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--lesson-tokens", type=int, default=600_000, help="tokens the draft learns from")
-    parser.add_argument("--draft-steps", type=int, default=2000)
+    parser.add_argument("--lesson-tokens", type=int, default=470_000, help="tokens the draft learns from")
+    parser.add_argument("--draft-steps", type=int, default=2500)
     parser.add_argument("--draft-minutes", type=float, default=120.0, help="half for lessons, half for learning")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()

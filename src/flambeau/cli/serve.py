@@ -146,7 +146,7 @@ def example_plans(wishes: Wishes) -> Iterator[Plan]:
     if lacking := shakespeare.missing():
         logger.warning("the example language model needs %s: pip install 'flambeau[llm]'", ", ".join(lacking))
     else:
-        yield Plan(path=shakespeare.FOLDER, name=shakespeare.NAME, handler=shakespeare.HANDLER)
+        yield Plan(path=shakespeare.FOLDER, name=shakespeare.NAME)
 
 
 def plans_for(path: Path, wishes: Wishes) -> Iterator[Plan]:

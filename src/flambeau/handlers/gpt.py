@@ -20,6 +20,7 @@ from torch import Tensor
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
 from flambeau.handlers.generation.asking import Ask
+from flambeau.handlers.generation.drafting import with_draft
 from flambeau.handlers.generation.following import Following
 from flambeau.handlers.generation.jobs import GptGeneration
 from flambeau.handlers.generation.measuring import Measuring
@@ -90,7 +91,7 @@ class GptHandler(BaseHandler):
         self.engine = Engine.from_pretrained(settings.model_path, config)
         logger.info("%s is loaded, in %.2f s", settings.model_path, time.perf_counter() - began)
         self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
-        self.draft_model = getattr(self.engine, "draft_model", None)
+        self.draft_model = self.engine.draft_model
         self.max_new_tokens, self.temperature, self.top_k = (
             settings.max_new_tokens,
             settings.temperature,
@@ -183,7 +184,8 @@ class GptHandler(BaseHandler):
         ids_BT = self.preprocess(data)
         asks = self._prepared[1]
         if len(asks) != len(data):
-            asks = [self._ask_or_default(row, headers) for row, headers in zip(data, self._headers(len(data)))]
+            pairs = zip(data, self._headers(len(data)), strict=True)
+            asks = [self._ask_or_default(row, headers) for row, headers in pairs]
         self._prepared = (ids_BT, asks)
         return ids_BT, asks
 
@@ -273,8 +275,13 @@ class GptHandler(BaseHandler):
         top_k: int | None = None,
     ) -> Tensor:
         """The same with tokens drafted by a smaller model and verified; it has the large model's distribution."""
+        assert self.engine is not None
         params = SamplingParams(max_tokens=self.max_new_tokens, temperature=temperature, top_k=top_k or 0)
-        return self._generate(prompt_tokens, params, None)
+        if draft_model is self.draft_model and (draft_model is None or speculate_k == self.engine.config.speculate_k):
+            return self._generate(prompt_tokens, params, None)
+        prompts = rows_of(prompt_tokens)
+        drafted = with_draft(self.engine, draft_model, speculate_k, num_sequences=len(prompts))
+        return self._joined(prompt_tokens, drafted.generate(prompts, params))
 
     def _generate(
         self, prompt_tokens: Tensor, params: SamplingParams, callback: Callable[[Tensor], object] | None

@@ -53,7 +53,11 @@ def attend_evenly(
     k_SGCD = keys[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2)
     v_SGCD = values[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2)
     places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
-    mask_SQC = visible(inputs.positions_T.view(-1, length), places_C, window)
+    positions_SQ = inputs.positions_T.view(-1, length)
+    mask_SQC = visible(positions_SQ, places_C, window)
+    # What a block held before may be no numbers, and a weight of 0 does not undo that.
+    is_old = (places_C > positions_SQ.amax(1, keepdim=True))[:, None, :, None]
+    k_SGCD, v_SGCD = k_SGCD.masked_fill_(is_old, 0), v_SGCD.masked_fill_(is_old, 0)
     y_SHQD = F.scaled_dot_product_attention(
         q_SHQD, k_SGCD, v_SGCD, attn_mask=mask_SQC.unsqueeze(1), scale=scale, enable_gqa=True
     )

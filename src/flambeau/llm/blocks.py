@@ -25,7 +25,7 @@ class BlockPool:
         self.block_size = block_size
         self.num_blocks = num_blocks - FIRST_BLOCK
         self._keeps_prefixes = keeps_prefixes
-        self._free = [*range(num_blocks - 1, FIRST_BLOCK - 1, -1)]  # the last one given back is taken first
+        self._free: list[int] = [*range(num_blocks - 1, FIRST_BLOCK - 1, -1)]  # the last one given back is taken first
         self._kept: OrderedDict[int, None] = OrderedDict()  # free too, but with content; the oldest first
         self._users = [0] * num_blocks
         self._blocks: dict[Content, tuple[int, int]] = {}  # content → its block and its serial

@@ -93,6 +93,11 @@ class Engine:
         """The network behind it, or this rank's part of it."""
         return getattr(self._forward, "model", None)
 
+    @property
+    def draft_model(self) -> object:
+        """The network that proposes tokens, where one does."""
+        return getattr(self._draft.forward, "model", None) if self._draft else None
+
     # ---- requests ----
 
     def add(

@@ -35,6 +35,7 @@ class EagerForward:
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model = model
         self._cache = cache
+        self.device = cache.keys[0].device
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:

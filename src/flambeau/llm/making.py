@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from flambeau.llm.checkpoint import load_model, read_architecture
+from flambeau.llm.compiled import CompiledForward
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
@@ -80,7 +81,8 @@ def make_network(path: Path, config: EngineConfig, device: torch.device, ranks: 
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
     return Network(
         arch=arch,
-        forward=EagerForward(model, cache),
+        # Ranks compute operation by operation: what one of them compiled alone would leave the others waiting.
+        forward=forward_for(model, cache, config) if ranks is None else EagerForward(model, cache),
         num_blocks=num_blocks,
         draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
     )
@@ -109,7 +111,16 @@ def make_draft(
 ) -> Draft:
     """A draft with its cache, whose blocks are the target's."""
     cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
-    return Draft(EagerForward(model, cache), model.arch.max_length)
+    return Draft(forward_for(model, cache, config), model.arch.max_length)
+
+
+def forward_for(model: Transformer, cache: KVCache, config: EngineConfig) -> Forward:
+    """How steps are computed: compiled beside the first ones, unless that is not wanted."""
+    if not config.compile:
+        return EagerForward(model, cache)
+    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
+    max_blocks = -(-length // config.block_size)
+    return CompiledForward(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks)
 
 
 def device_for(config: EngineConfig) -> torch.device:

@@ -57,8 +57,8 @@ class Stepper:
         proposal = speculator.propose(plan.decodes, plan.lookahead) if speculator and plan.lookahead else None
         made = self._plain(plan) if proposal is None else self._verified(plan, proposal)
         if speculator and plan.decodes and not plan.chunks:
-            num_tokens = sum(len(each.ids) for each in made)
-            speculator.note(len(plan.decodes), plan.lookahead, time.perf_counter() - began, num_tokens)
+            kept = [max(0, len(each.ids) - 1) for each in made]
+            speculator.note(plan.lookahead, time.perf_counter() - began, kept)
         return made
 
     def _plain(self, plan: Plan) -> list[Made]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shlex
-import signal
 from collections.abc import Callable, Sequence
 
 from flambeau.config.server import MetricsConfig
 from flambeau.metrics.log_lines import parse_line
 from flambeau.metrics.system import HostWatch, Reading
+from flambeau.serving import reaping
 from flambeau.serving.measures import Measures
 
 logger = logging.getLogger(__name__)
@@ -21,7 +20,6 @@ FIRST_S = 0.3  # the processors' load needs a moment between two looks
 COMMAND_TIMEOUT_S = 60.0
 MAX_OUTPUT_BYTES = 1 << 20
 CHUNK_BYTES = 64 << 10
-REAP_S = 5.0
 
 
 class HostWatcher:
@@ -75,9 +73,7 @@ class HostWatcher:
         except TimeoutError:
             raise TimeoutError(f"{words[0]} did not end within {COMMAND_TIMEOUT_S:g} s") from None
         finally:
-            with contextlib.suppress(OSError):  # with whatever it has started
-                os.killpg(process.pid, signal.SIGKILL)
-            await _reap(process)
+            await reaping.end(process)
         if len(output) > MAX_OUTPUT_BYTES:
             raise ValueError(f"{words[0]} printed more than {MAX_OUTPUT_BYTES} bytes")
         return output.decode("utf-8", "replace").splitlines()
@@ -96,16 +92,6 @@ class HostWatcher:
         if len(output) <= MAX_OUTPUT_BYTES and (status := await process.wait()):
             raise OSError(f"the command ended with status {status}")
         return output
-
-
-async def _reap(process: asyncio.subprocess.Process) -> None:
-    """Wait for a killed process: asyncio says it has ended only once its output has been read to the end."""
-    assert process.stdout is not None
-    with contextlib.suppress(TimeoutError):  # somebody who left the session may hold the pipe open
-        async with asyncio.timeout(REAP_S):
-            while await process.stdout.read(CHUNK_BYTES):
-                pass
-            await process.wait()
 
 
 def understand(lines: Sequence[str]) -> list[Reading]:

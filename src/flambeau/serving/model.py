@@ -122,7 +122,7 @@ class Model:
 
     def _seconds_to_drain(self) -> float:
         """How long the queue would take at the present pace."""
-        times = [worker.service_s for worker in self._workers if worker.service_s]
+        times = [worker.service_s / max(1, worker.places) for worker in self._workers if worker.service_s]
         batches = len(self.queue) / self.config.batch_size
         return batches * sum(times) / len(times) ** 2 if times else 1.0
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +20,10 @@ from urllib.parse import quote
 
 START_S = 60.0
 POLL_S = 0.02
+# Below those that connections get (32768 and up on Linux, 49152 elsewhere) and those where ranks meet (29500 and up).
+# Each process begins somewhere else, and uses none twice before all others.
+PORTS = range(12_000, 29_000)
+_CANDIDATES = itertools.cycle(random.SystemRandom().sample(PORTS, len(PORTS)))
 
 
 @dataclass(frozen=True)
@@ -53,12 +59,13 @@ class ModelServer:
     """One `flambeau serve` process; its output is in `log`."""
 
     start_timeout_s = START_S
+    subcommand: tuple[str, ...] = ("serve",)
 
     def __init__(self, log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         self.port, self.management_port, self.metrics_port = free_ports(3)
         self.log_path = log
         ports = ["--port", self.port, "--management-port", self.management_port, "--metrics-port", self.metrics_port]
-        command = [sys.executable, "-m", "flambeau.cli.main", "serve", *arguments, *map(str, ports)]
+        command = [sys.executable, "-m", "flambeau.cli.main", *self.subcommand, *arguments, *map(str, ports)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -93,7 +100,7 @@ class ModelServer:
         headers: Mapping[str, str] | None = None,
         *,
         port: int | None = None,
-        timeout: float = 30,
+        timeout: float = 60,
     ) -> Reply:
         """Send any request, to the inference API unless another port is named."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=timeout)
@@ -112,7 +119,7 @@ class ModelServer:
         content_type: str | None = None,
         version: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float = 30,
+        timeout: float = 60,
     ) -> Reply:
         """Ask a model: bytes are sent as they are, anything else as JSON."""
         if not isinstance(body, bytes | bytearray):
@@ -168,7 +175,7 @@ class ModelServer:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Stop the server and return its exit status; it must not take long."""
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -181,14 +188,18 @@ class ModelServer:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on just now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """Ports nobody listens on just now, and which the system gives to no outgoing connection."""
+    return list(itertools.islice(filter(_is_free, _CANDIDATES), count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one that has ended is no obstacle
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def to_arguments(options: Mapping[str, Any]) -> list[str]:

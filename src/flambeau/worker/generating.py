@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -83,6 +82,8 @@ class GeneratingLoop:
         self._is_stopping = False
         self._num_failures = 0  # of steps, in a row
         self._said_at = 0.0
+        if hasattr(generation, "outlet"):  # a request that is run alone keeps nobody else waiting
+            generation.outlet = self._send
 
     def run(self) -> None:
         """Generate until the server says stop, and what was begun is finished, or the server is gone."""
@@ -140,11 +141,13 @@ class GeneratingLoop:
             self._fail_all(error)
             return
         self._num_failures = 0
+        self._send(made)
+
+    def _send(self, made: Sequence[Part | tuple[int, Exception]]) -> None:
         now = time.perf_counter()
         if made:
             self._replier.send_made(self._runner.context, [self._to_message(one, now) for one in made])
             self._said_at = now
-            os.sched_yield()  # the kernel likes to wake the server on this very core: let it send the parts now
         elif now - self._said_at > SIGN_OF_LIFE_S:
             self._channel.send([Samples([])])
             self._said_at = now

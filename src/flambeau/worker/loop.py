@@ -59,13 +59,14 @@ def serve(channel: WorkerChannel) -> int:
             is_pipelined = context.model_yaml_config.get("pipeline") and not load.watch and load.schedule == "batches"
             pipeline = pipeline_of(entry) if is_pipelined else None
             reader = InputReader(decode=load.decode_input)
-            if warmup := read_warmup(context.model_yaml_config, Path(load.folder), load.batch_size):
-                warm_up(entry, context, reader, loop, warmup)
             generation = generation_of(entry, load.schedule)
+            warmup = read_warmup(context.model_yaml_config, Path(load.folder), load.batch_size)
+            if warmup and not (generation and load.rank):  # rank 0 calls upon the others itself
+                warm_up(entry, context, reader, loop, warmup)
         except (Exception, SystemExit) as error:
             channel.send([load_failed(error)])
             return 1
-        entry = as_scheduled(entry, load.schedule, loop)
+        entry = entry if generation else as_scheduled(entry, load.schedule, loop)
         is_continuous = load.schedule == "continuous"
         can_share_memory = reader.segments.can_read(load.probe)
         if generation is not None:

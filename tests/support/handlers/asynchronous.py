@@ -14,6 +14,8 @@ class Asynchronous:
         self.most = max(self.most, self.running)
         order = data[0]["body"]
         await asyncio.sleep(order.get("s", 0))
+        while self.most < order.get("crowd", 0):  # until so many have run at a time
+            await asyncio.sleep(0.01)
         self.running -= 1
         if order.get("exit"):
             os._exit(6)

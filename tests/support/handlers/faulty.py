@@ -39,6 +39,11 @@ class Faulty:
             case "sleep":
                 time.sleep(order["s"])
                 return {"slept": order["s"]}
+            case "wait":
+                Path(order["note"]).touch()
+                while not Path(order["until"]).exists():
+                    time.sleep(0.01)
+                return {"waited": True}
             case "eat":
                 hoard = []
                 while True:

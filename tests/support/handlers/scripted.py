@@ -1,6 +1,6 @@
 """Generates what its prompt says: a script of steps, each a list of pieces; any other prompt is answered with it.
 
-`{"steps": [[[0, "Hel"]], [[0, "lo", "stop"]]], "pause": 0.1, "fail": 1, "exit": 2}`: a piece is an index, a text and
+`{"steps": [[[0, "Hell"]], [[0, "o", "stop"]]], "pause": 0.1, "fail": 1, "exit": 2}`: a piece is an index, a text and
 maybe a reason and tokens; before the step of that number the job fails, or the process ends. With `goes_on` the last
 step is made again and again; with `resume` another process goes on, and does not end.
 """

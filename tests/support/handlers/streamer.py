@@ -1,4 +1,4 @@
-"""Streams numbers; notes when nobody listens any more."""
+"""Streams numbers, the second and later ones only once a file exists; notes when nobody listens any more."""
 
 import time
 from pathlib import Path
@@ -23,6 +23,8 @@ class Streamer:
                     os._exit(9)
                 yield f"{i} {time.monotonic()}\n"
                 time.sleep(order.get("pause", 0))
+                while "until" in order and not Path(order["until"]).exists():
+                    time.sleep(0.01)
         finally:
             if note:
                 note.write_text("ended early" if i < order["n"] - 1 else "ran to its end")

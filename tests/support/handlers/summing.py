@@ -23,6 +23,8 @@ class Summing:
         if order.get("note"):
             Path(order["note"]).touch()
         time.sleep(order.get("s", 0))
+        while order.get("until") and not Path(order["until"]).exists():
+            time.sleep(0.01)
         self.sums[sequence] = self.sums.get(sequence, 0) + order.get("add", 0)
         if order.get("raise"):
             raise ValueError("as told")

@@ -33,13 +33,13 @@ def token(text, logprob=-0.5, *top, data=b""):
 
 
 def test_stream_of_a_chat_begins_with_the_role_and_ends_with_the_reason():
-    pieces = [Piece(0, "Hel"), Piece(0, "lo"), Piece(0, "", "stop")]
+    pieces = [Piece(0, "Hell"), Piece(0, "o"), Piece(0, "", "stop")]
     chunks = streamed(writer_of(ChatWriter), pieces)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas == [
         {"role": "assistant", "content": "", "refusal": None},
-        {"content": "Hel"},
-        {"content": "lo"},
+        {"content": "Hell"},
+        {"content": "o"},
         {},
     ]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]

@@ -122,7 +122,7 @@ def test_prompts_are_texts_or_token_ids_one_or_several(prompt, prompts):
 @pytest.mark.parametrize(
     ("fields", "field", "told"),
     [
-        ({"temprature": 1}, "temprature", "did you mean temperature"),
+        ({"max_token": 1}, "max_token", "did you mean max_tokens"),
         ({"guided_json": {}}, "guided_json", "unknown field guided_json; leave it out"),
         ({"temperature": "hot"}, "temperature", "expected a number, got text"),
         ({"temperature": 3}, "temperature", "<= 2"),

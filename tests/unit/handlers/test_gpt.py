@@ -77,6 +77,25 @@ def test_speculative_decode_gives_what_generate_does(handler):
     )
 
 
+def test_draft_drafts_and_changes_nothing(folder, handler, tmp_path):
+    write_language_model(tmp_path / "draft", seed=1)
+    options = {"speculative": True, "draft_model_path": str(tmp_path / "draft"), "speculate_k": 3}
+    drafting = new_handler(folder, **options)
+    assert isinstance(drafting.draft_model, torch.nn.Module)
+    [reply] = handle(drafting, {"data": PROMPT, "details": True})
+    assert reply["generated_text"] == handle(handler, {"data": PROMPT})[0]["generated_text"]
+    assert reply["details"]["drafted_tokens"] > 0
+    prompt_ids = handler.preprocess([{"data": PROMPT}])
+    plain_ids = handler.generate(prompt_ids, handler.max_new_tokens, temperature=0.0)
+    for k in (3, 5):  # its own, and another depth
+        drafted_ids = drafting.speculative_decode(prompt_ids, drafting.draft_model, k, temperature=0.0)
+        assert drafted_ids.tolist() == plain_ids.tolist()
+    brought_ids = handler.speculative_decode(prompt_ids, drafting.draft_model, 2, temperature=0.0)
+    assert brought_ids.tolist() == plain_ids.tolist()
+    with pytest.raises(HandlerError, match="draft_model must be a network of this server"):
+        handler.speculative_decode(prompt_ids, "a path", 2)
+
+
 def test_attributes_are_those_of_the_settings(handler):
     assert (handler.max_new_tokens, handler.temperature, handler.top_k) == (8, 0, None)
     assert handler.device == torch.device("cpu")

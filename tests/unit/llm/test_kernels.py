@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from flambeau.llm.attention import PagedAttention
 from flambeau.llm.forward import EagerForward
-from flambeau.llm.kernels import building, native
+from flambeau.llm.kernels import binding, building, native, network
+from flambeau.llm.kernels.inductor import tensors_of
 from flambeau.llm.kv_cache import KVCache
+from flambeau.llm.step_inputs import StepInputs
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
-needs_kernels = pytest.mark.skipif(not native.are_ready(), reason="there is no C++ compiler here")
+
+@pytest.fixture(scope="module")
+def loaded() -> None:
+    """The kernels, built if need be."""
+    if not binding.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+
+
+needs_kernels = pytest.mark.usefixtures("loaded")
+pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
 CASES = {
     "decode": {0: (11, [1]), 1: (0, [2]), 2: (30, [3])},
     "verify": {0: (4, [1] * 4), 1: (17, [2] * 4)},
+    "verify fewer than the others": {0: (4, [1] * 4), 1: (17, [2] * 4)},
     "chunks of prompts": {0: (0, [1] * 7), 1: (5, [2] * 22), 2: (8, [3])},
 }
 
@@ -52,7 +62,9 @@ def test_the_cpu_kernel_attends_and_keeps_as_its_twin_does(case, num_kv_heads, w
     model = random_model(head_size=32, num_kv_heads=num_kv_heads)
     cache = room(model, 3, rubbish=1.0)
     twin = copy_of(model, cache)
-    inputs = step_inputs(CASES[case], query_len=0)
+    inputs = step_inputs(CASES[case], query_len=4 if "verify" in case else 0)
+    if "fewer" in case:  # the rest is padding: at the first place, and kept where nobody looks
+        inputs.positions_T[6:] = inputs.slots_T[6:] = 0
     found = attend(native.NativeAttention, model, cache, inputs, window)
     expected = attend(PagedAttention, model, twin, inputs, window)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -104,27 +116,51 @@ def attend_first(model, cache, inputs, num_drawn):
     return native.NativeAttention(cache, inputs)(1, *parts, scale=arch.head_size**-0.5, window=None)
 
 
+def plain_network(**changes):
+    """A network that the kernels compute as a whole, with weights that bfloat16 holds exactly."""
+    model = random_model(head_size=16, **changes)
+    for weight in model.parameters():
+        weight.copy_(weight.bfloat16())
+    return model
+
+
 @needs_kernels
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 32])
-@pytest.mark.parametrize(("size", "width"), [(64, 40), (83, 37)])
-def test_the_linear_kernel_gives_the_twins_rows_and_each_the_same_bits_alone(num_rows, size, width):
-    x, weight, bias = torch.randn(num_rows, size), torch.randn(width, size), torch.randn(width)
-    found = torch.ops.flambeau.linear(x, weight, bias)
-    torch.testing.assert_close(found, F.linear(x, weight, bias), atol=2e-5, rtol=1e-5)
-    assert torch.equal(found[-1:], torch.ops.flambeau.linear(x[-1:], weight, bias))
-    half = weight.bfloat16()
-    assert torch.equal(torch.ops.flambeau.linear(x, half, None), torch.ops.flambeau.linear(x, half.float(), None))
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_whole_step_in_one_call_gives_the_twins_logits(is_exact, is_tied):
+    model = plain_network(tied_embeddings=is_tied, windows=(None, 5), hidden_size=40)
+    if not is_exact:
+        model.model.layers[0].mlp.down_proj.weight.add_(1e-4)
+    asked = prompts(5)
+    first, cache = step_inputs({i: (0, ids) for i, ids in enumerate(asked)}), room(model, 5)
+    twin = copy_of(model, cache)
+    native_network, eager = network.NativeNetwork(model, cache), EagerForward(model, twin)
+    rows_N = first.query_starts[1:] - 1
+    close = {"atol": 2e-5, "rtol": 1e-5}
+    torch.testing.assert_close(native_network.run(first, rows_N), eager.prefill(first, rows_N), **close)
+    drafted = step_inputs({i: (len(ids), [7 + i, 11, 13]) for i, ids in enumerate(asked)}, query_len=3)
+    torch.testing.assert_close(native_network.run(drafted), eager.decode(drafted), **close)
+
+
+@needs_kernels
+def test_a_whole_step_gives_a_sequence_the_same_bits_alone_and_among_others():
+    model, asked = plain_network(), prompts(9)
+    inputs = step_inputs({i: (0, ids) for i, ids in enumerate(asked)})
+    together = network.NativeNetwork(model, room(model, 9)).run(inputs, inputs.query_starts[1:] - 1)
+    for i, ids in enumerate(asked):
+        alone = step_inputs({0: (0, ids)})
+        logits = network.NativeNetwork(model, room(model, 9)).run(alone, alone.query_starts[1:] - 1)
+        assert torch.equal(logits[0], together[i])
 
 
 @needs_kernels
 def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
-    x, weight = torch.randn(8, 256), torch.randn(512, 256)
-    expected, wrong = torch.ops.flambeau.linear(x, weight, None), []
+    model, inputs, wrong = plain_network(), step_inputs({0: (0, prompts(5)[4])}), []
+    expected = network.NativeNetwork(model, room(model, 1)).run(inputs)
 
     def repeat() -> None:
-        for _ in range(300):
-            if not torch.equal(torch.ops.flambeau.linear(x, weight, None), expected):
-                wrong.append(1)
+        mine = network.NativeNetwork(model, room(model, 1))
+        wrong.extend(1 for _ in range(100) if not torch.equal(mine.run(inputs), expected))
 
     threads = [threading.Thread(target=repeat) for _ in range(3)]
     for thread in threads:
@@ -134,14 +170,27 @@ def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
     assert not wrong
 
 
+@pytest.mark.parametrize(
+    "changes", [{"qkv_bias": True}, {"qk_norm": True}, {"num_experts": 4, "expert_size": 8}, {"head_size": 8}]
+)
+def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
+    model = random_model(**{"head_size": 16, **changes})
+    assert not network.can_compute(model, room(model, 1))
+    plain = random_model(head_size=16)
+    assert network.can_compute(plain, room(plain, 1))
+    plain.model.layers[1].mlp.down_proj = torch.nn.Identity()
+    assert not network.can_compute(plain, room(plain, 1))
+
+
 @needs_kernels
 def test_a_model_says_the_same_with_the_kernels_as_without(monkeypatch):
     model, asked = random_model(head_size=16), prompts(4)
     with_kernels = greedy(EagerForward(model, room(model, 4)), asked, 8)
-    monkeypatch.setattr(native, "are_ready", lambda: False)
+    monkeypatch.setattr(binding.kernels, "library", None)
     assert greedy(EagerForward(model, room(model, 4)), asked, 8) == with_kernels
 
 
+@needs_kernels
 def test_long_prompts_and_other_heads_go_through_the_twin():
     model = random_model(head_size=8)
     assert isinstance(native.choose_attention(room(model, 1), step_inputs(CASES["decode"], 1)), PagedAttention)
@@ -151,21 +200,13 @@ def test_long_prompts_and_other_heads_go_through_the_twin():
     assert isinstance(native.choose_attention(room(model, 1), inputs), PagedAttention)
 
 
-def test_without_a_compiler_one_line_says_so_and_the_twin_computes(tmp_path: Path):
-    script = (
-        "import logging; logging.basicConfig(format='%(message)s')\n"
-        "from support.llm_steps import *\n"
-        "from flambeau.llm.forward import EagerForward\n"
-        "model = random_model(head_size=16)\n"
-        "print(len(greedy(EagerForward(model, room(model, 2)), prompts(2), 3)))\n"
-    )
-    env = {**os.environ, "PATH": str(tmp_path), "FLAMBEAU_CACHE": str(tmp_path), "CXX": ""}
-    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == "2", done.stderr
-    said = [line for line in done.stderr.splitlines() if "plain PyTorch" in line]
-    assert len(said) == 1
-    assert "install g++" in said[0]
+def test_without_a_compiler_one_line_names_the_remedy(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "")
+    kernels = binding.Kernels()
+    assert not kernels.load()
+    assert not kernels.load()
+    assert ["install g++" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(tmp_path: Path):
@@ -197,3 +238,33 @@ def test_two_that_build_at_once_build_once(tmp_path: Path):
     assert log.read_text() == "built\n"
     assert {path.read_text() for path in found} == {"library\n"}
     assert len(found) == 4
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("case", ["decode", "verify", "verify fewer than the others"])
+def test_the_gpu_kernel_attends_as_its_twin_does(case, window, monkeypatch):
+    pytest.importorskip("triton", reason="there is no Triton here")
+    if not torch.cuda.is_available():
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)")
+        monkeypatch.setattr("flambeau.llm.kernels.triton_paged.PROGRAMS", 16)
+    from flambeau.llm.kernels.triton_paged import TritonAttention
+
+    model = random_model(head_size=24)
+    cache = room(model, 3, rubbish=1.0)
+    twin = copy_of(model, cache)
+    inputs = step_inputs(CASES[case], query_len=4 if "verify" in case else 1)
+    if "fewer" in case:
+        inputs.positions_T[6:] = inputs.slots_T[6:] = 0
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for tensors in (cache.keys, cache.values):
+        tensors[:] = [tensor.to(device) for tensor in tensors]
+    arch, generator = model.arch, torch.Generator().manual_seed(5)
+    qkv = torch.randn((len(inputs.ids_T), arch.num_heads + 2 * arch.num_kv_heads, 24), generator=generator)
+    split = [arch.num_heads, arch.num_kv_heads, arch.num_kv_heads]
+    options = {"scale": 24**-0.5, "window": window}
+    expected = PagedAttention(twin, inputs)(1, *qkv.split(split, dim=1), **options)
+    moved = StepInputs(*(tensor.to(device) for tensor in tensors_of(inputs)), query_len=inputs.query_len)
+    found = TritonAttention(cache, moved)(1, *qkv.to(device).split(split, dim=1), **options)
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.keys[1].cpu()[1:], twin.keys[1][1:])

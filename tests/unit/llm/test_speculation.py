@@ -46,7 +46,7 @@ def draft(model):
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whether it pays is another matter."""
-    monkeypatch.setattr(Worth, "num_ahead", lambda self, _: self._most)
+    monkeypatch.setattr(Worth, "num_ahead", lambda self, _: max(self._numbers))
 
 
 def engine_for(kind, model, draft, **options):
@@ -228,6 +228,22 @@ def test_a_draft_that_computes_nonsense_does_no_harm(model, plain):
     assert made == tokens
     loose = engine.generate(some_prompts(4), SamplingParams(max_tokens=9))
     assert [(len(each.token_ids), each.finish_reason) for each in loose] == [(9, "length")] * 4
+
+
+def test_a_text_that_repeats_itself_needs_no_draft(model, draft):
+    """The draft is left behind meanwhile, and catches up when it is asked again."""
+    params = [SamplingParams(max_tokens=90, temperature=0.0, logit_bias=dict.fromkeys((20, 21), 100.0))]
+    prompts = [[20, 21] * 6, some_prompts(1)[0]]
+    expected, *_ = run(tiny_engine(model), prompts, params)
+    asked = []
+    engine = tiny_engine(model, draft=draft)
+    proposer = engine._stepper._speculator._proposer
+    propose = proposer._other.propose
+    proposer._other.propose = lambda *given: asked.append(1) or propose(*given)
+    made, ends, _ = run(engine, prompts, params)
+    assert made == expected
+    assert 0 < len(asked) < 30
+    assert sum(end.counts.num_accepted for end in ends) > 60
 
 
 def test_a_draft_with_a_shorter_context_stops_proposing_there(model):

@@ -32,6 +32,14 @@ def test_a_text_that_repeats_itself_goes_on_repeating_itself():
     assert Lookup([4, 5, 6, 4, 5, 6]).propose(7) == [4, 5, 6, 4, 5, 6, 4]
 
 
+def test_a_match_may_have_to_be_longer():
+    tokens = [1, 2, 3, 4, 5, 6, 7, 50, 2, 3, 4, 5, 6, 7]
+    assert Lookup(tokens).propose(2, 6) == [50, 2]
+    assert Lookup(tokens).propose(2, 7) == []
+    assert Lookup([3, 3, 3, 3]).propose(2, 4) == []
+    assert Lookup([3, 3, 3, 3, 3]).propose(2, 4) == [3, 3]
+
+
 def test_a_growing_index_is_a_new_one():
     rng = random.Random(3)
     tokens = [rng.randrange(6) for _ in range(5)]

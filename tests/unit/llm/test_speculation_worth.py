@@ -1,53 +1,81 @@
-"""Speculation is used where it pays, and tried again where it did not."""
+"""As many tokens are proposed as pay, and what did not pay is tried again now and then."""
 
-from flambeau.llm.speculation.worth import TRIAL, Worth
+import random
 
+import pytest
 
-def run(worth: Worth, steps: int, *, gain: float, batch_size: int = 1, slow_every: int = 0) -> list[int]:
-    """Steps of one second, in which speculation makes so many tokens per second and sequence."""
-    chosen = []
-    for step in range(steps):
-        ahead = worth.num_ahead(batch_size)
-        chosen.append(ahead)
-        is_slow = slow_every and step % slow_every == 0
-        tokens = 3 if ahead else 1
-        seconds = (3 / gain if ahead else 1.0) * (50.0 if is_slow else 1.0)
-        worth.note(batch_size, ahead, seconds, tokens * batch_size)
-    return chosen
+from flambeau.llm.speculation.worth import TRIAL, Worth, sensible_numbers
 
 
-def test_it_is_used_where_it_pays_and_the_plain_way_is_tried_now_and_then():
-    chosen = run(Worth(5), 1000, gain=1.5)
-    assert chosen[0] == 5
-    assert 0 in chosen[: 3 * TRIAL]
-    assert sum(ahead == 5 for ahead in chosen) > 970
+class World:
+    """Steps whose proposals are kept with some probability, and which take longer the more are proposed."""
+
+    def __init__(self, *, kept: float, price: float, slow_every: int = 0) -> None:
+        self.kept, self.price, self._slow_every = kept, price, slow_every
+        self._rng = random.Random(1)
+
+    def run(self, worth: Worth, steps: int, batch_size: int = 1) -> list[int]:
+        """What was proposed in each step."""
+        chosen = []
+        for step in range(steps):
+            ahead = worth.num_ahead(batch_size)
+            chosen.append(ahead)
+            is_slow = self._slow_every and step % self._slow_every == 0
+            seconds = (1 + self.price * ahead) * (50 if is_slow else 1)
+            worth.note(ahead, seconds, [self._num_kept(ahead) for _ in range(batch_size)])
+        return chosen
+
+    def _num_kept(self, ahead: int) -> int:
+        return next((place for place in range(ahead) if self._rng.random() > self.kept), ahead)
+
+    def tokens_per_s(self, ahead: int) -> float:
+        """In the long run."""
+        return sum(self.kept**i for i in range(ahead + 1)) / (1 + self.price * ahead)
 
 
-def test_it_is_left_alone_where_it_does_not_pay_and_is_tried_ever_more_seldom():
-    worth = Worth(5)
-    chosen = run(worth, 1000, gain=0.8)
-    assert sum(ahead == 5 for ahead in chosen) < 30
-    assert 5 in chosen[100:]
-    later = run(worth, 8000, gain=0.8)
-    assert 0 < sum(ahead == 5 for ahead in later) <= 4 * TRIAL
+NUMBERS = sensible_numbers(5)
 
 
-def test_what_changes_is_noticed():
-    worth = Worth(5)
-    run(worth, 300, gain=0.7)
-    assert run(worth, 3000, gain=2.0)[-1] == 5
-    assert run(worth, 3000, gain=0.5)[-1] == 0
+@pytest.mark.parametrize(("kept", "price"), [(0.9, 0.1), (0.5, 0.1), (0.6, 0.05), (0.3, 0.2), (0.1, 0.3), (0.0, 0.1)])
+def test_as_many_are_proposed_as_pay(kept: float, price: float) -> None:
+    world = World(kept=kept, price=price)
+    chosen = world.run(Worth(NUMBERS), 2000)[200:]
+    reached = sum(map(world.tokens_per_s, chosen)) / len(chosen)
+    assert reached > 0.93 * max(map(world.tokens_per_s, NUMBERS))
 
 
-def test_a_step_that_is_held_up_changes_nothing():
-    chosen = run(Worth(5), 2000, gain=1.3, slow_every=7)
-    assert sum(ahead == 5 for ahead in chosen) > 1900
+def test_what_does_not_pay_is_tried_ever_more_seldom() -> None:
+    world, worth = World(kept=0.1, price=0.5), Worth(NUMBERS)
+    chosen = world.run(worth, 1000)
+    assert set(chosen[: len(NUMBERS) * TRIAL]) == set(NUMBERS)
+    assert 0 < sum(number > 0 for number in chosen[100:]) <= 4 * TRIAL
+    assert 0 < sum(number > 0 for number in world.run(worth, 8000)) <= 4 * TRIAL
 
 
-def test_every_batch_size_is_judged_by_itself():
-    worth = Worth(4)
+def test_what_changes_is_noticed() -> None:
+    world, worth = World(kept=0.1, price=0.3), Worth([5, 0])
+    assert world.run(worth, 300)[-1] == 0
+    world.kept = 0.95
+    assert world.run(worth, 3000)[-1] == 5
+    world.kept = 0.1
+    assert world.run(worth, 3000)[-1] == 0
+
+
+def test_a_step_that_is_held_up_changes_nothing() -> None:
+    chosen = World(kept=0.8, price=0.1, slow_every=7).run(Worth([4, 0]), 2000)
+    assert sum(number == 4 for number in chosen) > 1900
+
+
+def test_every_batch_size_is_judged_by_itself() -> None:
+    worth, cheap, dear = Worth([4, 0]), World(kept=0.7, price=0.05), World(kept=0.7, price=0.9)
     for _ in range(300):
-        run(worth, 1, gain=1.6, batch_size=1)
-        run(worth, 1, gain=0.6, batch_size=32)
+        cheap.run(worth, 1, batch_size=1)
+        dear.run(worth, 1, batch_size=32)
     assert worth.num_ahead(1) == 4
     assert worth.num_ahead(40) == 0
+
+
+def test_sensible_numbers_are_few() -> None:
+    assert sensible_numbers(1) == [1, 0]
+    assert sensible_numbers(5) == [5, 0, 1, 2, 3]
+    assert sensible_numbers(12) == [12, 0, 1, 2, 3, 5, 8]

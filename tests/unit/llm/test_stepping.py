@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,6 +82,17 @@ def test_a_network_that_computes_nonsense_ends_its_own_request_only():
     assert ends["broken"].token_ids == []
     assert [ends[str(i)].finish_reason for i in range(len(healthy))] == ["length"] * len(healthy)
     assert engine.state.num_blocks_used == 0
+
+
+@pytest.mark.parametrize("head_size", [12, 16], ids=["plain", "with kernels"])
+def test_whoever_gets_its_blocks_next_does_not_notice(head_size):
+    model = tiny_model(replace(ARCH, head_size=head_size))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] = math.nan
+    engine = tiny_engine(model, num_blocks=4, block_size=16, prefix_cache=False)
+    params = SamplingParams(max_tokens=5, temperature=0.0, logit_bias={7: -100.0})
+    assert engine.generate([[7, 8, 9] * 10], params)[0].finish_reason == "error"
+    assert [engine.generate([[8, 9, 3]], params)[0].finish_reason for _ in range(3)] == ["length"] * 3
 
 
 @pytest.mark.parametrize("temperature", [1e-25, 1e-40, 1e-300])

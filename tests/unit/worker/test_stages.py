@@ -49,7 +49,7 @@ def test_each_stage_has_its_output_and_its_own_time():
     assert stages[0].seconds >= 0.02
     assert stages[1].seconds >= 0.04
     assert observer.call.rest.seconds >= 0.01
-    assert observer.call.seconds == pytest.approx(elapsed, rel=0.1)
+    assert 0.07 <= observer.call.seconds <= elapsed
 
 
 def test_time_of_a_stage_inside_a_stage_is_counted_once():
@@ -65,7 +65,7 @@ def test_time_of_a_stage_inside_a_stage_is_counted_once():
     by_name = {stage.name: stage for stage in observer.call.stages}
     assert by_name["inference"].calls == 2
     assert by_name["preprocess"].seconds + by_name["inference"].seconds <= elapsed
-    assert observer.call.seconds == pytest.approx(elapsed, rel=0.1)
+    assert 0.11 <= observer.call.seconds <= elapsed
 
 
 def test_next_call_begins_at_zero():

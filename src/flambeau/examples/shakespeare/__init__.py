@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-HANDLER = "gpt_handler"
 NAME = "shakespeare"
 FOLDER = Path(__file__).parent
 NEEDED = ("torch", "safetensors", "sentencepiece")

@@ -111,7 +111,10 @@ def prompt_of(fields: Mapping[str, Any]) -> str | list[int]:
     name = next((name for name in PROMPTS if fields.get(name) is not None), None)
     if name is None:
         found = ", ".join(repr(str(key)[:40]) for key in [*fields][:5]) or "nothing"
-        raise BadRequest(f'the request has no prompt: send it as "data" or "prompt"; it has {found}')
+        raise BadRequest(
+            f'the request has no prompt: send it as "data" or "prompt"; it has {found}. curl sends a form unless it is '
+            "told the type: add -H 'content-type: application/json'"
+        )
     prompt = fields[name]
     if isinstance(prompt, bytes | bytearray):
         prompt = text_of(prompt)

@@ -102,6 +102,7 @@ class GptGeneration:
         self._owners: dict[str, tuple[RunningJob | Gathering, int]] = {}  # name → whose, and its first choice's index
         self._calls = itertools.count(1)
         self._waiting: list[Part | Ended] = []  # made within somebody else's call, and not sent yet
+        self.outlet: Callable[[Sequence[Part | Ended]], None] | None = None  # where these are sent at once
 
     @property
     def has_work(self) -> bool:
@@ -229,7 +230,11 @@ class GptGeneration:
                 self._owners[name] = (gathering, i)
                 self._engine.add(name, ids, params[i])
             while gathering.num_left:
-                self._waiting += self._advance()
+                made = self._advance()
+                if self.outlet is None:
+                    self._waiting += made
+                else:
+                    self.outlet(made)
         except LLMError as error:
             raise BadRequest(str(error)) from None
         finally:

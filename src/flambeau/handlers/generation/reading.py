@@ -103,7 +103,7 @@ class RequestReader:
             raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
 
     def predict(self, ask: Ask, ids: list[int], progress: Progress | None, finish: Finish | None = None) -> Prompted:
-        """A prediction whose prompt is in tokens; `finish` makes the answer of it, whole, whatever form was asked for."""
+        """A prediction whose prompt is in tokens; `finish` makes the answer of the whole, whatever form was wanted."""
         count = ask.params.n
         is_stream = ask.stream and finish is None
         if is_stream and count > 1 and not ask.has_events:

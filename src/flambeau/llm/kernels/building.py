@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import logging
 import os
@@ -14,25 +13,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpu"
 # No -ffast-math: linking with it would turn off tiny numbers for the whole process.
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 BUILD_LIMIT_S = 600.0
-
-
-@functools.cache
-def are_loaded() -> bool:
-    """Whether the operators `torch.ops.flambeau.*` are there; builds and loads them when first asked."""
-    try:
-        torch.ops.load_library(str(built_library(cache_folder() / "kernels", find_compiler())))  # type: ignore[no-untyped-call]
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        log.warning("plain PyTorch is used in place of the CPU kernels: %s", reason(error))
-        return False
-    return True
 
 
 def cache_folder() -> Path:
@@ -49,8 +35,9 @@ def find_compiler() -> str:
     raise FileNotFoundError("no C++ compiler was found; install g++, or name one in CXX")
 
 
-def built_library(folder: Path, compiler: str, flags: Sequence[str] = FLAGS) -> Path:
+def built_library(folder: Path, compiler: str = "", flags: Sequence[str] = FLAGS) -> Path:
     """The library of these kernels for this machine, built unless someone has done so before."""
+    compiler = compiler or find_compiler()
     library = folder / f"operators-{key_of(compiler, flags)}.so"
     if library.exists():
         return library
@@ -64,21 +51,18 @@ def built_library(folder: Path, compiler: str, flags: Sequence[str] = FLAGS) -> 
 
 def build(library: Path, compiler: str, flags: Sequence[str]) -> None:
     """Compile the sources; the library appears whole or not at all."""
-    root = Path(torch.__file__).parent
-    includes = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
-    libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
     log.info("building the CPU kernels with %s", compiler)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         made = Path(scratch) / "operators.so"
-        command = [compiler, *flags, *includes, str(SOURCES / "operators.cpp"), "-o", str(made), *libraries]
+        command = [compiler, *flags, str(SOURCES / "operators.cpp"), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_LIMIT_S)
         made.replace(library)
 
 
 def key_of(compiler: str, flags: Sequence[str]) -> str:
-    """Changes with the sources, torch, the compiler and the processor."""
+    """Changes with the sources, the compiler and the processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    digest = hashlib.sha256("\n".join([torch.__version__, *flags, version, processor()]).encode())
+    digest = hashlib.sha256("\n".join([*flags, version, processor()]).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,6 +1,6 @@
 """Which of the proposed tokens are kept, and what comes after them: two rules, both exact.
 
-`match` keeps a proposal while it is what the target draws anyway: the text is the one without speculation, token for
+`matching` keeps a proposal while it is what the target draws anyway: the text is the one without speculation, token for
 token. `by_ratio` keeps it with probability p/q and draws from the rest of p otherwise: the text has the target's
 distribution, and more proposals are kept.
 
@@ -9,6 +9,8 @@ Shapes: S rows · K tokens proposed · W = K + 1 places · V vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,12 @@ from flambeau.llm import noise
 from flambeau.llm.sampler import chosen
 
 
-def match(draws_SW: Tensor, ids_SK: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
-    """How many proposals are kept [S], and the token after them [S]; `draws_SW` are the target's own tokens."""
-    num_kept_S = leading(draws_SW[:, :-1] == ids_SK, lengths_S)
-    return num_kept_S, draws_SW.gather(1, num_kept_S.unsqueeze(1)).squeeze(1)
+def matching(draws: Sequence[int], proposed: Sequence[int]) -> list[int]:
+    """The new tokens of a row: the proposals that are what the target draws, and the target's own after them."""
+    num_kept = 0
+    while num_kept < len(proposed) and draws[num_kept] == proposed[num_kept]:
+        num_kept += 1
+    return [*draws[: num_kept + 1]]
 
 
 def by_ratio(
@@ -36,15 +40,10 @@ def by_ratio(
     p_of_ids_SK = p_SWV[:, :-1].gather(-1, ids_SK.unsqueeze(-1)).squeeze(-1)
     if q_SKV is not None:
         chance_SK = chance_SK * q_SKV.gather(-1, ids_SK.unsqueeze(-1)).squeeze(-1)
-    num_kept_S = leading(chance_SK < p_of_ids_SK, lengths_S)
+    is_kept_SK = (chance_SK < p_of_ids_SK) & (places_K < lengths_S.unsqueeze(1))
+    num_kept_S = is_kept_SK.long().cumprod(1).sum(1)  # those before the first that is not
     rest_SV = rest(p_SWV, q_SKV, ids_SK, lengths_S, num_kept_S)
     return num_kept_S, draw(rest_SV, keys_S, positions_S + num_kept_S)
-
-
-def leading(is_kept_SK: Tensor, lengths_S: Tensor) -> Tensor:
-    """How many of each row's proposals come before the first that is not kept."""
-    places_K = torch.arange(is_kept_SK.shape[1], device=is_kept_SK.device)
-    return (is_kept_SK & (places_K < lengths_S.unsqueeze(1))).long().cumprod(1).sum(1)
 
 
 def rest(p_SWV: Tensor, q_SKV: Tensor | None, ids_SK: Tensor, lengths_S: Tensor, num_kept_S: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from flambeau.llm.rows import Row
 from flambeau.llm.runner import Runner
 from flambeau.llm.sampler import Sampler
 from flambeau.llm.sequence import Sequence
-from flambeau.llm.speculation.proposal import Proposal, by_promise, part
+from flambeau.llm.speculation.proposal import Proposal, by_promise, part, put
 from flambeau.llm.step_inputs import StepInputs
 
 # After a round in which all were kept, the draft has not seen the last two tokens; it always computes both again.
@@ -107,9 +107,10 @@ class DraftProposer:
         for place in range(num_ahead):
             logits_S1V, ahead_SA = self._logits(steps, place, ids_KS), ids_KS[:place].T
             if exact:
-                ids_KS[place, exact] = self._sampled(logits_S1V, ahead_SA, rows, exact)
+                put(ids_KS[place], exact, self._sampled(logits_S1V, ahead_SA, rows, exact))
             if loose:
-                ids_KS[place, loose], q = self._weighed(logits_S1V, ahead_SA, rows, loose)
+                ids, q = self._weighed(logits_S1V, ahead_SA, rows, loose)
+                put(ids_KS[place], loose, ids)
                 q_RV.append(q)
             # A draft that computes nonsense proposes token 0, which is verified like any other.
             ids_KS[place].clamp_(min=0)

@@ -20,15 +20,24 @@ class Lookup:
         self._num_indexed = 0
         self._after: dict[tuple[int, ...], int] = {}  # some tokens in a row → where the last such row was followed
 
-    def propose(self, most: int) -> list[int]:
-        """Up to so many tokens that followed the longest, then latest row of tokens like the last ones."""
+    def propose(self, most: int, shortest: int = SHORTEST) -> list[int]:
+        """Up to so many tokens that followed the last time a row of tokens was like the last ones; longer rows first.
+
+        At least `shortest` tokens must have been the same.
+        """
         self._index()
         tokens, end = self._tokens, len(self._tokens)
-        for size in range(min(LONGEST, end - 1), SHORTEST - 1, -1):
-            if (start := self._after.get(tuple(tokens[end - size :]))) is not None:
+        for size in range(min(LONGEST, end - 1), min(LONGEST, shortest) - 1, -1):
+            start = self._after.get(tuple(tokens[end - size :]))
+            if start is not None and self._is_like(start, max(size, shortest)):
                 # A text that repeats itself goes on repeating itself.
                 return [tokens[start + i % (end - start)] for i in range(most)]
         return []
+
+    def _is_like(self, start: int, size: int) -> bool:
+        """Whether so many tokens before a place are the last ones."""
+        tokens = self._tokens
+        return size <= LONGEST or (start >= size and tokens[start - size : start] == tokens[len(tokens) - size :])
 
     def _index(self) -> None:
         """Add the rows that end before the last token: those which end with it have no follower yet."""
@@ -42,14 +51,14 @@ class Lookup:
 class LookupProposer:
     """Keeps an index of every sequence that it has proposed tokens for."""
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._device = torch.device(device)
+    def __init__(self, device: torch.device | str = "cpu", *, shortest: int = SHORTEST) -> None:
+        self._device, self._shortest = torch.device(device), shortest
         self._lookups: dict[Sequence, Lookup] = {}
 
     def propose(self, sequences: Many[Sequence], most: Many[int], num_ahead: int) -> Proposal | None:
         """Up to `most` tokens for each, as if nothing else could have been proposed; None: for nobody."""
         found = [
-            self._of(sequence).propose(number) if number else []
+            self._of(sequence).propose(number, self._shortest) if number else []
             for sequence, number in zip(sequences, most, strict=True)
         ]
         if not any(found):

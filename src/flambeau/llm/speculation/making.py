@@ -12,7 +12,9 @@ from flambeau.llm.sampler import Sampler
 from flambeau.llm.speculation.draft import DraftProposer
 from flambeau.llm.speculation.lookup import LookupProposer
 from flambeau.llm.speculation.proposal import Proposer
+from flambeau.llm.speculation.repeats import LONG, RepeatsProposer
 from flambeau.llm.speculation.speculator import Speculator
+from flambeau.llm.speculation.worth import sensible_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,10 @@ def make_speculator(config: EngineConfig, runner: Runner, sampler: Sampler, draf
         raise LLMError('speculation "draft" needs a draft: a folder with a smaller model of the same vocabulary')
     proposer: Proposer = LookupProposer(sampler.device)
     if kind == "draft" and draft is not None:
-        proposer = DraftProposer(
-            draft.forward,
-            runner,
-            sampler,
-            max_length=draft.max_length,
-            max_step_tokens=config.max_step_tokens,
+        drafting = DraftProposer(
+            draft.forward, runner, sampler, max_length=draft.max_length, max_step_tokens=config.max_step_tokens
         )
-    return Speculator(proposer, most=config.speculate_k, max_step_tokens=config.max_step_tokens)
+        proposer = RepeatsProposer(drafting, LookupProposer(sampler.device, shortest=LONG))
+    # On a GPU every number of tokens is a graph of its own.
+    numbers = sensible_numbers(config.speculate_k) if sampler.device.type == "cpu" else [config.speculate_k, 0]
+    return Speculator(proposer, numbers=numbers, max_step_tokens=config.max_step_tokens)

@@ -47,3 +47,11 @@ def by_promise(rows: Many[Row]) -> tuple[list[int], list[int]]:
 def part(batch: Tensor, places: list[int]) -> Tensor:
     """What a tensor of the whole batch [S, …] says about some places of it."""
     return batch if len(places) == len(batch) else batch[places]
+
+
+def put(batch: Tensor, places: list[int], some: Tensor) -> None:
+    """Write what `part` has read."""
+    if len(places) == len(batch):
+        batch.copy_(some)
+    else:
+        batch[places] = some

@@ -12,11 +12,11 @@ from flambeau.llm.speculation.worth import Worth
 class Speculator:
     """A proposer, and what is known about its worth."""
 
-    def __init__(self, proposer: Proposer, *, most: int, max_step_tokens: int) -> None:
+    def __init__(self, proposer: Proposer, *, numbers: Many[int], max_step_tokens: int) -> None:
         self._proposer = proposer
-        self._most = most
+        self._most = max(numbers)
         self._max_step_tokens = max_step_tokens
-        self._worth = Worth(most)
+        self._worth = Worth(numbers)
 
     def num_ahead(self, running: Many[Sequence]) -> int:
         """How many tokens to propose for each sequence in the next step; 0: none."""
@@ -39,9 +39,9 @@ class Speculator:
         sequence.num_accepted += num_kept
         self._proposer.kept(sequence, len(sequence.tokens), num_proposed, num_kept)
 
-    def note(self, num_sequences: int, num_ahead: int, seconds: float, num_tokens: int) -> None:
-        """How long a step took that did nothing but decode."""
-        self._worth.note(num_sequences, num_ahead, seconds, num_tokens)
+    def note(self, num_ahead: int, seconds: float, kept: Many[int]) -> None:
+        """How long a step took that did nothing but decode, and how many proposals each sequence has kept."""
+        self._worth.note(num_ahead, seconds, kept)
 
     def forget(self, sequence: Sequence) -> None:
         """It is over."""

@@ -13,35 +13,40 @@ from torch import Tensor
 
 from flambeau.llm.rows import Row
 from flambeau.llm.sampler import Sampler
-from flambeau.llm.speculation.accept import by_ratio, match
+from flambeau.llm.speculation.accept import by_ratio, matching
 from flambeau.llm.speculation.proposal import Proposal, by_promise, part
 
 
 def verify(sampler: Sampler, logits_SWV: Tensor, rows: Many[Row], proposal: Proposal) -> list[list[int]]:
     """The new tokens of each row: the proposals that it keeps and one more, or NO_TOKEN at the end."""
-    ids_SK = proposal.ids_SK
-    lengths_S = torch.tensor(proposal.lengths, device=ids_SK.device)
     exact, loose = by_promise(rows)
-    found_S2 = ids_SK.new_empty(len(rows), 2)  # how many are kept, and the next one
-    if exact:
-        some = [rows[i] for i in exact]
-        given = part(logits_SWV, exact), part(ids_SK, exact), part(lengths_S, exact)
-        found_S2[exact] = torch.stack(_matched(sampler, some, *given), 1)
-    if loose:
-        some = [rows[i] for i in loose]
-        given = part(logits_SWV, loose), part(ids_SK, loose), part(lengths_S, loose)
-        found_S2[loose] = torch.stack(_weighed(sampler, some, *given, proposal.q_RKV), 1)
-    return [[*ids[:num_kept], next_id] for num_kept, next_id, *ids in torch.cat([found_S2, ids_SK], 1).tolist()]
+    found: list[list[int]] = [[] for _ in rows]
+    for places, way in ((exact, _matched), (loose, _weighed)):
+        if places:
+            some, logits, ids = [rows[i] for i in places], part(logits_SWV, places), part(proposal.ids_SK, places)
+            lengths = [proposal.lengths[i] for i in places]
+            for i, new_ids in zip(places, way(sampler, some, logits, ids, lengths, proposal.q_RKV), strict=True):
+                found[i] = new_ids
+    return found
 
 
 def _matched(
-    sampler: Sampler, rows: Many[Row], logits_SWV: Tensor, ids_SK: Tensor, lengths_S: Tensor
-) -> tuple[Tensor, Tensor]:
-    return match(sampler.sample(logits_SWV, rows, ahead_SA=ids_SK), ids_SK, lengths_S)
+    sampler: Sampler, rows: Many[Row], logits_SWV: Tensor, ids_SK: Tensor, lengths: Many[int], _: Tensor | None
+) -> list[list[int]]:
+    draws_SW = sampler.sample(logits_SWV, rows, ahead_SA=ids_SK)
+    both, num_places = torch.cat([draws_SW, ids_SK], 1).tolist(), draws_SW.shape[1]
+    return [
+        matching(each[:num_places], each[num_places : num_places + length])
+        for each, length in zip(both, lengths, strict=True)
+    ]
 
 
 def _weighed(
-    sampler: Sampler, rows: Many[Row], logits_SWV: Tensor, ids_SK: Tensor, lengths_S: Tensor, q_SKV: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    sampler: Sampler, rows: Many[Row], logits_SWV: Tensor, ids_SK: Tensor, lengths: Many[int], q_SKV: Tensor | None
+) -> list[list[int]]:
     p_SWV = sampler.scores(logits_SWV, rows, ahead_SA=ids_SK).softmax(-1)
-    return by_ratio(p_SWV, q_SKV, ids_SK, lengths_S, sampler.keys(rows), sampler.positions(rows, 1).squeeze(1))
+    lengths_S = torch.tensor(lengths, device=ids_SK.device)
+    positions_S = sampler.positions(rows, 1).squeeze(1)
+    num_kept_S, next_S = by_ratio(p_SWV, q_SKV, ids_SK, lengths_S, sampler.keys(rows), positions_S)
+    found = torch.cat([num_kept_S.unsqueeze(1), next_S.unsqueeze(1), ids_SK], 1).tolist()
+    return [[*ids[:num_kept], next_id] for num_kept, next_id, *ids in found]

@@ -1,80 +1,112 @@
-"""Worth: whether speculation pays, from what steps with and without it have taken; without a clock of its own."""
+"""Worth: how many tokens it pays to propose, from what steps have taken and kept so far; without a clock of its own."""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-WINDOW = 16  # steps that are remembered of each way
-TRIAL = 4  # steps that one way is given before it is judged
-FIRST_WAIT, LONGEST_WAIT = 128, 8192  # steps until the other way is tried again; twice as many each time it loses
-
-
-@dataclass(slots=True)
-class _Way:
-    """The last steps of one way: how long they took, and the tokens each sequence got."""
-
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    tokens: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-
-    def note(self, seconds: float, tokens: float) -> None:
-        self.seconds.append(seconds)
-        self.tokens.append(tokens)
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second; the median of the times, for a step may be held up by anything."""
-        return statistics.fmean(self.tokens) / max(statistics.median(self.seconds), 1e-9)
+WINDOW = 16  # times that are remembered of each number of tokens, and steps between two looks at them
+TRIAL = 4  # steps that a number of tokens is given before it is judged
+FIRST_WAIT, LONGEST_WAIT = 128, 8192  # steps until another number is tried; twice as many each time nothing changes
+MEMORY = 64  # steps over which what is kept is averaged
 
 
-class _Trials:
-    """Which way the steps of one batch size go."""
+def sensible_numbers(most: int) -> list[int]:
+    """How many tokens may be proposed: as many as allowed, none, and some between that are worth telling apart."""
+    return [most, 0, *(number for number in (1, 2, 3, 5, 8) if number < most)]
 
-    def __init__(self) -> None:
-        self.ways = {True: _Way(), False: _Way()}
-        self._is_on = True  # the better way so far
-        self._trying: bool | None = None
-        self._left = TRIAL  # steps until something is decided
+
+class _Kept:
+    """How likely a token at each place is kept, those before it included."""
+
+    def __init__(self, most: int) -> None:
+        self._shares = [0.0] * most
+        self._weights = [0.0] * most
+
+    def note(self, num_ahead: int, kept: Sequence[int]) -> None:
+        for place in range(num_ahead):
+            share = sum(number > place for number in kept) / len(kept)
+            self._weights[place] = min(self._weights[place] + 1, MEMORY)
+            self._shares[place] += (share - self._shares[place]) / self._weights[place]
+
+    def num_tokens(self, num_ahead: int) -> float:
+        """Tokens that a step makes for each sequence: the network's own, and the proposals that are kept."""
+        return 1 + sum(self._shares[:num_ahead])
+
+
+class _Choice:
+    """The number of tokens for one size of a batch."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+        self._seconds: dict[int, deque[float]] = {number: deque(maxlen=WINDOW) for number in numbers}
+        self._kept = _Kept(max(numbers))
+        self._best = numbers[0]
+        self._trial: int | None = numbers[0]  # at first, each of them is tried
+        self._left = TRIAL  # steps until the trial or the wait is over
         self._wait = FIRST_WAIT
+        self._next = 1
+        self._until_look = WINDOW
 
     @property
-    def is_on(self) -> bool:
-        """Whether the next step speculates."""
-        return self._is_on if self._trying is None else self._trying
+    def number(self) -> int:
+        """What the next step proposes."""
+        return self._best if self._trial is None else self._trial
 
-    def note(self, is_on: bool, seconds: float, tokens: float) -> None:
-        self.ways[is_on].note(seconds, tokens)
-        if is_on != self.is_on:
+    def note(self, num_ahead: int, seconds: float, kept: Sequence[int]) -> None:
+        if num_ahead not in self._seconds:
             return
+        self._seconds[num_ahead].append(seconds)
+        self._kept.note(num_ahead, kept)
         self._left -= 1
-        if self._left > 0:
-            return
-        if self._trying is None:
-            self._trying, self._left = not self._is_on, TRIAL
-        else:
-            self._judge()
+        self._until_look -= 1
+        if self._left <= 0:
+            self._end_trial() if self._trial is not None else self._begin_trial()
+        elif self._until_look <= 0 and self._trial is None:
+            self._look()
 
-    def _judge(self) -> None:
-        better = self.ways[True].rate > self.ways[False].rate
-        self._wait = FIRST_WAIT if better != self._is_on else min(2 * self._wait, LONGEST_WAIT)
-        self._is_on, self._trying, self._left = better, None, self._wait
+    def _begin_trial(self) -> None:
+        others = [number for number in self._numbers if number != self._best]
+        self._trial, self._left = others[self._next % len(others)], TRIAL
+        self._next += 1
+
+    def _end_trial(self) -> None:
+        untried = [number for number in self._numbers if not self._seconds[number]]
+        if untried:
+            self._trial, self._left = untried[0], TRIAL
+            return
+        before = self._best
+        self._look()
+        self._wait = min(2 * self._wait, LONGEST_WAIT) if self._best == before else FIRST_WAIT
+        self._trial, self._left = None, self._wait
+
+    def _look(self) -> None:
+        self._best = max(self._numbers, key=self._tokens_per_s)
+        self._until_look = WINDOW
+
+    def _tokens_per_s(self, number: int) -> float:
+        # The median of the times, for a step may be held up by anything.
+        return self._kept.num_tokens(number) / max(statistics.median(self._seconds[number]), 1e-9)
 
 
 class Worth:
     """Says how many tokens to propose next, for each size of a batch by itself."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._trials: dict[int, _Trials] = {}
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+        self._choices: dict[int, _Choice] = {}
 
     def num_ahead(self, batch_size: int) -> int:
         """How many tokens to propose for each sequence in the next step; 0: none."""
-        return self._most if self._of(batch_size).is_on else 0
+        return self._of(batch_size).number
 
-    def note(self, batch_size: int, num_ahead: int, seconds: float, num_tokens: int) -> None:
-        """A step of so many sequences took so long and made so many tokens."""
-        self._of(batch_size).note(num_ahead > 0, seconds, num_tokens / batch_size)
+    def note(self, num_ahead: int, seconds: float, kept: Sequence[int]) -> None:
+        """A step took so long, and so many proposals were kept of each sequence."""
+        self._of(len(kept)).note(num_ahead, seconds, kept)
 
-    def _of(self, batch_size: int) -> _Trials:
-        return self._trials.setdefault(batch_size.bit_length(), _Trials())  # 1, 2–3, 4–7, 8–15 …
+    def _of(self, batch_size: int) -> _Choice:
+        size = batch_size.bit_length()  # 1, 2–3, 4–7, 8–15 …
+        if size not in self._choices:
+            self._choices[size] = _Choice(self._numbers)
+        return self._choices[size]

@@ -52,6 +52,9 @@ class Dispatcher:
             worker = self._pick(len(queue))
             if worker is None:
                 return
+            if worker.places:  # they join one by one, and none waits for company
+                worker.send(queue.take(1))
+                continue
             if limits.delay_s is not None and not queue.oldest.is_alone:
                 wait = wait_s(len(queue), self._loop.time() - queue.oldest.arrived, limits)
                 if wait > 0:

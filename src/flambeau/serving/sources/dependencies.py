@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import shutil
-import signal
 import site
 import sys
 import sysconfig
@@ -22,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 from flambeau.errors import DependenciesFailed
+from flambeau.serving import reaping
 from flambeau.serving.sources.requirements import constraints, key_of
 
 logger = logging.getLogger(__name__)
@@ -181,8 +181,7 @@ async def run(command: list[str], folder: Path, on_line: Callable[[str], None]) 
         return 1, [*last, "pip printed a line without end"]
     finally:
         if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await reaping.end(process)
 
 
 @asynccontextmanager

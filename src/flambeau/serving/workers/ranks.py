@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import socket
+import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,6 +122,7 @@ class MeetingPoints:
     def __init__(self, first: int) -> None:
         self._first = first
         self._next = first
+        self._claims: set[int] = set()
 
     def take_id(self, count: int) -> int:
         """The first of `count` numbers in a row: the id of a worker, and where its first processes may meet."""
@@ -128,9 +132,22 @@ class MeetingPoints:
     def take_port(self, preferred: int) -> int:
         """A port that nobody listens on: the preferred one, or else the next one that is."""
         for port in itertools.chain([preferred], self._fresh()):
-            if port <= LAST_PORT and is_free(port):
+            if port <= LAST_PORT and is_free(port) and self._claim(port):
                 return port
         raise OSError("no port is free for the processes of a worker to meet at (initial_distribution_port)")
+
+    def _claim(self, port: int) -> bool:
+        """Whether no other server here has chosen it: its ranks listen there only once they have loaded torch."""
+        if port in self._claims or sys.platform != "linux":
+            return True
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(f"\0flambeau-meeting-point-{port}")  # no file: the name is free again when we are gone
+            except OSError:
+                return False
+            weakref.finalize(self, os.close, claim.detach())
+        self._claims.add(port)
+        return True
 
     def _fresh(self) -> Iterator[int]:
         for _ in range(LAST_PORT):

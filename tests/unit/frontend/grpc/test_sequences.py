@@ -45,7 +45,7 @@ def test_a_mistake_of_ours_ends_the_stream_at_once():
     async def call():
         broken = SimpleNamespace(find=lambda name, version: 1 / 0)
         server = SimpleNamespace(registry=broken, config=ServerConfig())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return [reply async for reply in SequenceStream(server, requests()).replies()]
 
     with pytest.raises(ZeroDivisionError):

@@ -130,4 +130,4 @@ def test_folder_without_locks_does_not_stop_anybody(tmp_path):
 def test_patience_with_a_sibling_has_an_end(tmp_path):
     began = time.monotonic()
     with one_at_a_time(tmp_path), one_at_a_time(tmp_path, patience_s=0.2):
-        assert 0.2 <= time.monotonic() - began < 5
+        assert 0.2 <= time.monotonic() - began < 60

@@ -45,6 +45,21 @@ def test_cancelled_command_is_killed_with_its_children(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+def test_command_that_floods_its_pipe_is_ended_too(tmp_path):
+    command = [sys.executable, "-c", "while True: print('x' * 60_000)"]
+
+    async def cancel():
+        for _ in range(5):
+            begun = asyncio.Event()
+            task = asyncio.create_task(run(command, tmp_path, lambda line, begun=begun: begun.set()))
+            await begun.wait()
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=60)
+            assert done, "it waits for output that nobody reads"
+
+    asyncio.run(cancel())
+
+
 @pytest.mark.parametrize("named", ["missing.txt", "../outside.txt"])
 def test_requirements_must_lie_in_the_archive(tmp_path, named):
     (tmp_path / "outside.txt").touch()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
@@ -57,3 +58,13 @@ def test_free_port_of_a_worker_costs_no_number():
     number = points.take_id(2)
     if points.take_port(number) == number:
         assert points.take_id(2) == 29502
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux's own")
+def test_two_servers_choose_different_ports_though_nobody_listens_yet():
+    ours, theirs = MeetingPoints(29500), MeetingPoints(29500)
+    port = ours.take_port(ours.take_id(2))
+    assert theirs.take_port(port) != port
+    assert ours.take_port(port) == port  # the worker may start anew where it was
+    del ours
+    assert theirs.take_port(port) == port

@@ -75,14 +75,14 @@ def test_watch_goes_on_after_a_mistake_and_begins_again_after_its_end(quick):
 
         over = new_watch(others=[look])
         over.start()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(looked) < 3:
                 await asyncio.sleep(0.005)
         over._task.cancel()
         await asyncio.wait([over._task])
         over.start()
         before = len(looked)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(looked) == before:
                 await asyncio.sleep(0.005)
         over.stop()

@@ -14,13 +14,15 @@
 
 namespace flambeau {
 
-constexpr int64_t kTokensAtOnce = 16;  // tokens of a sequence that share one walk over its keys
+constexpr int64_t kTokensAtOnce = 16;  // of a sequence, in one piece of work
 
 template <typename scalar>
 struct PagedStep {
-  const scalar *q, *k, *v;                            // [T, H, D], [T, G, D] twice
-  scalar *keys, *values, *out;                        // [P, K, G, D] twice, [T, H, D]
-  const int64_t *slots, *starts, *lengths, *tables;  // [T], [S + 1], [S], [S, table_width]
+  const scalar *q, *k, *v;      // [T, H, D], [T, G, D] twice
+  scalar *keys, *values, *out;  // [P, K, G, D] twice, [T, H, D]
+  // From one token to the next; a token's heads lie one after another.
+  int64_t q_stride, k_stride, v_stride;
+  const int64_t *positions, *slots, *starts, *tables;  // [T], [T], [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window;
   float scale;
 
@@ -106,21 +108,36 @@ void attend_paged(const PagedStep<scalar>& step, int num_threads) {
     for (int64_t t = step.starts[s]; t < step.starts[s + 1]; t += kTokensAtOnce)
       pieces.push_back({s, t, std::min(t + kTokensAtOnce, step.starts[s + 1])});
   for (int64_t t = 0; t < step.num_tokens; ++t) {
-    std::copy_n(step.k + t * row, row, step.keys + step.slots[t] * row);
-    std::copy_n(step.v + t * row, row, step.values + step.slots[t] * row);
+    std::copy_n(step.k + t * step.k_stride, row, step.keys + step.slots[t] * row);
+    std::copy_n(step.v + t * step.v_stride, row, step.values + step.slots[t] * row);
   }
   Threads::of_process().share(pieces.size() * step.kv_heads, num_threads, [&](int64_t number) {
     static thread_local std::vector<float> scores;
     const Piece& piece = pieces[number / step.kv_heads];
-    const int64_t kv_head = number % step.kv_heads, s = piece.sequence;
-    scores.resize(step.lengths[s] + kLanes);
-    for (int64_t t = piece.first; t < piece.last; ++t)
-      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        const int64_t at = (t * step.heads + head) * size, place = step.lengths[s] - (step.starts[s + 1] - t);
-        attend_one<parts>(step, step.q + at, step.out + at, step.tables + s * step.table_width, kv_head, place,
-                          scores.data());
-      }
+    const int64_t kv_head = number % step.kv_heads;
+    const int64_t* table = step.tables + piece.sequence * step.table_width;
+    for (int64_t t = piece.first; t < piece.last; ++t) {
+      scores.resize(step.positions[t] + 1 + kLanes);
+      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        attend_one<parts>(step, step.q + t * step.q_stride + head * size, step.out + (t * step.heads + head) * size,
+                          table, kv_head, step.positions[t], scores.data());
+    }
   });
+}
+
+// Whether there is a kernel for heads of this size; runs it.
+template <typename scalar>
+bool attend_paged(const PagedStep<scalar>& step, int64_t head_size, int num_threads) {
+  switch (head_size) {
+    case 16: return attend_paged<1>(step, num_threads), true;
+    case 32: return attend_paged<2>(step, num_threads), true;
+    case 64: return attend_paged<4>(step, num_threads), true;
+    case 80: return attend_paged<5>(step, num_threads), true;
+    case 96: return attend_paged<6>(step, num_threads), true;
+    case 128: return attend_paged<8>(step, num_threads), true;
+    case 256: return attend_paged<16>(step, num_threads), true;
+    default: return false;
+  }
 }
 
 }  // namespace flambeau

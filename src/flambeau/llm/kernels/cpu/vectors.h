@@ -24,15 +24,6 @@ inline Floats load(const bfloat* from) {
   return reinterpret_cast<Floats>(__builtin_convertvector(half, Words) << 16);
 }
 
-inline float widen(float x) { return x; }
-
-inline float widen(bfloat x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, 4);
-  return wide;
-}
-
 inline void narrow(float x, float* to) { *to = x; }
 
 inline void narrow(float x, bfloat* to) {  // to the nearest, ties to even
@@ -63,7 +54,7 @@ inline Quarter sums_of(const Floats* x) {
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-// For x from -87 to 0; relative error about 1e-7.
+// For x from -87 to 87; relative error about 1e-7.
 inline float exponential(float x) {
   const float turns = std::floor(x * 1.44269504f + 0.5f);
   const float rest = (x - turns * 0.693145752f) - turns * 1.42860677e-6f;

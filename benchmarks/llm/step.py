@@ -1,0 +1,232 @@
+"""Measures one decode step: operation by operation, compiled, by the CPU kernels, and transformers beside.
+
+    python benchmarks/llm/step.py [--batches 1,8,32] [--seconds 3] [--inductor]
+
+The network has the shape of the shipped model and random weights that bfloat16 holds exactly, as the shipped ones. The
+subjects take turns, a few steps each, so that a busy moment of the machine meets them all; ratios are of medians, and
+of the quickest fifth, which a busy machine changes least. The result is a dated JSON file. Takes about a minute, with
+--inductor a few more.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "serving"))
+
+import machine  # noqa: E402
+import results  # noqa: E402
+import torch  # noqa: E402
+
+from flambeau.llm.compiled import CompiledForward  # noqa: E402
+from flambeau.llm.forward import EagerForward  # noqa: E402
+from flambeau.llm.kernels import inductor  # noqa: E402
+from flambeau.llm.kernels.binding import kernels  # noqa: E402
+from flambeau.llm.kernels.native import choose_attention  # noqa: E402
+from flambeau.llm.kernels.network import NativeNetwork  # noqa: E402
+from flambeau.llm.kv_cache import KVCache  # noqa: E402
+from flambeau.llm.models.architecture import Architecture  # noqa: E402
+from flambeau.llm.models.transformer import Transformer  # noqa: E402
+from flambeau.llm.step_inputs import StepInputs  # noqa: E402
+
+SHAPE = {
+    "vocab_size": 1536,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+CONTEXT, BLOCK_SIZE, STEPS_OF_A_TURN = 128, 16, 10
+Step = Callable[[], object]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", default="1,8,32", help="numbers of sequences (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3, help="for each number of sequences (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of torch (default %(default)s)")
+    parser.add_argument("--inductor", action="store_true", help="also what torch.compile makes of the step")
+    parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
+    return parser.parse_args()
+
+
+def make_network() -> tuple[Transformer, KVCache]:
+    """A random network of the shipped model's shape, and a cache with something in it."""
+    arch = Architecture(
+        vocab_size=SHAPE["vocab_size"],
+        hidden_size=SHAPE["hidden_size"],
+        num_layers=SHAPE["num_hidden_layers"],
+        num_heads=SHAPE["num_attention_heads"],
+        num_kv_heads=SHAPE["num_key_value_heads"],
+        head_size=SHAPE["hidden_size"] // SHAPE["num_attention_heads"],
+        intermediate_size=SHAPE["intermediate_size"],
+        tied_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = Transformer(arch).eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.copy_(weight.bfloat16())
+    cache = KVCache(arch, 1 + 64 * CONTEXT // BLOCK_SIZE, BLOCK_SIZE)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.normal_()
+    return model, cache
+
+
+def step_inputs(num_sequences: int) -> StepInputs:
+    """A decode step of sequences in the middle of their text."""
+    num_blocks = CONTEXT // BLOCK_SIZE
+    tables_SB = 1 + torch.arange(num_sequences * num_blocks).view(num_sequences, num_blocks)
+    positions_T = torch.full((num_sequences,), CONTEXT - 1)
+    return StepInputs(
+        ids_T=torch.randint(SHAPE["vocab_size"], (num_sequences,)),
+        positions_T=positions_T,
+        slots_T=tables_SB[:, -1] * BLOCK_SIZE + BLOCK_SIZE - 1,
+        query_starts=torch.arange(num_sequences + 1),
+        context_lens_S=positions_T + 1,
+        block_tables_SB=tables_SB,
+        query_len=1,
+    )
+
+
+def transformers_step(num_sequences: int) -> Step:
+    """One token of `transformers.generate` with its cache: greedy, over as many sequences of the same length."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=2048)).eval()
+    ids = torch.randint(SHAPE["vocab_size"], (num_sequences, CONTEXT - STEPS_OF_A_TURN))
+    long, short = 2 * STEPS_OF_A_TURN + 1, 1
+
+    def generate(num_tokens: int) -> float:
+        began = time.perf_counter()
+        model.generate(ids, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+        return time.perf_counter() - began
+
+    # The prompt's own time is in both, and cancels.
+    return lambda: (generate(long) - generate(short)) / (long - short)
+
+
+def subjects(model: Transformer, cache: KVCache, num_sequences: int, with_inductor: bool) -> dict[str, Step]:
+    """What is measured, each ready to run."""
+    inputs = step_inputs(num_sequences)
+    eager = EagerForward(model, cache)
+    library = kernels.library
+    native = NativeNetwork(model, cache)
+
+    def plain() -> object:
+        kernels.library = None
+        try:
+            return eager.decode(inputs)
+        finally:
+            kernels.library = library
+
+    found: dict[str, Step] = {
+        "eager": plain,
+        "eager, kernel's attention": lambda: eager.decode(inputs),
+        "kernels": lambda: native.run(inputs),
+    }
+    if with_inductor:
+        example = inductor.trash_inputs(num_sequences, 1, 2, torch.device("cpu"))
+        step = inductor.compile_step(model, cache, 1, choose_attention, example)
+        tensors = inductor.tensors_of(inputs)
+        found["inductor"] = lambda: step(*tensors)
+    return found
+
+
+@torch.inference_mode()
+def measure(found: dict[str, Step], reference: Step, seconds: float) -> dict[str, list[float]]:
+    """Milliseconds of every step; subjects take turns."""
+    taken: dict[str, list[float]] = {name: [] for name in (*found, "transformers")}
+    for step in found.values():
+        step()
+    reference()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline or len(taken["transformers"]) < 5:
+        for name, step in found.items():
+            for _ in range(STEPS_OF_A_TURN):
+                began = time.perf_counter()
+                step()
+                taken[name].append(1000 * (time.perf_counter() - began))
+        taken["transformers"].append(1000 * float(reference()))  # type: ignore[arg-type]
+    return taken
+
+
+def summary(taken: list[float]) -> dict[str, float]:
+    """A median, and what the machine can do when it is left alone."""
+    ordered = sorted(taken)
+    fifth = ordered[: max(1, len(ordered) // 5)]
+    return {
+        "median_ms": round(statistics.median(ordered), 3),
+        "quick_ms": round(statistics.mean(fifth), 3),
+        "steps": len(ordered),
+    }
+
+
+def time_to_compiled(model: Transformer, cache: KVCache) -> float:
+    """Seconds from a new forward pass to its quick steps, with whatever the machine has kept from before."""
+    began = time.monotonic()
+    forward = CompiledForward(model, cache)
+    forward.wait_until_compiled()
+    forward.close()
+    return round(time.monotonic() - began, 2)
+
+
+def ratios(figures: dict[str, dict[str, dict[str, float]]], measure_of: str) -> dict[str, float]:
+    """What is promised, from the figures of every batch."""
+    first = figures[min(figures, key=int)]
+    last = figures[max(figures, key=int)]
+    return {
+        "transformers / kernels, one sequence": round(
+            first["transformers"][measure_of] / first["kernels"][measure_of], 2
+        ),
+        "most sequences / one, kernels": round(last["kernels"][measure_of] / first["kernels"][measure_of], 2),
+    }
+
+
+def main() -> None:
+    asked, began = arguments(), time.monotonic()
+    torch.set_num_threads(asked.threads)
+    model, cache = make_network()
+    compiled_s = time_to_compiled(model, cache)
+    before = machine.Usage.now({})
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for number in map(int, asked.batches.split(",")):
+        found = subjects(model, cache, number, asked.inductor)
+        taken = measure(found, transformers_step(number), asked.seconds)
+        figures[str(number)] = {name: summary(times) for name, times in taken.items()}
+        for name, figure in figures[str(number)].items():
+            print(f"{number:3} sequences  {name:26} {figure}", file=sys.stderr)
+    noise = machine.cores_between(before, machine.Usage.now({}))
+    date = datetime.now(UTC)
+    result: dict[str, Any] = {
+        "date": date.isoformat(timespec="seconds"),
+        "command": f"python benchmarks/llm/step.py --batches {asked.batches} --seconds {asked.seconds:g}",
+        "duration_s": round(time.monotonic() - began),
+        "machine": machine.describe(),
+        "versions": results.versions(Path(sys.executable), Path("none")),
+        "threads": asked.threads,
+        "shape": SHAPE,
+        "context": CONTEXT,
+        "time_to_compiled_s": compiled_s,
+        "other_cores": noise["other_cores"],
+        "noisy": noise["noisy"],
+        "ratios_of_medians": ratios(figures, "median_ms"),
+        "ratios_of_quick_steps": ratios(figures, "quick_ms"),
+        "figures": figures,
+    }
+    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-step.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key.startswith("ratios")}, indent=1))
+    print(file)
+
+
+if __name__ == "__main__":
+    main()

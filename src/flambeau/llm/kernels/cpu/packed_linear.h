@@ -1,0 +1,55 @@
+// A linear layer whose bfloat16 weights lie in panels of 32 columns, in the order in which they are used.
+//
+// One row of a panel is 16 words: word j has column j in its lower half and column 16 + j in its upper half, so that a
+// shift and a mask make two vectors of floats of it. Every output is summed over k in order, whatever the number of
+// rows: a row gets the same bits alone and among others.
+#pragma once
+#include <algorithm>
+
+#include "threads.h"
+#include "vectors.h"
+
+namespace flambeau {
+
+constexpr int64_t kPanel = 2 * kLanes;
+
+// Out [M, width] = (or, with `adds`, +=) x [M, size] times one panel, of which `count` columns are real.
+template <int rows>
+inline void multiply_panel(const float* x, const uint32_t* panel, float* out, int64_t size, int64_t width,
+                           int64_t count, bool adds) {
+  Floats low[rows] = {}, high[rows] = {};
+  for (int64_t k = 0; k < size; ++k) {
+    Words words;
+    std::memcpy(&words, panel + k * kLanes, sizeof words);
+    const Floats first = reinterpret_cast<Floats>(words << 16), second = reinterpret_cast<Floats>(words & 0xffff0000u);
+    for (int m = 0; m < rows; ++m) {
+      low[m] += x[m * size + k] * first;
+      high[m] += x[m * size + k] * second;
+    }
+  }
+  for (int m = 0; m < rows; ++m) {
+    float totals[kPanel];
+    std::memcpy(totals, &low[m], sizeof low[m]);
+    std::memcpy(totals + kLanes, &high[m], sizeof high[m]);
+    float* to = out + m * width;
+    for (int64_t n = 0; n < count; ++n) to[n] = adds ? to[n] + totals[n] : totals[n];
+  }
+}
+
+// Out [M, width] = (or +=) x [M, size] times the weights.
+inline void multiply_packed(const float* x, const uint32_t* weight, float* out, int64_t num_rows, int64_t size,
+                            int64_t width, bool adds, int num_threads) {
+  Threads::of_process().share((width + kPanel - 1) / kPanel, num_threads, [&](int64_t piece) {
+    const uint32_t* panel = weight + piece * size * kLanes;
+    const int64_t count = std::min(kPanel, width - piece * kPanel);
+    float* to = out + piece * kPanel;
+    int64_t m = 0;
+    for (; m + 8 <= num_rows; m += 8)
+      multiply_panel<8>(x + m * size, panel, to + m * width, size, width, count, adds);
+    for (; m + 4 <= num_rows; m += 4)
+      multiply_panel<4>(x + m * size, panel, to + m * width, size, width, count, adds);
+    for (; m < num_rows; ++m) multiply_panel<1>(x + m * size, panel, to + m * width, size, width, count, adds);
+  });
+}
+
+}  // namespace flambeau

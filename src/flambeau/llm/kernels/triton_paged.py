@@ -1,0 +1,181 @@
+"""Paged attention of decode steps on a GPU, in Triton; its plain twin is attention.PagedAttention.
+
+A sequence's places are divided among several programs (a GPU has many more processors than there are sequences and
+heads), each of which keeps a running softmax; a second kernel puts their results together. The number of parts is
+fixed, so that a CUDA graph of the step serves any length.
+
+Shapes: T tokens of the step · S sequences · B blocks of the longest · P blocks · K tokens of a block · H heads ·
+G key-value heads · D head size
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flambeau.llm.kv_cache import KVCache
+from flambeau.llm.step_inputs import StepInputs
+
+PROGRAMS = 512  # about four for each of an H200's 132 multiprocessors
+MOST_PARTS = 32
+LEAST_ROWS = 16  # of a matrix product
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attend_part(  # type: ignore[no-untyped-def]
+    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, sums_ptr, highs_ptr, totals_ptr, scale,
+    q_stride, table_stride,
+    WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """One part of the places of one sequence, for the heads of one key-value head."""
+    sequence, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    row = tl.arange(0, ROWS)
+    is_row = row < QUERY_LEN * group
+    token = sequence * QUERY_LEN + row // group
+    head = kv_head * group + row % group
+    dimension = tl.arange(0, PADDED)
+    is_dimension = dimension < SIZE
+    position = tl.load(positions_ptr + token, mask=is_row, other=-1)
+    end = tl.max(position) + 1
+    first = end * 0
+    if WINDOW > 0:  # where the earliest token's window begins
+        earliest = tl.min(tl.where(is_row, position, end))
+        first = tl.maximum(earliest + 1 - WINDOW, 0) // PLACES * PLACES
+    share = tl.cdiv(tl.cdiv(end - first, PARTS), PLACES) * PLACES
+    begin = first + part * share
+    stop = tl.minimum(begin + share, end)
+
+    q_at = q_ptr + token[:, None] * q_stride + head[:, None] * SIZE + dimension[None, :]
+    q = tl.load(q_at, mask=is_row[:, None] & is_dimension[None, :], other=0.0)
+    high = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, PADDED], tl.float32)
+    for start in range(begin, stop, PLACES):
+        place = start + tl.arange(0, PLACES)
+        is_place = place < stop
+        block = tl.load(tables_ptr + sequence * table_stride + place // BLOCK_SIZE, mask=is_place, other=0)
+        slot = block * BLOCK_SIZE + place % BLOCK_SIZE
+        at = slot[:, None] * (KV_HEADS * SIZE) + kv_head * SIZE + dimension[None, :]
+        mask = is_place[:, None] & is_dimension[None, :]
+        k = tl.load(keys_ptr + at, mask=mask, other=0.0)
+        v = tl.load(values_ptr + at, mask=mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        behind = position[:, None] - place[None, :]
+        is_seen = (behind >= 0) & is_place[None, :]
+        if WINDOW > 0:
+            is_seen = is_seen & (behind < WINDOW)
+        scores = tl.where(is_seen, scores, -1.0e30)
+        higher = tl.maximum(high, tl.max(scores, 1))
+        weights = tl.where(is_seen, tl.exp(scores - higher[:, None]), 0.0)
+        shrink = tl.exp(high - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        high = higher
+    kept = (token * HEADS + head) * PARTS + part
+    tl.store(highs_ptr + kept, high, mask=is_row)
+    tl.store(totals_ptr + kept, total, mask=is_row)
+    sums_at = sums_ptr + kept[:, None] * SIZE + dimension[None, :]
+    tl.store(sums_at, sums, mask=is_row[:, None] & is_dimension[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def join_parts(  # type: ignore[no-untyped-def]
+    sums_ptr, highs_ptr, totals_ptr, out_ptr, SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """The output of one token and head from its parts."""
+    row = tl.program_id(0).to(tl.int64)
+    part, dimension = tl.arange(0, PARTS), tl.arange(0, PADDED)
+    is_dimension = dimension < SIZE
+    high = tl.load(highs_ptr + row * PARTS + part)
+    weight = tl.exp(high - tl.max(high, 0))
+    total = tl.sum(tl.load(totals_ptr + row * PARTS + part) * weight, 0)
+    at = (row * PARTS + part[:, None]) * SIZE + dimension[None, :]
+    sums = tl.load(sums_ptr + at, mask=is_dimension[None, :], other=0.0)
+    y = tl.sum(sums * weight[:, None], 0) / total
+    tl.store(out_ptr + row * SIZE + dimension, y.to(out_ptr.dtype.element_ty), mask=is_dimension)
+
+
+def num_parts(num_sequences: int, num_kv_heads: int) -> int:
+    """Into how many parts a sequence's places are divided: a power of two that fills the GPU."""
+    wanted = max(1, PROGRAMS // (num_sequences * num_kv_heads))
+    return min(MOST_PARTS, 1 << (wanted.bit_length() - 1))
+
+
+def attend_paged(
+    q_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions_T: Tensor,
+    tables_SB: Tensor,
+    query_len: int,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Let each token look at its sequence's keys and values [P, K, G, D]; a window of 0 is none."""
+    q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
+    num_tokens, heads, size = q.shape
+    kv_heads, num_sequences = keys.shape[2], tables_SB.shape[0]
+    parts = num_parts(num_sequences, kv_heads)
+    rows, padded = triton.next_power_of_2(query_len * heads // kv_heads), triton.next_power_of_2(size)
+    sums = torch.empty((num_tokens, heads, parts, size), dtype=torch.float32, device=q.device)
+    highs = torch.empty((2, num_tokens, heads, parts), dtype=torch.float32, device=q.device)
+    out = torch.empty((num_tokens, heads, size), dtype=q.dtype, device=q.device)
+    launch: Any = attend_part
+    launch[(num_sequences, kv_heads, parts)](
+        q, keys, values, tables_SB, positions_T, sums, highs[0], highs[1], scale,
+        q.stride(0), tables_SB.stride(0),
+        WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=max(16, padded),
+        BLOCK_SIZE=keys.shape[1], PARTS=parts, ROWS=max(LEAST_ROWS, rows), PLACES=64,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    launch = join_parts
+    launch[(num_tokens * heads,)](
+        sums, highs[0], highs[1], out, SIZE=size, PADDED=max(16, padded), PARTS=parts, num_warps=2
+    )
+    return out
+
+
+def empty_output(q_THD: Tensor, *others: object) -> Tensor:
+    """What torch.compile must know of the operator."""
+    return torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+
+
+operators: Any = torch.library.Library("flambeau", "FRAGMENT")  # type: ignore[no-untyped-call]
+operators.define(
+    "paged_decode(Tensor q, Tensor keys, Tensor values, Tensor positions, Tensor tables, int query_len, float scale, "
+    "int window) -> Tensor"
+)
+operators.impl("paged_decode", attend_paged, "CUDA")
+operators.impl("paged_decode", attend_paged, "CPU")  # by Triton's interpreter, in tests
+operators._register_fake("paged_decode", empty_output)
+
+
+class TritonAttention:
+    """Over the blocks of a cache, to which the tokens of this step are added first; for decode steps."""
+
+    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
+        self._cache = cache
+        self._inputs = inputs
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+        """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
+        cache, inputs = self._cache, self._inputs
+        cache.write(layer, inputs.slots_T, k, v)
+        y: Tensor = torch.ops.flambeau.paged_decode(
+            q,
+            cache.keys[layer],
+            cache.values[layer],
+            inputs.positions_T,
+            inputs.block_tables_SB,
+            inputs.query_len,
+            scale,
+            window or 0,
+        )
+        return y

@@ -1,0 +1,115 @@
+"""`flambeau llm …` and what README and docs/llm.md show of it, with the model that comes with Flambeau."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from flambeau.examples import shakespeare
+from support.running import RunningServer
+from support.snippets import run, snippets
+
+TARGET = shakespeare.FOLDER / "target"
+
+
+class LanguageServer(RunningServer):
+    """`flambeau llm serve`."""
+
+    subcommand = ("llm", "serve")
+    start_timeout_s = 90.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("llm") / "log"
+    draft = str(shakespeare.FOLDER / "draft")
+    arguments = (str(TARGET), "--name", "checkpoint", "--draft", draft, "--no-compile", "--max-num-seqs", "8")
+    server = LanguageServer(log, *arguments, env={"OMP_NUM_THREADS": "1"})
+    yield server.wait_ready()
+    server.stop()
+
+
+def run_here(shell: str, server: LanguageServer, folder) -> str:
+    """What a snippet prints, with this server's address and model."""
+    here = shell.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}").replace("shakespeare", "checkpoint")
+    result = run(here, folder, FLAMBEAU_URL=server.url)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_readme_streams_shakespeare(server, tmp_path):
+    [shell] = [shell for shell in snippets("README.md", "sh") if "predictions/shakespeare" in shell]
+    assert len(run_here(shell, server, tmp_path).split()) > 20
+
+
+def test_readme_client_of_openai_streams(server, tmp_path):
+    [client] = [code for code in snippets("README.md", "python") if "openai" in code]
+    code = client.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}").replace("shakespeare", "checkpoint")
+    (tmp_path / "client.py").write_text(code)
+    result = subprocess.run([sys.executable, tmp_path / "client.py"], capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout) > 40
+
+
+def test_commands_of_the_page_run(server, tmp_path):
+    _, asking = snippets("docs/llm.md", "sh")[:2]
+    curl = asking.partition("flambeau llm chat")[0]
+    assert len(run_here(curl, server, tmp_path)) > 40
+
+
+def test_chat_prints_an_answer_as_it_comes(server, tmp_path):
+    [shell] = [shell for shell in snippets("README.md", "sh") if "flambeau llm chat" in shell]
+    assert len(run_here(shell.splitlines()[-1], server, tmp_path).strip()) > 10
+
+
+def test_chat_remembers_what_was_said(server, tmp_path):
+    talk = (
+        "printf 'Good morrow.\\n/clear\\nWho art thou?\\n/quit\\n' | flambeau llm chat --max-tokens 8 --temperature 0"
+    )
+    answers = run_here(talk, server, tmp_path)
+    alone = run_here('flambeau llm chat "Who art thou?" --max-tokens 8 --temperature 0', server, tmp_path)
+    assert answers.endswith(alone)
+    assert len(answers) > len(alone)
+
+
+def test_chat_with_nobody_says_what_to_do(tmp_path):
+    result = run("flambeau llm chat hello --url http://127.0.0.1:9", tmp_path)
+    assert result.returncode == 1
+    assert "no server answers" in result.stderr
+
+
+def test_bench_measures_a_server(server, tmp_path):
+    shell = "flambeau llm bench --streams 1,3 --new-tokens 8 --json"
+    one, three = json.loads(run_here(shell.replace("bench", f"bench {server.url}"), server, tmp_path))
+    assert (one["streams"], three["streams"]) == (1, 3)
+    assert min(one["tokens_per_s"], three["tokens_per_s"], one["first_token_ms"]) > 0
+
+
+def test_engine_is_a_library(tmp_path):
+    [code] = snippets("docs/llm.md", "python")
+    (tmp_path / "library.py").write_text(code.replace("path/to/checkpoint", str(TARGET)))
+    command = [sys.executable, "-W", "ignore", tmp_path / "library.py"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) > 20
+
+
+def test_a_smaller_checkpoint_is_written_and_its_price_told(tmp_path):
+    (tmp_path / "sample.txt").write_text(
+        "ROMEO:\nWhat say you to my suit, good my lord?\n\nJULIET:\nI pray thee, speak.\n" * 8
+    )
+    [shell] = [shell for shell in snippets("docs/llm.md", "sh") if "quantize" in shell]
+    result = run(shell.replace("path/to/checkpoint", str(TARGET)).replace("path/to/smaller", "smaller"), tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "perplexity" in result.stdout
+    assert (tmp_path / "smaller" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(("words", "reason"), [("no/such", "does not exist"), (".", "holds no weights")])
+def test_what_is_no_checkpoint_is_refused_at_once(tmp_path, words, reason):
+    result = run(f"flambeau llm serve {words}", tmp_path)
+    assert result.returncode == 1
+    assert reason in result.stderr
