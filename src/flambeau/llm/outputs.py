@@ -32,7 +32,7 @@ class Counts:
         return cls(
             num_prompt=sequence.num_prompt,
             num_generated=sequence.num_generated,
-            num_cached=sequence.num_cached,
+            num_cached=sequence.num_cached or 0,
             num_drafted=sequence.num_drafted,
             num_accepted=sequence.num_accepted,
         )

@@ -140,21 +140,33 @@ class LeadingForward:
     def __init__(self, inner: Forward, ranks: Ranks) -> None:
         self._inner = inner
         self._ranks = ranks
+        self._is_in_step = True  # not while a pass is computed, nor after one that failed here alone
         self.model = getattr(inner, "model", None)
 
     def decode(self, inputs: StepInputs) -> Tensor:
         """As the inner one's."""
-        tell(self._ranks, DECODE, inputs, None)
-        return self._inner.decode(inputs)
+        self._begin(DECODE, inputs, None)
+        logits_TV = self._inner.decode(inputs)
+        self._is_in_step = True
+        return logits_TV
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """As the inner one's."""
-        tell(self._ranks, PREFILL, inputs, rows_N)
-        return self._inner.prefill(inputs, rows_N)
+        self._begin(PREFILL, inputs, rows_N)
+        logits_NV = self._inner.prefill(inputs, rows_N)
+        self._is_in_step = True
+        return logits_NV
+
+    def _begin(self, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
+        if not self._is_in_step:  # the others wait for the sums of a pass that will never be finished
+            raise LLMError("the ranks are out of step since a forward pass has failed on rank 0; start them all anew")
+        self._is_in_step = False
+        tell(self._ranks, kind, inputs, rows_N)
 
     def close(self) -> None:
-        """Let the others go."""
-        dist.broadcast(torch.zeros(HEADER_SIZE, dtype=torch.int64), src=0, group=self._ranks.control)
+        """Let the others go; those that wait for something else would not hear it, and have to be ended."""
+        if self._is_in_step:
+            dist.broadcast(torch.zeros(HEADER_SIZE, dtype=torch.int64), src=0, group=self._ranks.control)
         self._inner.close()
 
 

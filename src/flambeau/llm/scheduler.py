@@ -132,7 +132,8 @@ class Scheduler:
         sequence.blocks = shared + self._pool.take(needed)
         sequence.num_published, sequence.parent = len(shared), parent
         sequence.num_computed = len(shared) * self._pool.block_size
-        sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+        if sequence.num_cached is None:  # what it computes again after a preemption was no gift
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         return True
 
     def _add_chunk(self, plan: Plan, sequence: Sequence, left: int) -> int:

@@ -54,7 +54,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0  # full blocks whose content is known to the pool
     parent: int = 0  # serial of the last one's content
-    num_cached: int = 0  # tokens of the prompt that need not be computed
+    num_cached: int | None = None  # tokens of the prompt that need not be computed; None: it has not begun
     num_in_draft: int = 0  # tokens whose keys and values are in the draft's cache
     num_drafted: int = 0
     num_accepted: int = 0

@@ -72,6 +72,13 @@ def test_preempted_is_undisturbed(model, expected):
     assert engine.state.num_blocks_used == 0
 
 
+def test_a_prompt_that_is_computed_again_after_a_preemption_does_not_count_as_cached(model):
+    engine = tiny_engine(model, num_blocks=24)
+    completions = engine.generate([[i, *[50 + i] * 11] for i in range(12)], GREEDY)
+    assert engine.state.num_preempted > 0
+    assert [completion.counts.num_cached for completion in completions] == [0] * 12
+
+
 def test_a_prompt_that_others_began_with_is_not_computed_again(model):
     engine = tiny_engine(model)
     prompt = some_prompts(1)[0] * 3

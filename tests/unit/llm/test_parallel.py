@@ -40,6 +40,18 @@ else:
     engine.close()
 """
 
+FAILING = """
+    engine._forward._inner.decode = lambda inputs: 1 / 0  # before the first sum
+    for _ in range(2):
+        try:
+            engine.generate(prompts[:1], SamplingParams(temperature=0.0, max_tokens=24))
+        except Exception as error:
+            print(type(error).__name__, flush=True)
+    engine.close()
+    print("closed", flush=True)
+    os._exit(0)  # the server ends the others
+"""
+
 
 def hugging_face_tensors(model) -> dict[str, torch.Tensor]:
     """The weights under the names of a checkpoint, which knows no fused matrices."""
@@ -82,16 +94,21 @@ def checkpoint(tmp_path_factory):
     return write_sentencepiece(folder)
 
 
-def run_ranks(folder, size: int) -> list[list[int]]:
-    """What rank 0 prints; every rank must end well."""
+def start_ranks(folder, size: int, script: str = RANK) -> list[subprocess.Popen[bytes]]:
+    """The processes."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-c", RANK, str(folder), str(size), json.dumps(PROMPTS)]
+    command = [sys.executable, "-W", "ignore", "-c", script, str(folder), str(size), json.dumps(PROMPTS)]
     meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    ranks = [
+    return [
         subprocess.Popen(command, env={**os.environ, **meeting, "RANK": str(rank)}, stdout=subprocess.PIPE)
         for rank in range(size)
     ]
+
+
+def run_ranks(folder, size: int) -> list[list[int]]:
+    """What rank 0 prints; every rank must end well."""
+    ranks = start_ranks(folder, size)
     try:
         outputs = [rank.communicate(timeout=50)[0] for rank in ranks]
     finally:
@@ -105,6 +122,19 @@ def test_two_ranks_give_the_tokens_of_one(checkpoint):
     engine = make_engine(checkpoint, num_blocks=60, block_size=4, compile=False, device="cpu")
     alone = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24))
     assert run_ranks(checkpoint, 2) == [completion.token_ids for completion in alone]
+
+
+def test_after_a_pass_that_failed_on_rank_0_alone_nothing_is_computed_and_nobody_waits(checkpoint):
+    """The others are in the middle of that pass: whatever rank 0 told them next would never be heard."""
+    head, _, _ = RANK.partition("    found =")
+    ranks = start_ranks(checkpoint, 2, head + FAILING)
+    try:
+        output = ranks[0].communicate(timeout=50)[0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert output.decode().split() == ["ZeroDivisionError", "LLMError", "closed"]
 
 
 def test_more_ranks_than_key_value_heads_share_them():
