@@ -3,9 +3,9 @@
     python benchmarks/llm/step.py [--batches 1,8,32] [--seconds 3] [--inductor]
 
 The network has the shape of the shipped model and random weights that bfloat16 holds exactly, as the shipped ones. The
-subjects take turns, a few steps each, so that a busy moment of the machine meets them all; ratios are of medians, and
-of the quickest fifth, which a busy machine changes least. The result is a dated JSON file. Takes about a minute, with
---inductor a few more.
+subjects take turns, a few steps each, so that a busy moment of the machine meets them all; beside the time on the clock
+there is the time of the processors, which neighbours on the machine change least. The result is a dated JSON file.
+Takes about a minute, with --inductor a few more.
 """
 
 import argparse
@@ -47,6 +47,7 @@ SHAPE = {
 }
 CONTEXT, BLOCK_SIZE, STEPS_OF_A_TURN = 128, 16, 10
 Step = Callable[[], object]
+Times = list[tuple[float, float]]  # of the clock, of the processors; milliseconds
 
 
 def arguments() -> argparse.Namespace:
@@ -97,7 +98,7 @@ def step_inputs(num_sequences: int) -> StepInputs:
     )
 
 
-def transformers_step(num_sequences: int) -> Step:
+def transformers_step(num_sequences: int) -> Callable[[], tuple[float, float]]:
     """One token of `transformers.generate` with its cache: greedy, over as many sequences of the same length."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -105,13 +106,22 @@ def transformers_step(num_sequences: int) -> Step:
     ids = torch.randint(SHAPE["vocab_size"], (num_sequences, CONTEXT - STEPS_OF_A_TURN))
     long, short = 2 * STEPS_OF_A_TURN + 1, 1
 
-    def generate(num_tokens: int) -> float:
-        began = time.perf_counter()
-        model.generate(ids, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
-        return time.perf_counter() - began
+    def generate(num_tokens: int) -> tuple[float, float]:
+        options = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "do_sample": False, "pad_token_id": 0}
+        return timed(lambda: model.generate(ids, **options))
 
-    # The prompt's own time is in both, and cancels.
-    return lambda: (generate(long) - generate(short)) / (long - short)
+    def per_token() -> tuple[float, float]:  # the prompt's own time is in both, and cancels
+        (wall, cpu), (wall_short, cpu_short) = generate(long), generate(short)
+        return (wall - wall_short) / (long - short), (cpu - cpu_short) / (long - short)
+
+    return per_token
+
+
+def timed(step: Step) -> tuple[float, float]:
+    """Milliseconds of the clock and of this process's threads together."""
+    began, used = time.perf_counter(), time.process_time()
+    step()
+    return 1000 * (time.perf_counter() - began), 1000 * (time.process_time() - used)
 
 
 def subjects(model: Transformer, cache: KVCache, num_sequences: int, with_inductor: bool) -> dict[str, Step]:
@@ -142,31 +152,27 @@ def subjects(model: Transformer, cache: KVCache, num_sequences: int, with_induct
 
 
 @torch.inference_mode()
-def measure(found: dict[str, Step], reference: Step, seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of every step; subjects take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in (*found, "transformers")}
+def measure(found: dict[str, Step], reference: Callable[[], tuple[float, float]], seconds: float) -> dict[str, Times]:
+    """The times of every step; subjects take turns."""
+    taken: dict[str, Times] = {name: [] for name in (*found, "transformers")}
     for step in found.values():
         step()
     reference()
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline or len(taken["transformers"]) < 5:
         for name, step in found.items():
-            for _ in range(STEPS_OF_A_TURN):
-                began = time.perf_counter()
-                step()
-                taken[name].append(1000 * (time.perf_counter() - began))
-        taken["transformers"].append(1000 * float(reference()))  # type: ignore[arg-type]
+            taken[name] += [timed(step) for _ in range(STEPS_OF_A_TURN)]
+        taken["transformers"].append(reference())
     return taken
 
 
-def summary(taken: list[float]) -> dict[str, float]:
-    """A median, and what the machine can do when it is left alone."""
-    ordered = sorted(taken)
-    fifth = ordered[: max(1, len(ordered) // 5)]
+def summary(taken: Times) -> dict[str, float]:
+    """Medians."""
+    wall, cpu = zip(*taken, strict=True)
     return {
-        "median_ms": round(statistics.median(ordered), 3),
-        "quick_ms": round(statistics.mean(fifth), 3),
-        "steps": len(ordered),
+        "median_ms": round(statistics.median(wall), 3),
+        "cpu_ms": round(statistics.median(cpu), 3),
+        "steps": len(taken),
     }
 
 
@@ -208,7 +214,7 @@ def main() -> None:
     date = datetime.now(UTC)
     result: dict[str, Any] = {
         "date": date.isoformat(timespec="seconds"),
-        "command": f"python benchmarks/llm/step.py --batches {asked.batches} --seconds {asked.seconds:g}",
+        "command": " ".join(["python", "benchmarks/llm/step.py", *sys.argv[1:]]),
         "duration_s": round(time.monotonic() - began),
         "machine": machine.describe(),
         "versions": results.versions(Path(sys.executable), Path("none")),
@@ -219,7 +225,7 @@ def main() -> None:
         "other_cores": noise["other_cores"],
         "noisy": noise["noisy"],
         "ratios_of_medians": ratios(figures, "median_ms"),
-        "ratios_of_quick_steps": ratios(figures, "quick_ms"),
+        "ratios_of_processor_time": ratios(figures, "cpu_ms"),
         "figures": figures,
     }
     file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-step.json"

@@ -185,7 +185,7 @@ def test_leaks_are_found(check):
     ok, verdicts, _ = check("    def one(self, body):\n        self.kept.append({'b': [1]})\n        return 'x'\n")
     assert not ok
     assert "objects (mostly " in problems(verdicts)["memory"]
-    ok, verdicts, _ = check("    def one(self, body):\n        self.kept.append(bytes(50_000))\n        return 'x'\n")
+    ok, verdicts, _ = check("    def one(self, body):\n        self.kept.append(b'x' * 300_000)\n        return 'x'\n")
     assert not ok
     assert "kB of memory" in problems(verdicts)["memory"]
 

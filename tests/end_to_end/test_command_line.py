@@ -195,7 +195,9 @@ def test_terminal_sees_progress_and_a_line_to_try(tmp_path, start):
 @pytest.mark.slow
 def test_example_is_trained_once_and_answers(start, tmp_path):
     env = {"XDG_CACHE_HOME": str(tmp_path)}
-    server = start(env=env).wait_ready()
+    server = start(env=env)
+    server.start_timeout_s = 120  # it trains
+    server.wait_ready()
     server.until(lambda: server.log.partition("-d '")[2].partition("'")[1])
     example = server.log.partition("-d '")[2].partition("'")[0]
     reply = server.predict("digits", json.loads(example))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +20,14 @@ from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
 from flambeau.handlers.generation.asking import Ask
 from flambeau.handlers.generation.drafting import with_draft
-from flambeau.handlers.generation.following import Following
+from flambeau.handlers.generation.following import Following, check_ranks
 from flambeau.handlers.generation.jobs import GptGeneration
 from flambeau.handlers.generation.measuring import Measuring
 from flambeau.handlers.generation.progress import Progress
 from flambeau.handlers.generation.reading import Prompted, RequestReader
 from flambeau.handlers.generation.replies import numbers_of
 from flambeau.handlers.generation.settings import GptSettings, read_settings
+from flambeau.handlers.generation.tensors import rows_of, to_tensor
 from flambeau.handlers.loading.device import choose_device
 from flambeau.handlers.requests import is_describe, refuse_explain
 from flambeau.llm.config import SamplingParams
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, str]]
-PAD = -1  # no token
 OWN_LOOP = ("handle", "inference", "generate", "speculative_decode")  # overridden, they are called in batches
 
 
@@ -303,9 +302,7 @@ class GptHandler(BaseHandler):
         return full_BT[0] if prompt_tokens.dim() == 1 else full_BT
 
     def _to_tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        length = max(map(len, rows))
-        padded = [[*row, *[PAD] * (length - len(row))] for row in rows]
-        return torch.tensor(padded, dtype=torch.long, device=self.device)
+        return to_tensor(rows, self.device)
 
     # ---- describing ----
 
@@ -323,22 +320,3 @@ class GptHandler(BaseHandler):
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,
         }
-
-
-def rows_of(ids: Tensor) -> list[list[int]]:
-    """The tokens of each row of [T] or [B, T], without what fills them up."""
-    if ids.dim() not in (1, 2):
-        raise HandlerError(f"tokens are a tensor [T] or [B, T], not one with {ids.dim()} dimensions")
-    rows: list[list[int]] = (ids if ids.dim() == 2 else ids[None]).tolist()
-    return [[token for token in row if token != PAD] for row in rows]
-
-
-def check_ranks(settings: GptSettings) -> tuple[int, int]:
-    """Which rank this is, of how many; the server starts them, so settings that ask for some need a parallelType."""
-    wanted, there = settings.tensor_parallel_size or 1, int(os.environ.get("WORLD_SIZE", "1"))
-    if wanted > 1 and wanted != there:
-        raise HandlerError(
-            f"tensor_parallel_size is {wanted}, and this worker has {there} process(es): set parallelType: tp and "
-            f"parallelLevel: {wanted} (or torchrun: nproc-per-node: {wanted}) beside the handler section"
-        )
-    return int(os.environ.get("RANK", "0")), there

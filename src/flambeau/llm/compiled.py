@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable
 
 import torch
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 Decode = Callable[[StepInputs], Tensor]
 Make = Callable[[], Decode]
+
+# Compiling takes half a minute of a CPU that also serves: only what runs for long is worth it.
+STEPS_WORTH_COMPILING = 500
 
 
 class Workshop:
@@ -86,10 +90,20 @@ class Workshop:
 class CompiledForward:
     """Decode steps of what the workshop has made so far, and every other step as EagerForward computes it."""
 
-    def __init__(self, model: Transformer, cache: KVCache, *, max_num_seqs: int = 64, max_blocks: int = 1) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        *,
+        max_num_seqs: int = 64,
+        max_blocks: int = 1,
+        patience: int = STEPS_WORTH_COMPILING,
+    ) -> None:
         self._model, self._cache = model, cache
         self._eager = EagerForward(model, cache)
         self._workshop = Workshop()
+        self._patience = patience  # plain steps of a shape before the CPU's compiler is asked for it
+        self._num_plain: Counter[Hashable] = Counter()
         self.device = cache.keys[0].device
         self._native: NativeNetwork | None = None
         self._is_plain = can_compute(model, cache)
@@ -132,6 +146,9 @@ class CompiledForward:
         # One sequence is a shape of its own to the compiler; all other numbers share one.
         number = min(num_sequences, 2)
         key = (inputs.query_len, number)
+        self._num_plain[key] += 1
+        if self._num_plain[key] <= self._patience:
+            return None
         return self._workshop.find(key, lambda: self._make_inductor(inputs.query_len, number))
 
     def _make_native(self) -> Decode:

@@ -119,7 +119,7 @@ def forward_for(model: Transformer, cache: KVCache, config: EngineConfig) -> For
     if not config.compile:
         return EagerForward(model, cache)
     length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
-    max_blocks = -(-length // config.block_size)
+    max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
     return CompiledForward(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks)
 
 

@@ -130,4 +130,4 @@ class Runner:
 
     def tensor(self, array: Ints) -> Tensor:
         """Whole numbers, on the device."""
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)

@@ -58,7 +58,7 @@ class Stepper:
         made = self._plain(plan) if proposal is None else self._verified(plan, proposal)
         if speculator and plan.decodes and not plan.chunks:
             kept = [max(0, len(each.ids) - 1) for each in made]
-            speculator.note(plan.lookahead, time.perf_counter() - began, kept)
+            speculator.note(plan.decodes, plan.lookahead, time.perf_counter() - began, kept)
         return made
 
     def _plain(self, plan: Plan) -> list[Made]:

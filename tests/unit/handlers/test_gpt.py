@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from flambeau.errors import BadRequest, HandlerError, PredictionException
-from flambeau.handlers.gpt import PAD, GptHandler
+from flambeau.handlers.generation.tensors import PAD
+from flambeau.handlers.gpt import GptHandler
 from flambeau.testing.context import new_handler_context
 from flambeau.wire.generation import Generate, decode_pieces, encode_request
 from flambeau.wire.messages import Part, Request
@@ -354,6 +355,18 @@ def test_stream_goes_on_exactly_where_it_stopped(lasting, body, most):
     # … and once more, from what both workers have said
     again = stream(lasting, body, state=[part.state for part in [*first, *rest][:-1]])
     assert text_of([*first, *rest[:-1], *again]) == text_of(whole)
+
+
+def test_stream_goes_on_exactly_where_it_stopped_with_a_draft_too(folder, lasting, tmp_path):
+    write_language_model(tmp_path / "draft", seed=1)
+    options = {"speculative": True, "draft_model_path": str(tmp_path / "draft"), "speculate_k": 3}
+    drafting = new_handler(folder, resume=True, max_new_tokens=30, **options)
+    body = {"data": PROMPT, "stream": True, "temperature": 1.0, "seed": 8}
+    whole = text_of(stream(lasting, body))
+    assert text_of(stream(drafting, body)) == whole
+    for most in (1, 3, 7):
+        first = stream(drafting, body, most=most)
+        assert text_of([*first, *stream(drafting, body, state=[part.state for part in first])]) == whole
 
 
 def test_stream_without_a_seed_goes_on_with_the_one_it_had(lasting):

@@ -38,7 +38,7 @@ def test_a_network_with_biases_is_compiled_while_steps_go_on(monkeypatch):
     model, asked = random_model(head_size=16, num_layers=1, qkv_bias=True), prompts(3)
     torch.nn.init.normal_(model.model.layers[0].self_attn.qkv_proj.bias)
     expected = expected_tokens(model, asked)
-    forward = CompiledForward(model, room(model, 3))
+    forward = CompiledForward(model, room(model, 3), patience=0)
     rounds = 0
     while True:  # every round asks for the same tokens, most of them while the compiler runs
         assert greedy(forward, asked, 8) == expected
@@ -60,13 +60,27 @@ def test_a_compiler_that_fails_is_named_once_and_steps_go_on(monkeypatch, caplog
     model, asked = random_model(qkv_bias=True), prompts(3)
     torch.nn.init.zeros_(model.model.layers[0].self_attn.qkv_proj.bias)
     torch.nn.init.zeros_(model.model.layers[1].self_attn.qkv_proj.bias)
-    forward = CompiledForward(model, room(model, 3))
+    forward = CompiledForward(model, room(model, 3), patience=0)
     for _ in range(2):
         assert greedy(forward, asked, 4) == expected_tokens(model, asked, 4)
         forward.wait_until_compiled()
     said = [record.getMessage() for record in caplog.records if "not compiled" in record.getMessage()]
     assert len(said) == 1
     assert "no such backend" in said[0]
+
+
+def test_a_shape_is_compiled_on_a_cpu_only_when_it_has_run_for_long(monkeypatch):
+    asked = []
+    monkeypatch.setattr(CompiledForward, "_make_inductor", lambda self, *key: asked.append(key))
+    model = random_model()
+    forward, inputs = CompiledForward(model, room(model, 1), patience=3), step_inputs({0: (0, [1])}, query_len=1)
+    for _ in range(3):
+        forward.decode(inputs)
+    assert forward.wait_until_compiled()
+    assert asked == []
+    forward.decode(inputs)
+    assert forward.wait_until_compiled()
+    assert asked == [(1, 1)]
 
 
 def test_the_workshop_makes_one_thing_once_and_answers_meanwhile():

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 import flambeau.examples
 from flambeau.llm.attention import WholeAttention
 from flambeau.llm.checkpoint import load_model
+from flambeau.llm.config import SamplingParams
+from flambeau.llm.engine import Engine
 from flambeau.llm.tokenizer import load_tokenizer
 
 FOLDER = Path(flambeau.examples.__file__).parent / "shakespeare"
@@ -83,3 +85,19 @@ def test_what_training_measured_is_beside_the_weights():
     figures = json.loads((FOLDER / "training.json").read_text())["figures"]
     for name in ("target", "draft"):
         assert figures[name]["bytes"] == (FOLDER / name / "model.safetensors").stat().st_size
+
+
+def test_its_draft_changes_nothing_but_the_time():
+    prompts = [f"{name}:\n" for name in ("ROMEO", "JULIET", "KING HENRY", "First Citizen", "GLOUCESTER")]
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    texts = []
+    for options in ({"draft": str(FOLDER / "draft")}, {}):
+        engine = Engine.from_pretrained(FOLDER / "target", device="cpu", num_blocks=100, **options)
+        engine.generate(prompts, params)
+        engine.wait_until_compiled()
+        completions = engine.generate(prompts, params)
+        texts.append([completion.text for completion in completions])
+        if options:
+            assert sum(completion.counts.num_accepted for completion in completions) > 0
+        engine.close()
+    assert texts[0] == texts[1]

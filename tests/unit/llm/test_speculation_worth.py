@@ -22,7 +22,7 @@ class World:
             chosen.append(ahead)
             is_slow = self._slow_every and step % self._slow_every == 0
             seconds = (1 + self.price * ahead) * (50 if is_slow else 1)
-            worth.note(ahead, seconds, [self._num_kept(ahead) for _ in range(batch_size)])
+            worth.note(batch_size, ahead, seconds, [self._num_kept(ahead) for _ in range(batch_size)])
         return chosen
 
     def _num_kept(self, ahead: int) -> int:
@@ -49,7 +49,7 @@ def test_what_does_not_pay_is_tried_ever_more_seldom() -> None:
     chosen = world.run(worth, 1000)
     assert set(chosen[: len(NUMBERS) * TRIAL]) == set(NUMBERS)
     assert 0 < sum(number > 0 for number in chosen[100:]) <= 4 * TRIAL
-    assert 0 < sum(number > 0 for number in world.run(worth, 8000)) <= 4 * TRIAL
+    assert 0 < sum(number > 0 for number in world.run(worth, 8000)) <= 9 * TRIAL
 
 
 def test_what_changes_is_noticed() -> None:
@@ -61,18 +61,25 @@ def test_what_changes_is_noticed() -> None:
     assert world.run(worth, 3000)[-1] == 0
 
 
+def test_what_is_not_kept_any_more_is_noticed_soon() -> None:
+    world, worth = World(kept=0.95, price=0.3), Worth(NUMBERS)
+    world.run(worth, 3000)
+    world.kept = 0.02
+    assert sum(number == 0 for number in world.run(worth, 300)) > 200
+
+
 def test_a_step_that_is_held_up_changes_nothing() -> None:
     chosen = World(kept=0.8, price=0.1, slow_every=7).run(Worth([4, 0]), 2000)
     assert sum(number == 4 for number in chosen) > 1900
 
 
-def test_every_batch_size_is_judged_by_itself() -> None:
+def test_every_kind_of_batch_is_judged_by_itself() -> None:
     worth, cheap, dear = Worth([4, 0]), World(kept=0.7, price=0.05), World(kept=0.7, price=0.9)
     for _ in range(300):
         cheap.run(worth, 1, batch_size=1)
         dear.run(worth, 1, batch_size=32)
     assert worth.num_ahead(1) == 4
-    assert worth.num_ahead(40) == 0
+    assert worth.num_ahead(32) == 0
 
 
 def test_sensible_numbers_are_few() -> None:

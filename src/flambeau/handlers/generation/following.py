@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flambeau.errors import HandlerError
+from flambeau.handlers.generation.settings import GptSettings
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.making import device_for, make_network
 from flambeau.llm.parallel import Ranks, follow
@@ -41,3 +44,14 @@ class Following:
 
     def close(self) -> None:
         """Rank 0 says the end."""
+
+
+def check_ranks(settings: GptSettings) -> tuple[int, int]:
+    """Which rank this is, of how many; the server starts them, so settings that ask for some need a parallelType."""
+    wanted, there = settings.tensor_parallel_size or 1, int(os.environ.get("WORLD_SIZE", "1"))
+    if wanted > 1 and wanted != there:
+        raise HandlerError(
+            f"tensor_parallel_size is {wanted}, and this worker has {there} process(es): set parallelType: tp and "
+            f"parallelLevel: {wanted} (or torchrun: nproc-per-node: {wanted}) beside the handler section"
+        )
+    return int(os.environ.get("RANK", "0")), there

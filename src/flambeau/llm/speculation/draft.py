@@ -3,8 +3,8 @@
 Its cache has tensors of its own and the blocks and slots of the target's, so that nothing is allocated for it. It may
 be behind: it computes what it has not seen before it proposes anything.
 
-Shapes: S sequences · K tokens proposed · J = K + 1 tokens that it computes of each: the last two, then its own · R
-sequences of which the distribution alone is promised · V vocabulary
+Shapes: S sequences · K tokens proposed · F tokens of each that the draft has not seen · J = K - 1 of its own that it
+computes · R sequences of which the distribution alone is promised · V vocabulary
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flambeau.llm.sequence import Sequence
 from flambeau.llm.speculation.proposal import Proposal, by_promise, part, put
 from flambeau.llm.step_inputs import StepInputs
 
-# After a round in which all were kept, the draft has not seen the last two tokens; it always computes both again.
-NUM_FED = 2
+# The draft has not seen the last token, nor its own last one where all were kept; more is computed as a prompt is.
+MOST_FED = 2
 
 
 class DraftProposer:
@@ -60,7 +60,7 @@ class DraftProposer:
         """What it knows of a sequence is kept with the sequence."""
 
     def _has_seen(self, sequence: Sequence) -> bool:
-        return len(sequence.tokens) - sequence.num_in_draft <= NUM_FED <= len(sequence.tokens)
+        return len(sequence.tokens) - sequence.num_in_draft <= MOST_FED <= len(sequence.tokens)
 
     def _catch_up(self, sequences: Many[Sequence]) -> None:
         """Compute what the draft has not seen, as much of it as one step may compute."""
@@ -68,7 +68,7 @@ class DraftProposer:
         behind, starts, lengths = [], [], []
         for sequence in sequences:
             missing = len(sequence.tokens) - 1 - sequence.num_in_draft
-            if missing >= NUM_FED and left > 0 and len(sequence.tokens) <= self._max_length:
+            if missing >= MOST_FED and left > 0 and len(sequence.tokens) <= self._max_length:
                 behind.append(sequence)
                 starts.append(sequence.num_in_draft)
                 lengths.append(min(missing, left))
@@ -84,87 +84,88 @@ class DraftProposer:
         """The tensors of all passes of a round; only the ids are not known yet."""
         runner = self._runner
         rows = runner.tables.rows(sequences)
-        first_S = np.fromiter((len(s.tokens) - NUM_FED for s in sequences), dtype=np.int64, count=len(sequences))
-        places_J = np.arange(num_ahead + 1)
-        is_real_SJ = np.maximum(places_J - 1, 0) < np.array(lengths)[:, None]
+        num_fed = max(len(s.tokens) - s.num_in_draft for s, length in zip(sequences, lengths, strict=True) if length)
+        first_S = np.fromiter((len(s.tokens) - num_fed for s in sequences), dtype=np.int64, count=len(sequences))
+        places_J = np.arange(num_ahead + num_fed - 1)
+        is_real_SJ = np.maximum(places_J + 1 - num_fed, 0) < np.array(lengths)[:, None]
         positions_SJ, slots_SJ = runner.real_places(rows, first_S[:, None] + places_J, is_real_SJ)
-        num_blocks = -(-int(positions_SJ.max() + 1) // runner.block_size)
-        last_ids_SF = np.array([s.tokens[-NUM_FED:] for s in sequences], dtype=np.int64)
-        return Steps(
-            first_ids_SF=runner.tensor(last_ids_SF),
-            positions_JS=runner.tensor(np.ascontiguousarray(positions_SJ.T)),
-            slots_JS=runner.tensor(np.ascontiguousarray(slots_SJ.T)),
-            query_starts=runner.tensor(np.arange(len(sequences) + 1)),
-            block_tables_SB=runner.tensor(runner.tables.columns(rows, num_blocks)),
+        last_ids_SF = np.array([s.tokens[-num_fed:] for s in sequences], dtype=np.int64)
+        context_lens_S = np.maximum(positions_SJ[:, num_fed - 1] + 1, num_fed)
+        num_blocks = -(-max(int(positions_SJ.max()) + 1, num_fed) // runner.block_size)
+        query_starts = np.arange(len(sequences) + 1)
+        tables_SB = runner.tensor(runner.tables.columns(rows, num_blocks))
+        first = StepInputs(
+            runner.tensor(last_ids_SF.reshape(-1)),
+            runner.tensor(positions_SJ[:, :num_fed].reshape(-1)),
+            runner.tensor(slots_SJ[:, :num_fed].reshape(-1)),
+            runner.tensor(query_starts * num_fed),
+            runner.tensor(context_lens_S),
+            tables_SB,
+            query_len=num_fed,
         )
+        positions_JS = np.ascontiguousarray(positions_SJ[:, num_fed:].T)
+        slots_JS = np.ascontiguousarray(slots_SJ[:, num_fed:].T)
+        later = runner.tensor(positions_JS), runner.tensor(slots_JS), runner.tensor(positions_JS + 1)
+        return Steps(first, *later, runner.tensor(query_starts))
 
     def _draw(self, sequences: Many[Sequence], steps: Steps, lengths: list[int]) -> Proposal:
         rows = [sequence.row for sequence in sequences]
         exact, loose = by_promise(rows)
-        num_ahead = len(steps.positions_JS) - 1
-        ids_KS = steps.first_ids_SF.new_empty(num_ahead, len(rows))
+        num_ahead = 1 + steps.positions_JS.shape[0]
+        ids_KS = steps.positions_JS.new_empty(num_ahead, len(rows))
         q_RV: list[Tensor] = []
         for place in range(num_ahead):
-            logits_S1V, ahead_SA = self._logits(steps, place, ids_KS), ids_KS[:place].T
-            if exact:
-                put(ids_KS[place], exact, self._sampled(logits_S1V, ahead_SA, rows, exact))
+            logits_S1V = self._logits(steps, place, ids_KS)
+            ahead_SA = ids_KS[:place].T
             if loose:
-                ids, q = self._weighed(logits_S1V, ahead_SA, rows, loose)
-                put(ids_KS[place], loose, ids)
+                ids_S, q = self._weighed(logits_S1V, ahead_SA, rows, exact, loose)
                 q_RV.append(q)
+            else:
+                ids_S = self._sampler.sample(logits_S1V, rows, ahead_SA=ahead_SA, offset=place).view(-1)
             # A draft that computes nonsense proposes token 0, which is verified like any other.
-            ids_KS[place].clamp_(min=0)
+            torch.clamp(ids_S, min=0, out=ids_KS[place])
         return Proposal(ids_KS.T, lengths, torch.stack(q_RV, 1) if loose else None)
 
-    def _sampled(self, logits_S1V: Tensor, ahead_SA: Tensor, rows: Many[Row], places: list[int]) -> Tensor:
-        """Tokens for some places of the batch."""
-        some = [rows[i] for i in places]
-        ahead = part(ahead_SA, places)
-        offset = ahead_SA.shape[1]
-        return self._sampler.sample(part(logits_S1V, places), some, ahead_SA=ahead, offset=offset).squeeze(1)
-
     def _weighed(
-        self, logits_S1V: Tensor, ahead_SA: Tensor, rows: Many[Row], places: list[int]
+        self, logits_S1V: Tensor, ahead_SA: Tensor, rows: Many[Row], exact: list[int], loose: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """Tokens for some places of the batch, and the probabilities they were drawn by."""
-        some, offset = [rows[i] for i in places], ahead_SA.shape[1]
-        ahead = part(ahead_SA, places)
-        scores_R1V = self._sampler.scores(part(logits_S1V, places), some, ahead_SA=ahead, offset=offset)
-        return self._sampler.draw(scores_R1V, some, offset=offset).squeeze(1), scores_R1V.squeeze(1).softmax(-1)
+        """Tokens, and the probabilities by which those were drawn of which the distribution alone is promised."""
+        sampler, offset = self._sampler, ahead_SA.shape[1]
+        ids_S1 = ahead_SA.new_empty(len(rows), 1)
+        if exact:
+            some, ahead = [rows[i] for i in exact], part(ahead_SA, exact)
+            put(ids_S1, exact, sampler.sample(part(logits_S1V, exact), some, ahead_SA=ahead, offset=offset))
+        some, ahead = [rows[i] for i in loose], part(ahead_SA, loose)
+        scores_R1V = sampler.scores(part(logits_S1V, loose), some, ahead_SA=ahead, offset=offset)
+        put(ids_S1, loose, sampler.draw(scores_R1V, some, offset=offset))
+        return ids_S1.squeeze(1), scores_R1V.squeeze(1).softmax(-1)
 
     def _logits(self, steps: Steps, place: int, ids_KS: Tensor) -> Tensor:
-        """The draft's logits [S, 1, V] for a place; the first pass computes two tokens of each sequence."""
-        if place == 0:
-            return self._forward.decode(steps.first())[NUM_FED - 1 :: NUM_FED].unsqueeze(1)
-        return self._forward.decode(steps.later(place, ids_KS[place - 1])).unsqueeze(1)
+        """The draft's logits [S, 1, V] for a place."""
+        if place > 0:
+            return self._forward.decode(steps.later(place, ids_KS[place - 1])).unsqueeze(1)
+        num_fed = steps.first.query_len
+        return self._forward.decode(steps.first)[num_fed - 1 :: num_fed].unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The inputs of a round's passes."""
+    """The inputs of a round's passes: the first over what the draft has not seen, then one token each."""
 
-    first_ids_SF: Tensor
+    first: StepInputs
     positions_JS: Tensor
     slots_JS: Tensor
+    context_lens_JS: Tensor
     query_starts: Tensor
-    block_tables_SB: Tensor
-
-    def first(self) -> StepInputs:
-        """The last two tokens of each sequence."""
-        return StepInputs(
-            self.first_ids_SF.flatten(),
-            self.positions_JS[:NUM_FED].T.flatten(),
-            self.slots_JS[:NUM_FED].T.flatten(),
-            self.query_starts * NUM_FED,
-            (self.positions_JS[NUM_FED - 1] + 1).clamp_(min=NUM_FED),
-            self.block_tables_SB,
-            query_len=NUM_FED,
-        )
 
     def later(self, place: int, ids_S: Tensor) -> StepInputs:
         """The token that was drawn for the place before."""
-        positions_S = self.positions_JS[place + 1]
-        slots_S = self.slots_JS[place + 1]
         return StepInputs(
-            ids_S, positions_S, slots_S, self.query_starts, positions_S + 1, self.block_tables_SB, query_len=1
+            ids_S,
+            self.positions_JS[place - 1],
+            self.slots_JS[place - 1],
+            self.query_starts,
+            self.context_lens_JS[place - 1],
+            self.first.block_tables_SB,
+            query_len=1,
         )

@@ -46,12 +46,12 @@ def by_promise(rows: Many[Row]) -> tuple[list[int], list[int]]:
 
 def part(batch: Tensor, places: list[int]) -> Tensor:
     """What a tensor of the whole batch [S, …] says about some places of it."""
-    return batch if len(places) == len(batch) else batch[places]
+    return batch if len(places) == batch.shape[0] else batch[places]
 
 
 def put(batch: Tensor, places: list[int], some: Tensor) -> None:
     """Write what `part` has read."""
-    if len(places) == len(batch):
+    if len(places) == batch.shape[0]:
         batch.copy_(some)
     else:
         batch[places] = some

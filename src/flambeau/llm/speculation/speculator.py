@@ -25,7 +25,7 @@ class Speculator:
             return 0
         if 2 * len(decoding) * (1 + self._most) > self._max_step_tokens:  # prompts need room in a step too
             return 0
-        return self._worth.num_ahead(len(decoding))
+        return self._worth.num_ahead(kind_of(decoding))
 
     def propose(self, sequences: Many[Sequence], num_ahead: int) -> Proposal | None:
         """Tokens for those who want any and have room for them; None: for nobody."""
@@ -39,10 +39,17 @@ class Speculator:
         sequence.num_accepted += num_kept
         self._proposer.kept(sequence, len(sequence.tokens), num_proposed, num_kept)
 
-    def note(self, num_ahead: int, seconds: float, kept: Many[int]) -> None:
+    def note(self, sequences: Many[Sequence], num_ahead: int, seconds: float, kept: Many[int]) -> None:
         """How long a step took that did nothing but decode, and how many proposals each sequence has kept."""
-        self._worth.note(num_ahead, seconds, kept)
+        self._worth.note(kind_of(sequences), num_ahead, seconds, kept)
 
     def forget(self, sequence: Sequence) -> None:
         """It is over."""
         self._proposer.forget(sequence)
+
+
+def kind_of(sequences: Many[Sequence]) -> tuple[int, bool, bool]:
+    """What makes steps alike in their price and in what they keep: about how many sequences, and how they sample."""
+    is_greedy = all(sequence.params.is_greedy for sequence in sequences)
+    is_repeatable = is_greedy or all(sequence.row.is_repeatable for sequence in sequences)
+    return len(sequences).bit_length(), is_greedy, is_repeatable  # 1, 2–3, 4–7, 8–15 …

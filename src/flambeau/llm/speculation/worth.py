@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
-WINDOW = 16  # times that are remembered of each number of tokens, and steps between two looks at them
-TRIAL = 4  # steps that a number of tokens is given before it is judged
-FIRST_WAIT, LONGEST_WAIT = 128, 8192  # steps until another number is tried; twice as many each time nothing changes
-MEMORY = 64  # steps over which what is kept is averaged
+WINDOW = 16  # times that are remembered of each number of tokens
+TRIAL = 6  # steps that a number of tokens is given before it is judged
+FIRST_WAIT, LONGEST_WAIT = 64, 1024  # steps until another number is tried; twice as many each time nothing changes
+MEMORY = 32  # steps over which what is kept is averaged
 
 
 def sensible_numbers(most: int) -> list[int]:
@@ -36,7 +36,7 @@ class _Kept:
 
 
 class _Choice:
-    """The number of tokens for one size of a batch."""
+    """The number of tokens for one kind of batch."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers
@@ -46,8 +46,8 @@ class _Choice:
         self._trial: int | None = numbers[0]  # at first, each of them is tried
         self._left = TRIAL  # steps until the trial or the wait is over
         self._wait = FIRST_WAIT
-        self._next = 1
-        self._until_look = WINDOW
+        self._tried = [*numbers]  # the one that was tried last comes last
+        self._is_turn_of_rival = True
 
     @property
     def number(self) -> int:
@@ -60,30 +60,38 @@ class _Choice:
         self._seconds[num_ahead].append(seconds)
         self._kept.note(num_ahead, kept)
         self._left -= 1
-        self._until_look -= 1
-        if self._left <= 0:
-            self._end_trial() if self._trial is not None else self._begin_trial()
-        elif self._until_look <= 0 and self._trial is None:
-            self._look()
+        if self._trial is not None:
+            if self._left <= 0:
+                self._end_trial(self._trial)
+        elif self._left <= 0 or (self._left % WINDOW == 0 and self._has_rival()):
+            self._begin_trial()
+
+    def _has_rival(self) -> bool:
+        """Whether another number seems better by now: fewer proposals are kept, say."""
+        return max(self._numbers, key=self._tokens_per_s) != self._best
 
     def _begin_trial(self) -> None:
-        others = [number for number in self._numbers if number != self._best]
-        self._trial, self._left = others[self._next % len(others)], TRIAL
-        self._next += 1
+        """Try what seems best of the others, or in turn what was not tried for the longest time."""
+        others = [number for number in self._tried if number != self._best]
+        rival = max(others, key=self._tokens_per_s)
+        self._try(rival if self._has_rival() or self._is_turn_of_rival else others[0])
+        self._is_turn_of_rival = not self._is_turn_of_rival
+        self._seconds[self.number].clear()  # the machine may be busier than it was, or less
 
-    def _end_trial(self) -> None:
-        untried = [number for number in self._numbers if not self._seconds[number]]
+    def _try(self, number: int) -> None:
+        self._trial, self._left = number, TRIAL
+        self._tried = [*(other for other in self._tried if other != number), number]
+
+    def _end_trial(self, number: int) -> None:
+        untried = [other for other in self._numbers if not self._seconds[other]]
         if untried:
-            self._trial, self._left = untried[0], TRIAL
+            self._try(untried[0])
             return
         before = self._best
-        self._look()
+        known = self._numbers if self._wait == FIRST_WAIT else (before, number)
+        self._best = max(known, key=self._tokens_per_s)
         self._wait = min(2 * self._wait, LONGEST_WAIT) if self._best == before else FIRST_WAIT
         self._trial, self._left = None, self._wait
-
-    def _look(self) -> None:
-        self._best = max(self._numbers, key=self._tokens_per_s)
-        self._until_look = WINDOW
 
     def _tokens_per_s(self, number: int) -> float:
         # The median of the times, for a step may be held up by anything.
@@ -91,22 +99,21 @@ class _Choice:
 
 
 class Worth:
-    """Says how many tokens to propose next, for each size of a batch by itself."""
+    """Says how many tokens to propose next, for each kind of batch by itself: its size, say, and how it samples."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[Hashable, _Choice] = {}
 
-    def num_ahead(self, batch_size: int) -> int:
+    def num_ahead(self, kind: Hashable) -> int:
         """How many tokens to propose for each sequence in the next step; 0: none."""
-        return self._of(batch_size).number
+        return self._of(kind).number
 
-    def note(self, num_ahead: int, seconds: float, kept: Sequence[int]) -> None:
+    def note(self, kind: Hashable, num_ahead: int, seconds: float, kept: Sequence[int]) -> None:
         """A step took so long, and so many proposals were kept of each sequence."""
-        self._of(len(kept)).note(num_ahead, seconds, kept)
+        self._of(kind).note(num_ahead, seconds, kept)
 
-    def _of(self, batch_size: int) -> _Choice:
-        size = batch_size.bit_length()  # 1, 2–3, 4–7, 8–15 …
-        if size not in self._choices:
-            self._choices[size] = _Choice(self._numbers)
-        return self._choices[size]
+    def _of(self, kind: Hashable) -> _Choice:
+        if kind not in self._choices:
+            self._choices[kind] = _Choice(self._numbers)
+        return self._choices[kind]

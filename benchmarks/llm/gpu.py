@@ -1,0 +1,183 @@
+"""Measures a network of random weights on a GPU beside the ceiling that memory sets, in one run.
+
+    python benchmarks/llm/gpu.py [--preset Llama-2-7B] [--streams 1,32] [--tokens 200] [--quantization int8]
+
+The ceiling is what reading the weights once for each token would take at the speed of a plain reduction over a large
+tensor on the same device. The engine is the whole one: scheduler, paged cache, sampler; without a tokenizer. First the
+compiled path must give the eager path's tokens, in float32 arithmetic at a small size, then it is measured. The result
+is a dated JSON file.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "serving"))
+
+import machine  # noqa: E402
+import results  # noqa: E402
+import torch  # noqa: E402
+
+from flambeau.llm import EngineConfig  # noqa: E402
+from flambeau.llm.bench import measure  # noqa: E402
+from flambeau.llm.compiled import CompiledForward  # noqa: E402
+from flambeau.llm.config import SamplingParams  # noqa: E402
+from flambeau.llm.engine import Engine  # noqa: E402
+from flambeau.llm.forward import EagerForward  # noqa: E402
+from flambeau.llm.kv_cache import KVCache  # noqa: E402
+from flambeau.llm.models.architecture import Architecture  # noqa: E402
+from flambeau.llm.models.presets import preset  # noqa: E402
+from flambeau.llm.models.transformer import Transformer  # noqa: E402
+from flambeau.llm.quantize.applying import quantize  # noqa: E402
+from flambeau.llm.quantize.packing import pack  # noqa: E402
+
+GPT_FAST = {"1": 216, "32": 5421}  # tokens/s of Llama-2-7B in bfloat16 on an H200, measured before with the same shapes
+READ_BYTES = 4 << 30
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="Llama-2-7B", help="default: %(default)s")
+    parser.add_argument("--layers", type=int, help="fewer layers than the preset has, for a trial")
+    parser.add_argument("--streams", default="1,32", help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=200, help="new tokens of each stream (default %(default)s)")
+    parser.add_argument("--prompt", type=int, default=6, help="tokens of each prompt (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--quantization", choices=("int8", "int4", "fp8"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
+    return parser.parse_args()
+
+
+def random_network(arch: Architecture, device: str, dtype: torch.dtype) -> Transformer:
+    """Weights that nobody trained: small, so that numbers stay numbers through all layers."""
+    with torch.device(device):
+        model = Transformer(arch).to(dtype).eval().requires_grad_(False)
+    generator = torch.Generator(device).manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=0.02, generator=generator)
+    return model
+
+
+def new_engine(model: Transformer, num_seqs: int, length: int, *, compiled: bool) -> Engine:
+    """The whole engine around a network."""
+    weight = model.model.embed_tokens.weight
+    config = EngineConfig(max_num_seqs=num_seqs, max_model_len=length, prefix_cache=False)
+    per_sequence = -(-length // config.block_size)
+    cache = KVCache(
+        model.arch, num_seqs * per_sequence + 1, config.block_size, device=weight.device, dtype=weight.dtype
+    )
+    forward = (
+        CompiledForward(model, cache, max_num_seqs=num_seqs, max_blocks=per_sequence)
+        if compiled
+        else EagerForward(model, cache)
+    )
+    return Engine(model.arch, forward, num_blocks=cache.num_blocks, config=config, device=str(weight.device))
+
+
+def same_tokens(arch: Architecture, device: str) -> bool:
+    """Whether the compiled path gives the eager path's tokens."""
+    small = replace(arch, num_layers=2, windows=arch.windows[:2])
+    model = random_network(small, device, torch.float32)
+    prompts = [[7 * i + j for j in range(3 + i)] for i in range(8)]
+    params = SamplingParams(temperature=0.0, max_tokens=32)
+    found = []
+    for compiled in (False, True):
+        engine = new_engine(model, 8, 64, compiled=compiled)
+        engine.generate(prompts, params)  # asks for what is to be compiled
+        engine.wait_until_compiled()
+        found.append([completion.token_ids for completion in engine.generate(prompts, params)])
+        engine.close()
+    return found[0] == found[1]
+
+
+def bandwidth(device: str) -> float:
+    """Bytes per second that a plain reduction reads."""
+    numbers = torch.ones(READ_BYTES // 2 if device != "cpu" else 1 << 26, dtype=torch.bfloat16, device=device)
+    seconds = []
+    for _ in range(8):
+        synchronize(device)
+        began = time.perf_counter()
+        numbers.sum()
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return numbers.numel() * 2 / min(seconds)
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was told."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def weight_bytes(model: Transformer) -> int:
+    """What a decode step reads of the network: all but the embeddings, of which it reads one row each."""
+    state = model.state_dict()
+    skipped = 0 if model.lm_head is None else state["model.embed_tokens.weight"].nbytes
+    return sum(tensor.nbytes for tensor in state.values()) - skipped
+
+
+def main() -> None:
+    asked, began = arguments(), time.monotonic()
+    arch = preset(asked.preset)
+    if asked.layers:
+        arch = replace(arch, num_layers=asked.layers, windows=arch.windows[: asked.layers])
+    streams = [int(part) for part in asked.streams.split(",")]
+    is_same = same_tokens(arch, asked.device)
+    print(f"compiled tokens are the eager ones: {is_same}", file=sys.stderr)
+    model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
+    if asked.quantization:
+        quantize(model, asked.quantization)
+        pack(model, torch.bfloat16)
+    read, size = bandwidth(asked.device), weight_bytes(model)
+    print(f"{size / 1e9:.2f} GB at {read / 1e9:.0f} GB/s: at most {read / size:.1f} tokens/s", file=sys.stderr)
+    engine = new_engine(model, max(streams), asked.prompt + asked.tokens + 16, compiled=True)
+    lengths = {"prompt_tokens": asked.prompt, "new_tokens": asked.tokens}
+    started = time.monotonic()
+    for _ in measure(engine, streams, **lengths):
+        engine.wait_until_compiled()
+    compile_s = time.monotonic() - started
+    rounds: list[dict[str, Any]] = []
+    for number in range(asked.rounds):
+        for figure in measure(engine, streams, **lengths):
+            rounds.append({"round": number + 1, "streams": figure.streams, "tokens_per_s": figure.tokens_per_s})
+            print(rounds[-1], file=sys.stderr)
+    engine.close()
+    medians = {str(n): statistics.median(r["tokens_per_s"] for r in rounds if r["streams"] == n) for n in streams}
+    for number, rate in medians.items():
+        beside = f", gpt-fast {GPT_FAST[number]}" if number in GPT_FAST and asked.preset == "Llama-2-7B" else ""
+        share = f", {rate / (read / size):.0%} of the ceiling" if number == "1" else ""
+        print(f"{number} streams: {rate:.1f} tokens/s{share}{beside}")
+    date = datetime.now(UTC)
+    result = {
+        "date": date.isoformat(timespec="seconds"),
+        "command": f"python benchmarks/llm/gpu.py {' '.join(sys.argv[1:])}".strip(),
+        "duration_s": round(time.monotonic() - began),
+        "machine": machine.describe(),
+        "device": torch.cuda.get_device_name() if asked.device != "cpu" else "cpu",
+        "torch": torch.__version__,
+        "preset": asked.preset,
+        "quantization": asked.quantization,
+        "same_tokens": is_same,
+        "weights_gb": size / 1e9,
+        "read_gb_per_s": read / 1e9,
+        "ceiling_tokens_per_s": read / size,
+        "first_round_with_compilation_s": compile_s,
+        "medians_tokens_per_s": medians,
+        "rounds": rounds,
+    }
+    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    print(file)
+
+
+if __name__ == "__main__":
+    main()
