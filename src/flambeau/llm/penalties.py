@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,9 +120,15 @@ def occurrences(ahead_PA: Tensor, logits_PWV: Tensor, offset: int) -> Tensor:
 
 
 def _biases(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-    found = [(i, token, bias) for i, row in enumerate(rows) for token, bias in row.params.logit_bias.items()]
-    if not found:
+    biased = [(i, row.params.logit_bias) for i, row in enumerate(rows) if row.params.logit_bias]
+    if not biased:
         return None
-    lines, ids, values = zip(*found, strict=True)
-    column = torch.tensor(values, device=device, dtype=torch.float32).unsqueeze(1)
-    return torch.tensor(lines, device=device), torch.tensor(ids, device=device), column
+    sizes = [len(biases) for _, biases in biased]
+    lines = np.repeat([i for i, _ in biased], sizes)
+    ids = np.fromiter((token for _, biases in biased for token in biases), np.int64, sum(sizes))
+    values = np.fromiter((bias for _, biases in biased for bias in biases.values()), np.float32, sum(sizes))
+    return (
+        torch.from_numpy(lines).to(device),
+        torch.from_numpy(ids).to(device),
+        torch.from_numpy(values).to(device).unsqueeze(1),
+    )

@@ -121,11 +121,13 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give it blocks for all its tokens, shared ones where others began the same way; False: not enough."""
+        # One block for each that runs, so that the newcomer is not thrown out again by the next step.
+        spare = min(len(self.running), self._pool.num_blocks // 16)
+        if spare + 1 > self._pool.num_free:  # it needs one at least: no need to look, step after step, for what is kept
+            return False
         # The last token has to be computed even if all its blocks are known: what follows it is wanted.
         shared, parent = self._pool.find_prefix(sequence.tokens[:-1])
         needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
-        # One block for each that runs, so that the newcomer is not thrown out again by the next step.
-        spare = min(len(self.running), self._pool.num_blocks // 16)
         if needed + spare > self._pool.num_free - self._pool.num_kept(shared):
             return False
         self._pool.share(shared)

@@ -91,6 +91,16 @@ def test_a_prompt_for_which_there_are_no_blocks_waits_and_nobody_overtakes_it():
     assert chunks(run(plans)) == [("large", 16)]
 
 
+def test_while_no_block_is_free_nobody_looks_which_are_kept_for_a_prompt_that_waits(monkeypatch):
+    plans = scheduler(num_blocks=5)
+    plans.add(new("first", 14))
+    run(plans)
+    plans.add(new("second", 14))
+    monkeypatch.setattr(BlockPool, "find_prefix", None)
+    assert chunks(run(plans)) == []
+    assert names([*plans.waiting]) == ["second"]
+
+
 def test_whoever_came_last_gives_way_when_blocks_run_out():
     plans = scheduler(num_blocks=9, max_step_tokens=64)
     for name in "ab":
