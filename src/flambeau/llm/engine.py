@@ -6,8 +6,9 @@ import itertools
 import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -255,8 +256,11 @@ class Engine:
 
     # ---- as a library ----
 
-    def generate(self, prompts: str | Many[str] | Many[Many[int]], params: SamplingParams) -> list[Completion]:
-        """All choices of all prompts, whole, in order."""
+    def generate(
+        self, prompts: str | Many[str] | Many[Many[int]], params: SamplingParams | None = None, **options: Any
+    ) -> list[Completion]:
+        """All choices of all prompts, whole, in order; options are fields of SamplingParams."""
+        params = replace(params or SamplingParams(), **options)
         many = [prompts] if isinstance(prompts, str) else [*prompts]
         names = [f"generate-{next(self._names)}" for _ in many]
         completions = {(name, i): Completion() for name in names for i in range(params.n)}
@@ -272,8 +276,9 @@ class Engine:
                 self.cancel(name)
         return [*completions.values()]
 
-    def stream(self, prompt: str | Many[int], params: SamplingParams) -> Iterator[Output]:
+    def stream(self, prompt: str | Many[int], params: SamplingParams | None = None, **options: Any) -> Iterator[Output]:
         """What each step makes for one prompt; closing the iterator cancels it."""
+        params = replace(params or SamplingParams(), **options)
         name = f"stream-{next(self._names)}"
         self.add(name, self._encode(prompt), params)
         try:
