@@ -11,21 +11,21 @@ from pathlib import Path
 
 import torch
 
-from flambeau.llm.blocks import BlockPool
+from flambeau.llm.compute.forward import Forward
+from flambeau.llm.compute.runner import Runner
 from flambeau.llm.config import EngineConfig, SamplingParams
 from flambeau.llm.errors import BadRequest
-from flambeau.llm.finishing import accept
-from flambeau.llm.forward import Forward
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.outputs import Completion, Counts, Output
-from flambeau.llm.runner import Runner
-from flambeau.llm.sampler import Sampler
-from flambeau.llm.scheduler import Scheduler
-from flambeau.llm.sequence import NoText, Sequence, Text
+from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.scheduling.blocks import BlockPool
+from flambeau.llm.scheduling.finishing import accept
+from flambeau.llm.scheduling.scheduler import Scheduler
+from flambeau.llm.scheduling.sequence import NoText, Sequence, Text
 from flambeau.llm.speculation.making import Draft, make_speculator
 from flambeau.llm.stepping import Made, Stepper
-from flambeau.llm.text_stream import TextStream
-from flambeau.llm.tokenizer import Tokenizer
+from flambeau.llm.text.text_stream import TextStream
+from flambeau.llm.text.tokenizer import Tokenizer
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # apart from each other: the choices of one request
 NO_NUMBERS = (

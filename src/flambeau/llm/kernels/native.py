@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.llm.attention import PagedAttention
+from flambeau.llm.compute.attention import PagedAttention
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels.binding import PagedStep, indices, kernels
-from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attend
-from flambeau.llm.step_inputs import StepInputs
 
 HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # those that cpu/paged_attention.h lists
-# Longer prompts are quicker through SDPA: 512 tokens take 4.5 ms here and 3.4 ms there, 64 tokens 0.09 and 0.12 ms.
+# Longer prompts are quicker through SDPA: at 64 tokens 93 us here and 119 there, at 128 tokens 299 and 241.
+# Between the two it is a guess; measured on a busy machine.
 LONGEST_PROMPT = 96
 
 
