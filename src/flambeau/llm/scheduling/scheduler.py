@@ -75,7 +75,9 @@ class Scheduler:
         self._free(sequence)
 
     def plan(self, lookahead: int = 0) -> Plan:
-        """The next step; each sequence that decodes gets room for so many drafted tokens too."""
+        """The next step; each sequence that decodes gets room for so many drafted tokens too, where there is any."""
+        if lookahead and not self._has_room(lookahead):
+            lookahead = 0
         plan = Plan(lookahead=lookahead)
         self._plan_decodes(plan, lookahead)
         left = self._max_step_tokens - len(plan.decodes) * (1 + lookahead)
@@ -88,23 +90,31 @@ class Scheduler:
             left -= self._add_chunk(plan, sequence, left)
         return plan
 
+    def _has_room(self, lookahead: int) -> bool:
+        """Whether all who decode can have blocks for drafted tokens; nobody has to give way for those."""
+        decoding = (sequence for sequence in self.running if sequence.is_decoding)
+        return sum(self._num_missing(sequence, lookahead) for sequence in decoding) <= self._pool.num_free
+
+    def _num_missing(self, sequence: Sequence, lookahead: int) -> int:
+        """Blocks that it needs for its next token and the drafted ones."""
+        length = len(sequence.tokens) + max(0, min(lookahead, sequence.room - 1))
+        return max(0, self._pool.num_needed(length) - len(sequence.blocks))
+
     def _plan_decodes(self, plan: Plan, lookahead: int) -> None:
         for sequence in [*self.running]:
-            if sequence.blocks and sequence.is_decoding:
-                length = len(sequence.tokens) + max(0, min(lookahead, sequence.room - 1))
-                if self._reserve(sequence, length, plan):
-                    plan.decodes.append(sequence)
+            if sequence.blocks and sequence.is_decoding and self._reserve(sequence, lookahead, plan):
+                plan.decodes.append(sequence)
 
-    def _reserve(self, sequence: Sequence, num_tokens: int, plan: Plan) -> bool:
-        """Give it blocks for so many tokens; those who came later make room, or it has to wait itself."""
-        needed = self._pool.num_needed(num_tokens) - len(sequence.blocks)
+    def _reserve(self, sequence: Sequence, lookahead: int, plan: Plan) -> bool:
+        """Give it the blocks that it needs; those who came later make room, or it has to wait itself."""
+        needed = self._num_missing(sequence, lookahead)
         while needed > self._pool.num_free:
             victim = self.running[-1]
             self._preempt(victim)
             plan.preempted.append(victim)
             if victim is sequence:
                 return False
-        if needed > 0:
+        if needed:
             sequence.blocks += self._pool.take(needed)
         return True
 

@@ -122,6 +122,17 @@ def test_drafted_tokens_have_room_but_never_beyond_the_end():
     assert len(sequence.blocks) == 2
 
 
+def test_nobody_gives_way_for_drafted_tokens():
+    plans = scheduler(num_blocks=9, max_step_tokens=64)
+    for name in "ab":
+        plans.add(new(name, 13))
+    run(plans, lookahead=4)
+    plan = run(plans, lookahead=4)
+    assert (names(plan.decodes), plan.preempted, plan.lookahead) == (["a", "b"], [], 0)
+    plans.remove(plans.running[1])
+    assert run(plans, lookahead=4).lookahead == 4
+
+
 def test_what_is_removed_leaves_nothing_behind():
     plans = scheduler()
     sequence, waiting = new("a", 20), new("b", 4)
