@@ -1,6 +1,7 @@
 """Scheduler: who runs this step, and how many tokens of it; without tensors.
 
-First everybody who has a token to add, then prompts in the order they came, in chunks of what the step has left.
+First everybody who has a token to add, then prompts in the order they came, in chunks of what the step has left; a long
+one leaves room to those behind it.
 Where blocks run out, the one who came last gives its own back and begins again later.
 """
 
@@ -49,6 +50,7 @@ class Scheduler:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_step_tokens = max_step_tokens
+        self._least_prompt_tokens = max(1, max_step_tokens // 8)  # however many decode, prompts go on
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
@@ -80,14 +82,15 @@ class Scheduler:
             lookahead = 0
         plan = Plan(lookahead=lookahead)
         self._plan_decodes(plan, lookahead)
-        left = self._max_step_tokens - len(plan.decodes) * (1 + lookahead)
-        for sequence in self.running:
-            if left > 0 and not sequence.is_decoding:
-                left -= self._add_chunk(plan, sequence, left)
+        left = max(self._max_step_tokens - len(plan.decodes) * (1 + lookahead), self._least_prompt_tokens)
+        prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+        for i, sequence in enumerate(prompts, 1):
+            if left > 0:
+                left -= self._add_chunk(plan, sequence, left, has_others=i < len(prompts) or bool(self.waiting))
         while left > 0 and self.waiting and len(self.running) < self._max_num_seqs and self._admit(self.waiting[0]):
             sequence = self.waiting.popleft()
             self.running.append(sequence)
-            left -= self._add_chunk(plan, sequence, left)
+            left -= self._add_chunk(plan, sequence, left, has_others=bool(self.waiting))
         return plan
 
     def _has_room(self, lookahead: int) -> bool:
@@ -148,8 +151,11 @@ class Scheduler:
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         return True
 
-    def _add_chunk(self, plan: Plan, sequence: Sequence, left: int) -> int:
-        length = min(left, len(sequence.tokens) - sequence.num_computed)
+    def _add_chunk(self, plan: Plan, sequence: Sequence, left: int, *, has_others: bool) -> int:
+        """As much of a prompt as fits; one that does not fit leaves half of the room to those behind it."""
+        length = len(sequence.tokens) - sequence.num_computed
+        if length > left:
+            length = -(-left // 2) if has_others else left
         plan.chunks.append(Chunk(sequence, length))
         return length
 

@@ -67,8 +67,29 @@ def test_prompts_are_begun_in_the_order_they_came():
     plans = scheduler(max_step_tokens=10)
     for name in "abc":
         plans.add(new(name, 6))
-    assert chunks(run(plans)) == [("a", 6), ("b", 4)]
-    assert chunks(run(plans)) == [("b", 2), ("c", 6)]
+    assert chunks(run(plans)) == [("a", 6), ("b", 2), ("c", 2)]
+    assert chunks(run(plans)) == [("b", 4), ("c", 4)]
+
+
+def test_a_long_prompt_leaves_room_to_those_behind_it():
+    plans = scheduler(max_step_tokens=8)
+    plans.add(new("long", 40))
+    plans.add(new("short", 4))
+    assert chunks(run(plans)) == [("long", 4), ("short", 4)]
+    plan = run(plans)
+    assert names(plan.decodes) == ["short"]
+    assert chunks(plan) == [("long", 7)]
+
+
+def test_prompts_go_on_however_many_decode():
+    plans = scheduler(max_step_tokens=4)
+    for name in "abc":
+        plans.add(new(name, 1))
+    run(plans)
+    plans.add(new("d", 6))
+    plan = run(plans, lookahead=3)
+    assert names(plan.decodes) == ["a", "b", "c"]
+    assert chunks(plan) == [("d", 1)]
 
 
 def test_no_more_run_than_may():
@@ -88,7 +109,7 @@ def test_a_prompt_for_which_there_are_no_blocks_waits_and_nobody_overtakes_it():
     plans.add(new("tiny", 2))
     assert chunks(run(plans)) == []
     plans.remove(plans.running[0])
-    assert chunks(run(plans)) == [("large", 16)]
+    assert chunks(run(plans)) == [("large", 8), ("tiny", 2)]
 
 
 def test_while_no_block_is_free_nobody_looks_which_are_kept_for_a_prompt_that_waits(monkeypatch):
