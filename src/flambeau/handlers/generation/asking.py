@@ -65,19 +65,20 @@ def read_ask(
     row: Any, defaults: SamplingParams, *, streams: bool = False, accept: str = "", content_type: str = ""
 ) -> Ask:
     """What a request asks for; raises BadRequest with the field and its limits."""
-    fields = fields_of(row, is_json=content_type.startswith("application/json"))
+    is_json = content_type.startswith("application/json")
+    fields = fields_of(row, is_json=is_json)
     refuse_misspelt(fields)
     has_events = "text/event-stream" in accept.lower()
     stream = flag(fields, "stream")
     messages = fields.get("messages")
     return Ask(
-        prompt="" if messages is not None else prompt_of(fields),
+        prompt="" if messages is not None else prompt_of(fields, is_json=is_json),
         messages=check_messages(messages) if messages is not None else None,
         params=read_sampling(fields, defaults),
         stream=(streams or has_events) if stream is None else stream,
         has_events=has_events,
         full_text=flag(fields, "return_full_text"),
-        details=flag(fields, "details") or False,
+        details=flag(fields, "details") or fields.get("logprobs") is not None,
     )
 
 
@@ -106,14 +107,15 @@ def parsed(text: str, *, is_json: bool) -> Any:
         return text
 
 
-def prompt_of(fields: Mapping[str, Any]) -> str | list[int]:
+def prompt_of(fields: Mapping[str, Any], *, is_json: bool = False) -> str | list[int]:
     """The prompt: the first of its names that is there."""
     name = next((name for name in PROMPTS if fields.get(name) is not None), None)
     if name is None:
-        found = ", ".join(repr(str(key)[:40]) for key in [*fields][:5]) or "nothing"
+        given = [key for key in fields if key != "body"]
+        found = ", ".join(repr(str(key)[:40]) for key in given[:5]) or "nothing"
+        hint = ". curl sends a form unless it is told the type: add -H 'content-type: application/json'"
         raise BadRequest(
-            f'the request has no prompt: send it as "data" or "prompt"; it has {found}. curl sends a form unless it is '
-            "told the type: add -H 'content-type: application/json'"
+            f'the request has no prompt: send it as "data" or "prompt"; it has {found}{"" if is_json else hint}'
         )
     prompt = fields[name]
     if isinstance(prompt, bytes | bytearray):

@@ -156,7 +156,12 @@ def find(name: str, folder: Path, key: str) -> Path:
     for place in places:
         if place.exists():
             return place
-    raise HandlerError(f"handler: {key} is {name!r}, and there is neither {' nor '.join(map(str, places))}")
+    raise HandlerError(f"handler: {key} is {name!r}, and there is {missing(places)}")
+
+
+def missing(places: list[Path]) -> str:
+    """Places where nothing is, in words."""
+    return f"neither {' nor '.join(map(str, places))}" if len(places) > 1 else "no such file or folder"
 
 
 def places_of(name: str, folder: Path) -> list[Path]:

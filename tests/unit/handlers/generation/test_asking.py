@@ -143,3 +143,17 @@ def test_form_of_the_reply_follows_request_header_and_settings():
 def test_what_makes_no_sense_is_refused_with_its_field_and_limit(body, reason):
     with pytest.raises(BadRequest, match=reason):
         ask({"body": body})
+
+
+def test_a_hint_on_forms_is_given_only_to_those_who_sent_one():
+    with pytest.raises(BadRequest, match="add -H 'content-type: application/json'"):
+        ask({"ROMEO:": bytearray(b"")}, content_type="application/x-www-form-urlencoded")
+    with pytest.raises(BadRequest, match=r"it has 'temperature'$"):
+        ask({"body": {"temperature": 1}}, content_type="application/json")
+    with pytest.raises(BadRequest, match=r"it has nothing$"):
+        ask({"body": None}, content_type="application/json")
+
+
+def test_log_probabilities_are_told_without_asking_for_details_too():
+    assert ask({"prompt": "x", "logprobs": 0}).details
+    assert not ask({"prompt": "x", "logprobs": None}).details
