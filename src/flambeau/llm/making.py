@@ -43,6 +43,7 @@ def make_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     config = replace(config or EngineConfig(), **options)
     device = device_for(config)
     ranks = Ranks.join(device) if config.tensor_parallel_size > 1 else None
+    tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails in no time
     network = make_network(path, config, device, ranks)
     return Engine(
         network.arch,
@@ -50,7 +51,7 @@ def make_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         num_blocks=network.num_blocks,
         config=config,
         device=str(device),
-        tokenizer=load_tokenizer(Path(config.tokenizer) if config.tokenizer else path),
+        tokenizer=tokenizer,
         draft=network.draft,
     )
 
