@@ -52,8 +52,9 @@ def failure(status: int, body: bytes) -> RequestFailed:
     """The error an answer carries."""
     try:
         document = json.loads(body)
+        document = document.get("error") or document  # as OpenAI's API has it, or as the others do
         return RequestFailed(status, document["message"], "\n".join(document.get("cause", [])))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return RequestFailed(status, body.decode("utf-8", "replace").strip() or "the server gave no reason", "")
 
 

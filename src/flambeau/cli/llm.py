@@ -11,12 +11,14 @@ from typing import Any
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
+from flambeau.cli.llm_quantize import KINDS
 from flambeau.cli.serve import Wishes
 from flambeau.cli.serve import serve as serve_paths
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 
 HANDLER = "gpt_handler"
+DTYPES = ("float32", "bfloat16", "float16")
 EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 100, "stream": true}'
 
 
@@ -39,6 +41,7 @@ class ServeFlags:
 def serve(config: ServerConfig, flags: ServeFlags, *, name: str | None, ranks: int, log_level: str) -> None:
     """Serve a checkpoint until a signal."""
     check(flags.model_path)
+    check_flags(flags)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
         folder = write_model(Path(scratch), name or flags.model_path.resolve().name, to_model_config(flags, ranks))
         serve_paths(config, [folder], Wishes(), log_level=log_level)
@@ -47,9 +50,25 @@ def serve(config: ServerConfig, flags: ServeFlags, *, name: str | None, ranks: i
 def check(path: Path) -> None:
     """Refuse at once what cannot be a checkpoint."""
     if not path.exists():
-        raise ConfigError(f"{path} does not exist; name the folder of a checkpoint, or its file")
-    if path.is_dir() and not any(path.glob(pattern) for pattern in ("*.safetensors", "*.pth", "*.bin")):
+        raise ConfigError(f"{path} does not exist; name the folder of a checkpoint, or its file{hub_hint(path)}")
+    if path.is_dir() and not any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.pth", "*.bin")):
         raise ConfigError(f"{path} holds no weights (*.safetensors, *.pth, *.bin); name the folder of a checkpoint")
+
+
+def hub_hint(path: Path) -> str:
+    """What to do about a name of the Hugging Face hub, which nothing is downloaded from unasked."""
+    is_hub_name = len(path.parts) == 2 and not path.is_absolute() and not path.parts[0].startswith((".", "~"))
+    return f". To fetch one from the hub: hf download {path} --local-dir {path.name}" if is_hub_name else ""
+
+
+def check_flags(flags: ServeFlags) -> None:
+    """Refuse at once what a worker would refuse each time it is started."""
+    for option, path in (("--draft", flags.draft_model_path), ("--tokenizer", flags.tokenizer_path)):
+        if path is not None and not path.exists():
+            raise ConfigError(f"{option} {path} does not exist")
+    for option, value, values in (("--dtype", flags.dtype, DTYPES), ("--quantization", flags.quantization, KINDS)):
+        if value is not None and value not in values:
+            raise ConfigError(f"{option} may be {', '.join(values)}, not {value!r}")
 
 
 def to_model_config(flags: ServeFlags, ranks: int) -> dict[str, Any]:

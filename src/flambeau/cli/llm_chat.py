@@ -87,7 +87,11 @@ def texts(lines: Iterable[bytes]) -> Iterator[str]:
 def the_model(url: str) -> str:
     """The one model that generates text."""
     response = send(url, "GET", "/v1/models", None, key_in("FLAMBEAU_INFERENCE_KEY"))
-    names = [entry["id"] for entry in json.loads(response.read())["data"] if "generate" in entry.get("abilities", [])]
+    try:
+        entries = json.loads(response.read())["data"]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{url} does not list its models as an inference address does; is it another port?") from None
+    names = [entry["id"] for entry in entries if "generate" in entry.get("abilities", [])]
     if len(names) == 1:
         return str(names[0])
     if not names:

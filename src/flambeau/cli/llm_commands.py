@@ -69,7 +69,7 @@ def llm_chat(
     prompt: Annotated[str | None, typer.Argument(help="One message; none: a conversation.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name; needed where there are several.")] = None,
     system: Annotated[str | None, typer.Option(help="What the model is told before everything else.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest words each time.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0: the likeliest words each time.")] = 0.8,
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
     url: Inference = DEFAULT_INFERENCE,
 ) -> None:
@@ -96,7 +96,9 @@ def llm_bench(
     try:
         numbers = [int(part) for part in streams.split(",")]
     except ValueError:
-        raise typer.BadParameter("write numbers with commas between", param_hint="--streams") from None
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise typer.BadParameter("write numbers from 1, with commas between", param_hint="--streams")
     load = work.Load(streams=numbers, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     options = {} if draft is None else {"draft": str(draft)}
     work.bench(target, model, load, options=options, as_json=as_json)

@@ -21,16 +21,27 @@ def quantize(checkpoint: Path, into: Path, kind: str, *, group_size: int, text: 
         from flambeau.llm.quantize.saving import save_quantized
     except ImportError as error:
         raise ConfigError(f"quantizing needs {error.name}: pip install 'flambeau[llm]'") from None
+    words = None if text is None else words_in(text)
     try:
         save_quantized(checkpoint, into, cast("Quantization", kind), group_size=group_size)
         print(f"{into}: {size_mb(into):.1f} MB, from {size_mb(checkpoint):.1f} MB")
-        if text is not None:
-            words = text.read_text()
+        if words is not None:
             print(
                 f"perplexity on {text}: {perplexity_of(into, words):.3f}, from {perplexity_of(checkpoint, words):.3f}"
             )
     except LLMError as error:
         raise ConfigError(str(error)) from error
+
+
+def words_in(text: Path) -> str:
+    """A text to measure with; one that cannot be read is refused before the work is done."""
+    try:
+        words = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--text {text} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not words.strip():
+        raise ConfigError(f"--text {text} is empty; a few thousand words tell most")
+    return words
 
 
 def size_mb(folder: Path) -> float:

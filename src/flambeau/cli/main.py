@@ -30,7 +30,7 @@ app.add_typer(llm_app, name="llm")
 def serve(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="A handler file, a model file, an archive, a model folder or a store; none: an example."),
+        typer.Argument(help="A handler file, a model file, an archive, a model folder or a store; none: the examples."),
     ] = None,
     model_store: Annotated[Path | None, typer.Option(help="Where models are registered from at run time.")] = None,
     name: Annotated[str | None, typer.Option(help="The name of the model; else from its manifest or file.")] = None,
