@@ -45,8 +45,8 @@ def markdown(result: Result) -> str:
         [
             f"![Tokens per second of the shipped model]({PLOT})",
             f"Measured {result['date'][:10]} on {machine['cores']} cores of {machine['cpu']}, torch "
-            f"{result['versions']['torch']}, {result['threads']} threads; medians of {len(result['rounds'])} rounds, in "
-            "each of which all subjects took their turn; ratios are taken within a round.",
+            f"{result['versions']['torch']}, {result['threads']} threads; medians of {len(result['rounds'])} rounds, "
+            "in each of which all subjects took their turn; ratios are taken within a round.",
             f"    {result['command']}",
             table(["", "ratio", "goal", ""], ratios),
             f"Of the drafted tokens {accepted:.0%} were accepted. Through HTTP the first token of a stream came "
