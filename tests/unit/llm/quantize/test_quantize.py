@@ -140,6 +140,17 @@ class TestFasterLayers:
     def test_fp8_has_none_on_a_cpu(self, linear):
         assert packing.faster_for(quantized_layer("fp8", linear), torch.float32) is None
 
+    def test_weights_anywhere_in_a_mapped_file_can_be_read(self, linear):
+        layer = quantized_layer("int8", linear)
+        storage = torch.empty(layer.weight.numel() + 128, dtype=torch.int8)
+        start = (8 - storage.data_ptr()) % 64  # eight bytes past a multiple of 64, as in a safetensors file
+        layer.weight = storage[start : start + layer.weight.numel()].view_as(layer.weight).copy_(layer.weight)
+        assert layer.weight.data_ptr() % 64 == 8
+        fast = CpuInt8Linear(layer)
+        assert fast.weight.data_ptr() % 64 == 0  # else the process dies below, on some processors
+        x = torch.randn(4, 128)
+        torch.testing.assert_close(fast(x), layer(x), atol=0.05, rtol=0.05)
+
 
 class TestWhichLayers:
     def test_all_linear_ones_but_the_last_and_the_router(self):
