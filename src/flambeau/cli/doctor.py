@@ -28,7 +28,9 @@ OPTIONAL = {
     "torchvision": "the image handlers (pip install 'flambeau[vision]')",
     "onnxruntime": "ONNX models (pip install 'flambeau[onnx]')",
     "safetensors": "weights in safetensors files (pip install safetensors)",
-    "tokenizers": "sentence_embedder (pip install 'flambeau[embed]')",
+    "tokenizers": "sentence_embedder (pip install 'flambeau[embed]'), language models (pip install 'flambeau[llm]')",
+    "sentencepiece": "language models with a tokenizer.model (pip install 'flambeau[llm]')",
+    "jinja2": "the chat templates of language models (pip install 'flambeau[llm]')",
     "captum": "explanations (pip install 'flambeau[explain]')",
 }
 

@@ -20,7 +20,6 @@ from flambeau.errors import ConfigError
 HANDLER = "gpt_handler"
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = (".safetensors", ".pth", ".bin")
-EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 100, "stream": true}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ def to_model_config(flags: ServeFlags, ranks: int) -> dict[str, Any]:
     }
     if flags.draft_model_path is not None:
         handler["speculative"] = True
-    settings: dict[str, Any] = {"minWorkers": 1, "maxWorkers": 1, "startupTimeout": 1200, "example": EXAMPLE}
+    settings: dict[str, Any] = {"minWorkers": 1, "maxWorkers": 1, "startupTimeout": 1200}
     if ranks > 1:
         settings |= {"parallelType": "tp", "torchrun": {"nproc-per-node": ranks}}
     return {**settings, "handler": handler}

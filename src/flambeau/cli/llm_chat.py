@@ -38,7 +38,7 @@ def converse(url: str, model: str, opening: list[Message], options: dict[str, An
             messages.append({"role": "assistant", "content": say(url, model, messages, options)})
         except RequestFailed as error:  # too long a conversation, for one
             messages.pop()
-            print(f"flambeau: {error}", file=sys.stderr)
+            print(f"flambeau: {error}; /clear forgets the conversation", file=sys.stderr)
 
 
 def ask() -> str | None:

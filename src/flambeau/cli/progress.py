@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TEXT_EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 100, "stream": true}'
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -76,7 +78,7 @@ class Progress:
         """Print a line to try for each model."""
         for model in models:
             url = f"{address}/predictions/{model.name}"
-            example = model.config.options.get("example")
+            example = model.config.options.get("example") or (TEXT_EXAMPLE if "generate" in model.abilities else None)
             body = f"-H 'content-type: application/json' -d '{example}'" if example else "-T FILE"
             if "generate" in model.abilities:  # shown as it is made
                 body = f"-N {body}"

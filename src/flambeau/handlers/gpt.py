@@ -26,7 +26,7 @@ from flambeau.handlers.generation.measuring import Measuring
 from flambeau.handlers.generation.progress import Progress
 from flambeau.handlers.generation.reading import Prompted, RequestReader
 from flambeau.handlers.generation.replies import numbers_of
-from flambeau.handlers.generation.settings import GptSettings, read_settings
+from flambeau.handlers.generation.settings import GptSettings, read_settings, shortened
 from flambeau.handlers.generation.tensors import rows_of, to_tensor
 from flambeau.handlers.loading.device import choose_device
 from flambeau.handlers.requests import is_describe, refuse_explain
@@ -89,6 +89,8 @@ class GptHandler(BaseHandler):
             return
         self.engine = Engine.from_pretrained(settings.model_path, config)
         logger.info("%s is loaded, in %.2f s", settings.model_path, time.perf_counter() - began)
+        if words := shortened(self.engine.max_length, config.max_model_len, self.engine.arch.max_length):
+            logger.warning(words)
         self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
         self.draft_model = self.engine.draft_model
         self.max_new_tokens, self.temperature, self.top_k = (

@@ -159,6 +159,15 @@ def find(name: str, folder: Path, key: str) -> Path:
     raise HandlerError(f"handler: {key} is {name!r}, and there is {missing(places)}")
 
 
+def shortened(length: int, wanted: int | None, trained: int) -> str | None:
+    """What to say where sequences can be less long than asked for, or than the model was trained for."""
+    if wanted is not None and wanted > trained:
+        return f"max_model_len is {wanted}, but the model knows no more than {trained} tokens; it gets {length}"
+    if length < (wanted or trained):
+        return f"the KV cache holds {length} tokens, and no sequence may be longer; raise kv_cache_bytes or num_blocks"
+    return None
+
+
 def missing(places: list[Path]) -> str:
     """Places where nothing is, in words."""
     return f"neither {' nor '.join(map(str, places))}" if len(places) > 1 else "no such file or folder"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.generation.settings import read_settings
+from flambeau.handlers.generation.settings import read_settings, shortened
 
 SPECULATIVE = """
 minWorkers: 1
@@ -137,3 +137,16 @@ def test_subclass_may_have_keys_of_its_own(folder, caplog):
     assert read("handler: {colour: red, max_new_token: 5}", folder, allows_others=True).max_new_tokens == 256
     assert "did you mean max_new_tokens" in caplog.text
     assert "colour" not in caplog.text
+
+
+def test_sequences_that_are_shorter_than_expected_are_told():
+    assert shortened(1024, None, 1024) is None
+    assert shortened(512, 512, 1024) is None
+    assert "no more than 1024 tokens" in shortened(1024, 5000, 1024)
+    assert "the KV cache holds 800 tokens" in shortened(800, None, 1024)
+    assert "the KV cache holds 800 tokens" in shortened(800, 1000, 1024)
+
+
+def test_a_path_from_the_root_that_leads_nowhere_is_told(folder):
+    with pytest.raises(HandlerError, match="draft_model_path is '/no/such', and there is no such file or folder"):
+        read("handler: {speculative: true, draft_model_path: /no/such}", folder)
