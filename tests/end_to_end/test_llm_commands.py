@@ -88,6 +88,18 @@ def test_bench_measures_a_server(server, tmp_path):
     assert min(one["tokens_per_s"], three["tokens_per_s"], one["first_token_ms"]) > 0
 
 
+def test_bench_measures_a_checkpoint_and_ends_in_peace(tmp_path):
+    result = run(f"flambeau llm bench {TARGET} --streams 1 --new-tokens 8 --json", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)[0]["tokens_per_s"] > 0
+
+
+def test_bench_with_too_long_a_prompt_says_so(tmp_path):
+    result = run(f"flambeau llm bench {TARGET} --streams 1 --prompt-tokens 5000", tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("flambeau: the prompt has 5000 tokens")
+
+
 def test_engine_is_a_library(tmp_path):
     [code] = snippets("docs/llm.md", "python")
     (tmp_path / "library.py").write_text(code.replace("path/to/checkpoint", str(TARGET)))

@@ -71,6 +71,8 @@ def bench_engine(path: str, load: Load, options: dict[str, Any]) -> list[dict[st
             pass
         engine.wait_until_compiled()
         return [asdict(figure) for figure in measure(engine, load.streams, **sizes)]
+    except LLMError as error:  # a prompt that is too long, for one
+        raise ConfigError(str(error)) from error
     finally:
         engine.close()
 

@@ -34,6 +34,7 @@ Make = Callable[[], Decode]
 
 # Compiling takes half a minute of a CPU that also serves: only what runs for long is worth it.
 STEPS_WORTH_COMPILING = 500
+CLOSING_S = 1.0
 
 
 class Workshop:
@@ -72,6 +73,7 @@ class Workshop:
                 self._has_failed = True
                 log.warning("decoding is not compiled, and slower for it: %s", summary(error))
                 log.debug("compilation failed", exc_info=True)
+            del order, make  # else this thread would be the one to free the model, perhaps as the process ends
             with self._is_idle:
                 self._num_open -= 1
                 self._is_idle.notify_all()
@@ -82,9 +84,11 @@ class Workshop:
             return self._is_idle.wait_for(lambda: self._num_open == 0, timeout_s)
 
     def close(self) -> None:
-        """Make nothing more. What is being made is left to its thread, which ends with the process at the latest."""
+        """Make nothing more. What takes long is left to its thread, which ends with the process at the latest."""
         self._has_failed = True
         self._orders.put(None)
+        if self._thread is not None:
+            self._thread.join(CLOSING_S)  # a thread that Python's end finds within PyTorch takes the process down
 
 
 class CompiledForward:
