@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from flambeau.llm.forward import EagerForward
+from flambeau.llm.forward import EagerForward, Greedy
 from flambeau.llm.kernels import inductor
 from flambeau.llm.kernels.binding import kernels
 from flambeau.llm.kernels.cuda_graphs import Graphs
@@ -112,6 +112,11 @@ class CompiledForward:
             self._graphs = Graphs(model, cache, max_num_seqs=max_num_seqs, max_blocks=max_blocks)
         elif self._is_plain:
             self._workshop.find("native", self._make_native)
+
+    @property
+    def greedy(self) -> Greedy | None:
+        """The kernels' whole step, once it is there."""
+        return self._native
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flambeau.llm.errors import LLMError
-from flambeau.llm.forward import Forward
+from flambeau.llm.forward import Forward, Greedy
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Layer, Transformer
 from flambeau.llm.step_inputs import StepInputs
@@ -136,6 +136,8 @@ def connect(model: Transformer) -> None:
 
 class LeadingForward:
     """Rank 0's forward pass: the others are told the same inputs first."""
+
+    greedy: Greedy | None = None
 
     def __init__(self, inner: Forward, ranks: Ranks) -> None:
         self._inner = inner

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.llm.forward import Forward
+from flambeau.llm.forward import Forward, Greedy
 from flambeau.llm.scheduler import Chunk
 from flambeau.llm.sequence import Sequence
 from flambeau.llm.step_inputs import StepInputs
@@ -69,6 +69,14 @@ class Runner:
     def decode(self, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()) -> Tensor:
         """The logits [S·(1+K), V] after the last token of each and after the proposed ones; `lengths` of them count."""
         return self.forward.decode(self.decode_inputs(sequences, ids_SK, lengths))
+
+    def choose(
+        self, greedy: Greedy, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()
+    ) -> list[list[int]]:
+        """The likeliest tokens there, 1 + K for each sequence."""
+        inputs = self.decode_inputs(sequences, ids_SK, lengths)
+        found: list[list[int]] = greedy.choose(inputs).view(-1, inputs.query_len).tolist()
+        return found
 
     def decode_inputs(self, sequences: Rows[Sequence], ids_SK: Tensor | None, lengths: Rows[int]) -> StepInputs:
         """The tensors of that pass."""

@@ -110,6 +110,9 @@ class DraftProposer:
 
     def _draw(self, sequences: Many[Sequence], steps: Steps, lengths: list[int]) -> Proposal:
         rows = [sequence.row for sequence in sequences]
+        greedy = self._forward.greedy
+        if greedy is not None and self._sampler.takes_likeliest(rows):
+            return Proposal(greedy.go_ahead(steps.first, steps.positions_JS, steps.slots_JS).T, lengths, None)
         exact, loose = by_promise(rows)
         num_ahead = 1 + steps.positions_JS.shape[0]
         ids_KS = steps.positions_JS.new_empty(num_ahead, len(rows))
