@@ -27,11 +27,11 @@ import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
 from flambeau.llm.bench import measure  # noqa: E402
-from flambeau.llm.compiled import CompiledForward  # noqa: E402
+from flambeau.llm.compute.compiled import CompiledForward  # noqa: E402
+from flambeau.llm.compute.forward import EagerForward  # noqa: E402
+from flambeau.llm.compute.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.config import SamplingParams  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
-from flambeau.llm.forward import EagerForward  # noqa: E402
-from flambeau.llm.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402

@@ -68,6 +68,12 @@ def main() -> None:
         rounds.append({"round": number + 1, "tokens_per_s": found, "ratios": ratios(found)})
         for subject, figures in found.items():
             print(f"round {number + 1}: {subject:14} {figures}", file=sys.stderr)
+    http = json.loads(
+        subprocess.run(
+            [sys.executable, str(HERE / "first_token.py")], check=True, capture_output=True, text=True
+        ).stdout
+    )
+    print(f"first token: {http}", file=sys.stderr)
     medians = {name: statistics.median(r["ratios"][name] for r in rounds) for name in rounds[0]["ratios"]}
     for name, value in medians.items():
         goal = f"  (goal {GOALS[name]:g}: {'met' if value >= GOALS[name] else 'MISSED'})" if name in GOALS else ""
@@ -80,7 +86,9 @@ def main() -> None:
         "machine": machine.describe(),
         "versions": results.versions(Path(sys.executable), Path("none")),
         "threads": asked.threads,
+        "goals": GOALS,
         "medians": medians,
+        "http": http,
         "rounds": rounds,
     }
     file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm.json"

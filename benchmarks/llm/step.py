@@ -25,16 +25,16 @@ import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
 
-from flambeau.llm.compiled import CompiledForward  # noqa: E402
-from flambeau.llm.forward import EagerForward  # noqa: E402
+from flambeau.llm.compute.compiled import CompiledForward  # noqa: E402
+from flambeau.llm.compute.forward import EagerForward  # noqa: E402
+from flambeau.llm.compute.kv_cache import KVCache  # noqa: E402
+from flambeau.llm.compute.step_inputs import StepInputs  # noqa: E402
 from flambeau.llm.kernels import inductor  # noqa: E402
 from flambeau.llm.kernels.binding import kernels  # noqa: E402
 from flambeau.llm.kernels.native import choose_attention  # noqa: E402
 from flambeau.llm.kernels.network import NativeNetwork  # noqa: E402
-from flambeau.llm.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
-from flambeau.llm.step_inputs import StepInputs  # noqa: E402
 
 SHAPE = {
     "vocab_size": 1536,

@@ -198,12 +198,14 @@ def test_example_is_trained_once_and_answers(start, tmp_path):
     server = start(env=env)
     server.start_timeout_s = 120  # it trains
     server.wait_ready()
-    server.until(lambda: server.log.partition("-d '")[2].partition("'")[1])
-    example = server.log.partition("-d '")[2].partition("'")[0]
+    server.until(lambda: "predictions/digits" in server.log)
+    example = server.log.partition("predictions/digits")[2].partition("-d '")[2].partition("'")[0]
     reply = server.predict("digits", json.loads(example))
     assert reply.json["digit"] == 7
     assert reply.json["score"] > 0.9
     reply = server.predict("digits", [1, 2])
     assert (reply.status, "64 numbers" in reply.message) == (400, True)
+    text = server.predict("shakespeare", {"prompt": "ROMEO:", "max_new_tokens": 8}).json["generated_text"]
+    assert text.startswith("ROMEO:")
     server.stop()
     assert "training" not in start(env=env).wait_ready().log

@@ -26,7 +26,7 @@ class LanguageServer(RunningServer):
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("llm") / "log"
     draft = str(shakespeare.FOLDER / "draft")
-    arguments = (str(TARGET), "--name", "checkpoint", "--draft", draft, "--no-compile", "--max-num-seqs", "8")
+    arguments = (str(TARGET), "--name", "checkpoint", "--draft", draft, "--max-num-seqs", "8")
     server = LanguageServer(log, *arguments, env={"OMP_NUM_THREADS": "1"})
     yield server.wait_ready()
     server.stop()
@@ -99,7 +99,7 @@ def test_engine_is_a_library(tmp_path):
 
 def test_a_smaller_checkpoint_is_written_and_its_price_told(tmp_path):
     (tmp_path / "sample.txt").write_text(
-        "ROMEO:\nWhat say you to my suit, good my lord?\n\nJULIET:\nI pray thee, speak.\n" * 8
+        "ROMEO:\nWhat say you to my suit, good my lord?\n\nJULIET:\nI pray thee, speak.\n" * 2
     )
     [shell] = [shell for shell in snippets("docs/llm.md", "sh") if "quantize" in shell]
     result = run(shell.replace("path/to/checkpoint", str(TARGET)).replace("path/to/smaller", "smaller"), tmp_path)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from flambeau.llm.forward import Forward
-from flambeau.llm.kv_cache import KVCache
+from flambeau.llm.compute.forward import Forward
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.step_inputs import StepInputs
 
 BLOCK_SIZE = 4
 BLOCKS_EACH = 8  # of every sequence: up to 32 tokens

@@ -6,14 +6,14 @@ import copy
 
 import torch
 
+from flambeau.llm.compute.forward import EagerForward
+from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
-from flambeau.llm.forward import EagerForward
-from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.speculation.making import Draft
-from flambeau.llm.tokenizer import Tokenizer
+from flambeau.llm.text.tokenizer import Tokenizer
 
 ARCH = Architecture(
     vocab_size=97,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flambeau.llm.attention import WholeAttention
+from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.naming import parts_of
 from flambeau.llm.models.transformer import Transformer

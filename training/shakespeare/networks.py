@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.checkpoint import load_model
+from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.transformer import Transformer
 

@@ -17,6 +17,7 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 
 HANDLER = "gpt_handler"
+WEIGHTS = (".safetensors", ".pth", ".bin")
 EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 100, "stream": true}'
 
 
@@ -48,8 +49,8 @@ def check(path: Path) -> None:
     """Refuse at once what cannot be a checkpoint."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist; name the folder of a checkpoint, or its file")
-    if path.is_dir() and not any(path.glob(pattern) for pattern in ("*.safetensors", "*.pth", "*.bin")):
-        raise ConfigError(f"{path} holds no weights (*.safetensors, *.pth, *.bin); name the folder of a checkpoint")
+    if path.is_dir() and not any(file.suffix in WEIGHTS for file in path.iterdir()):
+        raise ConfigError(f"{path} holds no weights ({', '.join(WEIGHTS)}); name the folder of a checkpoint")
 
 
 def to_model_config(flags: ServeFlags, ranks: int) -> dict[str, Any]:

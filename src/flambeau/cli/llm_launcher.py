@@ -131,7 +131,8 @@ def parse(arguments: Sequence[str]) -> LaunchFlags:
 def main(arguments: Sequence[str]) -> int:
     """Serve the model until a signal comes; the exit status is the server's."""
     flags = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs are started with the first one ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         with model_folder(flags, count_gpus()):
             return _serve(flags)

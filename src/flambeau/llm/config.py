@@ -11,10 +11,11 @@ from flambeau.llm.errors import BadRequest
 Quantization = Literal["int8", "int4", "fp8"]
 SpeculationKind = Literal["draft", "lookup"]
 
-# Each token is compared with all of them, while everybody else's next step waits.
+# What is done with all of them for every token, while everybody else's next step waits.
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1000
 MAX_STOP_IDS = 1000
+MAX_BIASES = 1024
 MAX_SHOWN = 100  # characters of a value that is refused
 
 
@@ -91,6 +92,7 @@ class SamplingParams:
                 all(is_int(t) and is_between(b, -100.0, 100.0) for t, b in self.logit_bias.items()),
                 "token ids with numbers from -100 to 100",
             ),
+            ("logit_bias", len(self.logit_bias) <= MAX_BIASES, f"at most {MAX_BIASES} token ids"),
             ("stop", all(isinstance(text, str) and text for text in self.stop), "texts that are not empty"),
             ("stop", len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} texts"),
             (

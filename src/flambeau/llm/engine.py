@@ -6,26 +6,27 @@ import itertools
 import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from flambeau.llm.blocks import BlockPool
+from flambeau.llm.compute.forward import Forward
+from flambeau.llm.compute.runner import Runner
 from flambeau.llm.config import EngineConfig, SamplingParams
 from flambeau.llm.errors import BadRequest
-from flambeau.llm.finishing import accept
-from flambeau.llm.forward import Forward
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.outputs import Completion, Counts, Output
-from flambeau.llm.runner import Runner
-from flambeau.llm.sampler import Sampler
-from flambeau.llm.scheduler import Scheduler
-from flambeau.llm.sequence import NoText, Sequence, Text
+from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.scheduling.blocks import BlockPool
+from flambeau.llm.scheduling.finishing import accept
+from flambeau.llm.scheduling.scheduler import Scheduler
+from flambeau.llm.scheduling.sequence import NoText, Sequence, Text
 from flambeau.llm.speculation.making import Draft, make_speculator
 from flambeau.llm.stepping import Made, Stepper
-from flambeau.llm.text_stream import TextStream
-from flambeau.llm.tokenizer import Tokenizer
+from flambeau.llm.text.text_stream import TextStream
+from flambeau.llm.text.tokenizer import Tokenizer
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # apart from each other: the choices of one request
 NO_NUMBERS = (
@@ -255,8 +256,11 @@ class Engine:
 
     # ---- as a library ----
 
-    def generate(self, prompts: str | Many[str] | Many[Many[int]], params: SamplingParams) -> list[Completion]:
-        """All choices of all prompts, whole, in order."""
+    def generate(
+        self, prompts: str | Many[str] | Many[Many[int]], params: SamplingParams | None = None, **options: Any
+    ) -> list[Completion]:
+        """All choices of all prompts, whole, in order; options are fields of SamplingParams."""
+        params = replace(params or SamplingParams(), **options)
         many = [prompts] if isinstance(prompts, str) else [*prompts]
         names = [f"generate-{next(self._names)}" for _ in many]
         completions = {(name, i): Completion() for name in names for i in range(params.n)}
@@ -272,8 +276,9 @@ class Engine:
                 self.cancel(name)
         return [*completions.values()]
 
-    def stream(self, prompt: str | Many[int], params: SamplingParams) -> Iterator[Output]:
+    def stream(self, prompt: str | Many[int], params: SamplingParams | None = None, **options: Any) -> Iterator[Output]:
         """What each step makes for one prompt; closing the iterator cancels it."""
+        params = replace(params or SamplingParams(), **options)
         name = f"stream-{next(self._names)}"
         self.add(name, self._encode(prompt), params)
         try:

@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-from flambeau.llm.checkpoint import load_model, read_architecture
-from flambeau.llm.compiled import CompiledForward
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.compute.compiled import CompiledForward
+from flambeau.llm.compute.forward import EagerForward, Forward
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.memory import num_blocks_for
+from flambeau.llm.compute.parallel import LeadingForward, Ranks, Shard, connect, follow, least, local_architecture
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
-from flambeau.llm.forward import EagerForward, Forward
-from flambeau.llm.kv_cache import KVCache
-from flambeau.llm.memory import num_blocks_for
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.parallel import LeadingForward, Ranks, Shard, connect, follow, least, local_architecture
 from flambeau.llm.quantize.applying import build, while_loading
 from flambeau.llm.quantize.packing import pack
 from flambeau.llm.speculation.making import Draft
-from flambeau.llm.tokenizer import load_tokenizer
+from flambeau.llm.text.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

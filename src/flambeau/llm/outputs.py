@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flambeau.llm.sequence import FinishReason, Sequence
+from flambeau.llm.scheduling.sequence import FinishReason, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from flambeau.llm.attention import WholeAttention
-from flambeau.llm.checkpoint import load_model
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.errors import BadRequest
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.packing import pack
-from flambeau.llm.tokenizer import load_tokenizer
+from flambeau.llm.text.tokenizer import load_tokenizer
 
 
 @torch.inference_mode()

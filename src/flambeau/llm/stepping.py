@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flambeau.llm.forward import Greedy
-from flambeau.llm.logprobs import token_infos
+from flambeau.llm.compute.forward import Greedy
+from flambeau.llm.compute.runner import Runner
 from flambeau.llm.outputs import TokenInfo
-from flambeau.llm.runner import Runner
-from flambeau.llm.sampler import NO_TOKEN, Sampler
-from flambeau.llm.scheduler import Plan
-from flambeau.llm.sequence import Sequence
+from flambeau.llm.sampling.logprobs import token_infos
+from flambeau.llm.sampling.sampler import NO_TOKEN, Sampler
+from flambeau.llm.scheduling.scheduler import Plan
+from flambeau.llm.scheduling.sequence import Sequence
 from flambeau.llm.speculation.proposal import Proposal
 from flambeau.llm.speculation.speculator import Speculator
 from flambeau.llm.speculation.verify import matched, verify

@@ -66,7 +66,7 @@ def decode_request(body: bytes | bytearray) -> Generate:
     """The request behind such a body; raises ValueError where it is none."""
     try:
         return _decode_request(body)
-    except (ValidationError, DecodeError) as error:
+    except (ValidationError, DecodeError, RecursionError) as error:
         raise ValueError(f"this is no request to generate: {error}") from None
 
 

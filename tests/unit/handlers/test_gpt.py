@@ -260,6 +260,7 @@ def test_prompt_that_cannot_be_answered_is_the_clients_fault(handler, body, reas
     ("body", "reason"),
     [
         (b"nonsense", "this is no request to generate"),
+        (b"\x81\xb0template_options" + b"\x81\xa1a" * 5000 + b"\xc0", "this is no request to generate"),
         (encode_request(Generate(prompts=[])), "prompts times n must be 1 to 1024, not 0"),
         (encode_request(Generate(prompts=[PROMPT, ""])), "the prompt is empty"),
         (encode_request(Generate(prompts=[PROMPT, [10**6]])), "token ids outside"),

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from flambeau.llm.attention import WholeAttention
+from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import BadRequest
 from support.tiny_models import ARCH, tiny_engine, tiny_model

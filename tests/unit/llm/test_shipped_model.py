@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional as F
 
 import flambeau.examples
-from flambeau.llm.attention import WholeAttention
-from flambeau.llm.checkpoint import load_model
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.engine import Engine
-from flambeau.llm.tokenizer import load_tokenizer
+from flambeau.llm.text.tokenizer import load_tokenizer
 
 FOLDER = Path(flambeau.examples.__file__).parent / "shakespeare"
 # From a play that is no part of the text it learnt.

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flambeau.llm.attention import WholeAttention
+from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import BadRequest
 from support.tiny_models import ARCH, tiny_engine, tiny_model
@@ -109,10 +109,11 @@ def test_temperatures_next_to_nothing_are_as_good_as_greedy(temperature, setting
     [
         ({"stop": ["a"] * 65}, "stop must be at most 64 texts"),
         ({"stop": ["a" * 1001]}, "stop must be texts of at most 1000 characters"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias must be at most 1024 token ids"),
         ({"stop_token_ids": [1] * 1001}, "stop_token_ids must be at most 1000 token ids"),
     ],
 )
-def test_what_every_token_would_be_compared_with_has_limits(settings, reason):
+def test_what_costs_time_for_every_token_has_limits(settings, reason):
     with pytest.raises(BadRequest, match=reason) as raised:
         SamplingParams(**settings)
     assert len(str(raised.value)) < 300  # whatever was sent

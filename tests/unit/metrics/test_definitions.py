@@ -9,12 +9,15 @@ SERVER = "Requests2XX Requests4XX Requests5XX ts_inference_requests_total ts_inf
 SERVER += " ts_queue_latency_microseconds QueueTime WorkerThreadTime WorkerLoadTime CPUUtilization MemoryUsed"
 SERVER += " MemoryAvailable MemoryUtilization DiskUsage DiskUtilization DiskAvailable GPUMemoryUtilization"
 SERVER += " GPUMemoryUsed GPUUtilization"
+GENERATION = "PromptTokens CachedPromptTokens GeneratedTokens DraftedTokens AcceptedTokens DraftAcceptance"
+GENERATION += " TimeToFirstToken TokensPerSecond"  # ours
 
 
 def test_the_bundled_file_names_torchserves_metrics():
     found = read_definitions(None)
     assert [*found.server] == SERVER.split()
-    assert [*found.model] == ["HandlerTime", "PredictionTime"]
+    assert {"HandlerTime", "PredictionTime"} <= found.model.keys()
+    assert found.model.keys() - {"HandlerTime", "PredictionTime"} == set(GENERATION.split())
     assert found.server["WorkerLoadTime"] == Definition(
         "WorkerLoadTime", "gauge", "Milliseconds", ("WorkerName", "Level", "Hostname")
     )

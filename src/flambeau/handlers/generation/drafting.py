@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from flambeau.errors import HandlerError
+from flambeau.llm.compute.forward import EagerForward
+from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
-from flambeau.llm.forward import EagerForward
-from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.making import make_draft
 from flambeau.llm.models.transformer import Transformer
 

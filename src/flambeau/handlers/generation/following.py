@@ -9,9 +9,9 @@ from typing import Any
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.generation.settings import GptSettings
+from flambeau.llm.compute.parallel import Ranks, follow
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.making import device_for, make_network
-from flambeau.llm.parallel import Ranks, follow
 from flambeau.wire.messages import Part, Request
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels import inductor
-from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attend, Transformer
-from flambeau.llm.step_inputs import StepInputs
 
 if TYPE_CHECKING:
-    from flambeau.llm.compiled import Decode, Workshop
+    from flambeau.llm.compute.compiled import Decode, Workshop
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 

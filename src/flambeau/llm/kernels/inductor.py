@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels.building import cache_folder
-from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attend, Transformer
-from flambeau.llm.step_inputs import StepInputs
 
 Step = Callable[..., Tensor]  # the six tensors of StepInputs → logits [T, V]
 ChooseAttention = Callable[[KVCache, StepInputs], Attend]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.llm.attention import PagedAttention
+from flambeau.llm.compute.attention import PagedAttention
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels.binding import PagedStep, indices, kernels
-from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attend
-from flambeau.llm.step_inputs import StepInputs
 
 HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # those that cpu/paged_attention.h lists
 # Longer prompts are quicker through SDPA: at 64 tokens 93 us here and 119 there, at 128 tokens 299 and 241.

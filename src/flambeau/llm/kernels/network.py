@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels import binding
 from flambeau.llm.kernels.native import HEAD_SIZES
-from flambeau.llm.kv_cache import KVCache
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import MLP, Transformer
-from flambeau.llm.step_inputs import StepInputs
 
 LANES = 16  # of vectors.h
 PACKED_LIMIT_BYTES = 512 * 2**20  # of packed weights beside the network's own; a larger one is read as it is

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flambeau.llm.kv_cache import KVCache
-from flambeau.llm.step_inputs import StepInputs
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.step_inputs import StepInputs
 
 PROGRAMS = 512  # about four for each of an H200's 132 multiprocessors
 MOST_PARTS = 32

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
 from flambeau.llm.quantize.int8 import Int8Linear
 
+ALIGNMENT_BYTES = 64
+
 
 class CpuInt8Linear(nn.Module):
     """Int8Linear without widening its weights."""
@@ -20,8 +22,8 @@ class CpuInt8Linear(nn.Module):
         super().__init__()
         self.weight: Tensor
         self.scale: Tensor
-        self.register_buffer("weight", plain.weight)
-        self.register_buffer("scale", plain.scale)
+        self.register_buffer("weight", aligned(plain.weight))
+        self.register_buffer("scale", aligned(plain.scale))
         self.bias = plain.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,6 +51,11 @@ class CpuInt4Linear(nn.Module):
         flat = x.flatten(0, -2).to(torch.bfloat16)
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.weight, self.group_size, self.scales_and_zeros)
         return shaped(y, x, self.bias)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor where PyTorch may read it: a mapped file has it anywhere, and its int8 kernel crashes on that."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
 
 
 def shaped(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:

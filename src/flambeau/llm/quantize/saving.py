@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from flambeau.llm.checkpoints.fitting import cuts, is_harmless
+from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.fitting import cuts, is_harmless
 from flambeau.llm.models.config_values import read_json
 from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.moe import Experts
@@ -23,7 +24,6 @@ from flambeau.llm.quantize.fp8 import quantize_fp8
 from flambeau.llm.quantize.int4 import quantize_int4
 from flambeau.llm.quantize.int8 import quantize_int8
 from flambeau.llm.quantize.settings import QuantizationSettings
-from flambeau.llm.weight_files import open_weights
 
 MAX_FILE_BYTES = 2 << 30
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".index.json", ".gguf")

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flambeau.llm import noise
-from flambeau.llm.sampler import chosen
+from flambeau.llm.sampling import noise
+from flambeau.llm.sampling.sampler import chosen
 
 
 def matching(draws: Sequence[int], proposed: Sequence[int]) -> list[int]:

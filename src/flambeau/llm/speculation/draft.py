@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.llm.forward import Forward
-from flambeau.llm.rows import Row
-from flambeau.llm.runner import Runner
-from flambeau.llm.sampler import Sampler
-from flambeau.llm.sequence import Sequence
+from flambeau.llm.compute.forward import Forward
+from flambeau.llm.compute.runner import Runner
+from flambeau.llm.compute.step_inputs import StepInputs
+from flambeau.llm.sampling.rows import Row
+from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.scheduling.sequence import Sequence
 from flambeau.llm.speculation.proposal import Proposal, by_promise, part, put
-from flambeau.llm.step_inputs import StepInputs
 
 # The draft has not seen the last token, nor its own last one where all were kept; more is computed as a prompt is.
 MOST_FED = 2

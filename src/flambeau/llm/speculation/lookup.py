@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 
 import torch
 
-from flambeau.llm.sequence import Sequence
+from flambeau.llm.scheduling.sequence import Sequence
 from flambeau.llm.speculation.proposal import Proposal
 
 LONGEST, SHORTEST = 3, 1  # tokens that must be the same

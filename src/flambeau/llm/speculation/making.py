@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flambeau.llm.compute.forward import Forward
+from flambeau.llm.compute.runner import Runner
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
-from flambeau.llm.forward import Forward
-from flambeau.llm.runner import Runner
-from flambeau.llm.sampler import Sampler
+from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.speculation.draft import DraftProposer
 from flambeau.llm.speculation.lookup import LookupProposer
 from flambeau.llm.speculation.proposal import Proposer

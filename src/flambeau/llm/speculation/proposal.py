@@ -12,8 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from flambeau.llm.rows import Row
-from flambeau.llm.sequence import Sequence
+from flambeau.llm.sampling.rows import Row
+from flambeau.llm.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from flambeau.llm.sequence import Sequence
+from flambeau.llm.scheduling.sequence import Sequence
 from flambeau.llm.speculation.lookup import LookupProposer
 from flambeau.llm.speculation.proposal import Proposal, Proposer
 

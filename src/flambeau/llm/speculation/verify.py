@@ -11,8 +11,8 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from flambeau.llm.rows import Row
-from flambeau.llm.sampler import Sampler
+from flambeau.llm.sampling.rows import Row
+from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.speculation.accept import by_ratio, matching
 from flambeau.llm.speculation.proposal import Proposal, by_promise, part
 

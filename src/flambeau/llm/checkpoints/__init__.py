@@ -1,0 +1,1 @@
+"""Files to a network, with no conversion step before."""

@@ -1,0 +1,49 @@
+"""How many blocks the KV cache gets."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from flambeau.llm.compute.kv_cache import block_bytes
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.errors import LLMError
+from flambeau.llm.models.architecture import Architecture
+
+HOST_FRACTION = 0.25  # of the memory that is available on a CPU machine, which others need too …
+HOST_BYTES = 4 << 30  # … and no more than that, unless told otherwise
+RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and cache
+
+
+def num_blocks_for(
+    arch: Architecture,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    draft: Architecture | None = None,
+) -> int:
+    """As many blocks as the memory allows, but no more than all sequences at their longest could fill."""
+    if config.num_blocks is not None:
+        return config.num_blocks + 1
+    length = min(config.max_model_len or arch.max_length, arch.max_length)
+    wanted = config.max_num_seqs * -(-length // config.block_size)
+    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
+    affordable = available_bytes(config, device) // size_bytes
+    if affordable < 1:
+        raise LLMError(
+            f"no memory is left on {device} for a single block of the KV cache; use a smaller model, quantization, or "
+            "fewer models on this device"
+        )
+    return min(wanted, affordable) + 1
+
+
+def available_bytes(config: EngineConfig, device: torch.device) -> int:
+    """The memory that the cache may take."""
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(0, int(free * config.kv_cache_fraction) - RESERVE_BYTES)
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(available * HOST_FRACTION), HOST_BYTES)

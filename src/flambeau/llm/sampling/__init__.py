@@ -1,0 +1,1 @@
+"""From logits to tokens, each row by its own settings."""

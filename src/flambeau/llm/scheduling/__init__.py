@@ -1,0 +1,1 @@
+"""Who runs, how many tokens of it, and in which blocks; without tensors."""

@@ -1,0 +1,34 @@
+"""When a sequence ends, and which of its new tokens it keeps; without tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Ids
+
+from flambeau.llm.scheduling.sequence import FinishReason, Sequence
+
+
+def accept(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]) -> str:
+    """Add new tokens up to the one that ends the sequence, and say what text has become certain."""
+    kept, reason = cut(sequence, new_ids, eos_ids)
+    text = sequence.text.push(kept[:-1] if reason == "stop" else kept)  # the token that ended it is no text
+    if sequence.text.stopped_after is not None:
+        kept, reason = kept[: sequence.text.stopped_after], "stop"
+    elif reason is not None:
+        text += sequence.text.flush()
+    sequence.tokens += kept
+    sequence.finish_reason = reason
+    return text
+
+
+def cut(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]) -> tuple[list[int], FinishReason | None]:
+    """The tokens up to the first that ends the sequence, and why."""
+    params = sequence.params
+    for i, token in enumerate(new_ids, 1):
+        is_long_enough = sequence.num_generated + i > params.min_tokens
+        is_end = (token in eos_ids and not params.ignore_eos) or token in params.stop_token_ids
+        if is_end and is_long_enough:
+            return [*new_ids[:i]], "stop"
+        if i >= sequence.room:
+            return [*new_ids[:i]], "length"
+    return [*new_ids], None

@@ -1,0 +1,1 @@
+"""Text to tokens and back, exactly, while it is made; conversations to prompts."""

@@ -1,0 +1,145 @@
+"""Sandbox: Jinja as Hugging Face sets it up for chat templates, with loops, calls and texts counted.
+
+A template arrives with a model's files. It can reach nothing but the messages and what is listed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template, nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from flambeau.llm.text.chat_budget import Budget, Refused
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}` marks what a model says, for training; here its content is only content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements between the two tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class PublicNamespace(Namespace):
+    """A namespace without names that Python keeps for itself."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace has no {name!r}")
+        super().__setitem__(name, value)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of one model's templates."""
+
+    intercepted_binops = frozenset(("+", "*", "**"))
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols], finalize=budget.write
+        )
+        self._budget = budget
+        self.filters.update(tojson=to_json, counted=counted(budget), joined=joined(budget))
+        self.globals.update(
+            raise_exception=refuse, strftime_now=strftime_now, namespace=PublicNamespace, dict=make_dictionary
+        )
+
+    def compile_counted(self, source: str) -> tuple[Template, bool]:
+        """A template, and whether it goes over the parts of a message's content."""
+        tree = self.parse(source)
+        takes_parts = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+        return self.from_string(Counting().visit(tree)), takes_parts
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Call for a template."""
+        __self._budget.step()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Add or multiply for a template."""
+        self._budget.check_size(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+
+class Counting(NodeTransformer):
+    """Sends what loops go over and what `~` joins through the budget."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        """A loop."""
+        self.generic_visit(node)
+        node.iter = nodes.Filter(node.iter, "counted", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        """Texts joined."""
+        self.generic_visit(node)
+        texts = nodes.List(node.nodes, lineno=node.lineno)
+        return nodes.Filter(texts, "joined", [], [], None, None, lineno=node.lineno)
+
+
+def is_content(expression: nodes.Node) -> bool:
+    """Whether an expression is the content of a message."""
+    if isinstance(expression, nodes.Getattr):
+        return expression.attr == "content"
+    if isinstance(expression, nodes.Getitem) and isinstance(expression.arg, nodes.Const):
+        return bool(expression.arg.value == "content")
+    return False
+
+
+def counted(budget: Budget) -> Callable[..., Iterator[Any]]:
+    """A filter that counts the rounds of a loop."""
+
+    @pass_context  # else Jinja would try it while compiling
+    def count(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+        return budget.rounds(items)
+
+    return count
+
+
+def joined(budget: Budget) -> Callable[..., str]:
+    """A filter that does what `~` does."""
+
+    @pass_context
+    def join(context: Context, items: Iterable[Any]) -> str:
+        return "".join(budget.write(str(item)) for item in items)
+
+    return join
+
+
+def refuse(message: str) -> None:
+    """What templates call `raise_exception`."""
+    raise Refused(message)
+
+
+def strftime_now(pattern: str) -> str:
+    """The local time, for templates that tell the model the date."""
+    return datetime.now().strftime(pattern)
+
+
+def make_dictionary(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """What templates call `dict`, without the class."""
+    return dict(*args, **kwargs)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained on it: Jinja's own filter would write `<` as an escape."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

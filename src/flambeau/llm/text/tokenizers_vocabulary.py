@@ -1,0 +1,123 @@
+"""`tokenizer.json` files."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flambeau.llm.errors import TokenizerError
+from flambeau.llm.text.characters import LeadingSpaces
+from flambeau.llm.text.vocabulary import SPACE, check_unicode
+
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenizersVocabulary:
+    """A `tokenizer.json`. Its added tokens are found in text, special ones too, as everywhere else."""
+
+    finds_special = True
+
+    def __init__(self, path: Path, tokens: Mapping[str, str]) -> None:
+        self._tokenizer = t = open_tokenizers(path)
+        self._lock = threading.Lock()  # `encode_plain` switches a setting of the library's object
+        self._added = {i: token.content for i, token in t.get_added_tokens_decoder().items()}
+        self.special_ids: Mapping[str, int] = {
+            token.content: i for i, token in t.get_added_tokens_decoder().items() if token.special
+        }
+        self.size = max(t.get_vocab_size(), *(i + 1 for i in self._added), 0)
+        begin = t.encode("").ids  # what comes before an empty text: the id that begins a sequence, where there is one
+        self.bos_id = t.token_to_id(tokens["bos_token"]) if "bos_token" in tokens else begin[0] if begin else None
+        self.eos_id = t.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
+        steps = decoder_steps(json.loads(t.to_str()).get("decoder"))
+        self.has_bytes = steps is not None
+        self._is_byte_level = steps == ["ByteLevel"]
+        self._has_byte_fallback = steps is not None and "ByteFallback" in steps
+        self.leading_spaces: LeadingSpaces = "drop one" if steps is not None and "Strip" in steps else "keep"
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """The ids of a text, with those its post-processor adds."""
+        check_unicode(text)
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of a text in which the names of special tokens are only text."""
+        check_unicode(text)
+        with self._lock:
+            self._tokenizer.encode_special_tokens = True
+            try:
+                return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            finally:
+                self._tokenizer.encode_special_tokens = False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token."""
+        if not 0 <= token_id < self.size:
+            return b""
+        if token_id in self._added:
+            return str(self._added[token_id]).encode()
+        token: str = self._tokenizer.id_to_token(token_id) or ""
+        if not self.has_bytes:
+            return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
+        if self._is_byte_level:
+            return byte_level_bytes(token)
+        byte = BYTE_PIECE.fullmatch(token) if self._has_byte_fallback else None
+        return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of several tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def open_tokenizers(path: Path) -> Any:
+    """The tokenizer of a `tokenizer.json`."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise TokenizerError(f"{path} needs tokenizers: pip install flambeau[llm]") from error
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{path} is not a tokenizer.json: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def decoder_steps(decoder: Mapping[str, Any] | None) -> list[str] | None:
+    """The steps of a decoder under which each token has bytes of its own; None for all others."""
+    if decoder is None:
+        return None
+    if decoder["type"] == "Metaspace" and decoder.get("replacement") == SPACE:
+        return ["Replace"] if decoder.get("prepend_scheme") == "never" else ["Replace", "Strip"]
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    known = all(
+        step["type"] in ("ByteLevel", "ByteFallback", "Fuse")
+        or (step["type"] == "Replace" and step["pattern"] == {"String": SPACE} and step["content"] == " ")
+        or (step["type"] == "Strip" and (step["content"], step["start"], step["stop"]) == (" ", 1, 0))
+        for step in steps
+    )
+    names = [step["type"] for step in steps if step["type"] != "Fuse"]
+    return names if known and (names == ["ByteLevel"] or names[:1] == ["Replace"]) else None
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """Which byte each character of a byte-level token is: printable ones are themselves, the others follow 255."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = byte_level_alphabet()
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token."""
+    try:
+        return bytes([BYTE_OF_CHARACTER[character] for character in token])
+    except KeyError:
+        return token.encode()

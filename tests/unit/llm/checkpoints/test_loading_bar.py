@@ -1,0 +1,30 @@
+"""The bar on the terminal while a checkpoint is loaded."""
+
+from __future__ import annotations
+
+import io
+
+from flambeau.llm.checkpoints.loading_bar import LoadingBar, bar, terminal_bar
+
+
+def test_a_bar_tells_how_much_of_how_much():
+    assert bar("tiny", 1_200_000_000, 2_400_000_000) == (
+        "loading tiny  [" + "#" * 15 + "." * 15 + "]   50%  1.2 of 2.4 GB"
+    )
+    assert bar("tiny", 0, 5_000_000).endswith("]    0%  0.0 of 5.0 MB")
+    assert "100%" in bar("empty", 0, 0)
+
+
+def test_it_is_drawn_on_one_line_that_ends_when_all_is_there():
+    stream = io.StringIO()
+    show = LoadingBar("tiny", stream)
+    for done in range(1001):
+        show(done * 1000, 1_000_000)
+    drawn = stream.getvalue()
+    assert drawn.count("\n") == 1
+    assert drawn.endswith("100%  1.0 of 1.0 MB\n")
+    assert drawn.count("\r") < 500
+
+
+def test_nobody_watching_means_no_bar(capsys):
+    assert terminal_bar("tiny") is None

@@ -1,0 +1,270 @@
+"""The kernels give what their plain twins give."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flambeau.llm.compute.attention import PagedAttention
+from flambeau.llm.compute.forward import EagerForward
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.compute.step_inputs import StepInputs
+from flambeau.llm.kernels import binding, building, native, network
+from flambeau.llm.kernels.inductor import tensors_of
+from support.llm_steps import greedy, prompts, random_model, room, step_inputs
+
+
+@pytest.fixture(scope="module")
+def loaded() -> None:
+    """The kernels, built if need be."""
+    if not binding.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+
+
+needs_kernels = pytest.mark.usefixtures("loaded")
+pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
+CASES = {
+    "decode": {0: (11, [1]), 1: (0, [2]), 2: (30, [3])},
+    "verify": {0: (4, [1] * 4), 1: (17, [2] * 4)},
+    "verify fewer than the others": {0: (4, [1] * 4), 1: (17, [2] * 4)},
+    "chunks of prompts": {0: (0, [1] * 7), 1: (5, [2] * 22), 2: (8, [3])},
+}
+
+
+def attend(kind, model, cache, inputs, window):
+    """The output of one layer for random queries, keys and values, which are always the same ones."""
+    arch, generator = model.arch, torch.Generator().manual_seed(5)
+    shape = (len(inputs.ids_T), arch.num_heads + 2 * arch.num_kv_heads, arch.head_size)
+    qkv = torch.randn(shape, generator=generator).to(cache.keys[0].dtype)
+    q, k, v = qkv.split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
+    return kind(cache, inputs)(1, q, k, v, scale=arch.head_size**-0.5, window=window)
+
+
+def copy_of(model, cache: KVCache, dtype=torch.float32) -> KVCache:
+    """A cache with the same contents."""
+    copy = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=dtype)
+    for ours, theirs in zip((*copy.keys, *copy.values), (*cache.keys, *cache.values), strict=True):
+        ours.copy_(theirs)
+    return copy
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_the_cpu_kernel_attends_and_keeps_as_its_twin_does(case, num_kv_heads, window):
+    model = random_model(head_size=32, num_kv_heads=num_kv_heads)
+    cache = room(model, 3, rubbish=1.0)
+    twin = copy_of(model, cache)
+    inputs = step_inputs(CASES[case], query_len=4 if "verify" in case else 0)
+    if "fewer" in case:  # the rest is padding: at the first place, and kept where nobody looks
+        inputs.positions_T[6:] = inputs.slots_T[6:] = 0
+    found = attend(native.NativeAttention, model, cache, inputs, window)
+    expected = attend(PagedAttention, model, twin, inputs, window)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(cache.keys[1], twin.keys[1])
+    assert torch.equal(cache.values[1], twin.values[1])
+
+
+@needs_kernels
+@pytest.mark.parametrize("head_size", sorted(native.HEAD_SIZES))
+def test_the_cpu_kernel_serves_every_head_size_that_it_lists(head_size):
+    model = random_model(head_size=head_size)
+    cache = room(model, 3, rubbish=1.0)
+    inputs = step_inputs(CASES["decode"], query_len=1)
+    expected = attend(PagedAttention, model, copy_of(model, cache), inputs, None)
+    found = attend(native.NativeAttention, model, cache, inputs, None)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_kernels
+def test_a_bfloat16_cache_is_summed_in_float32():
+    model = random_model(head_size=32)
+    cache = room(model, 3, rubbish=1.0, dtype=torch.bfloat16)
+    inputs = step_inputs(CASES["chunks of prompts"])
+    wide = copy_of(model, cache)  # the same numbers, so that the twin differs by nothing but its last rounding
+    found = attend(native.NativeAttention, model, cache, inputs, 6)
+    rounded = copy_of(model, wide)
+    arch, generator = model.arch, torch.Generator().manual_seed(5)
+    qkv = torch.randn((30, arch.num_heads + 2 * arch.num_kv_heads, 32), generator=generator).bfloat16().float()
+    q, k, v = qkv.split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
+    expected = PagedAttention(rounded, inputs)(1, q, k, v, scale=32**-0.5, window=6)
+    torch.testing.assert_close(found, expected.bfloat16(), atol=1e-6, rtol=2**-7)
+
+
+@needs_kernels
+def test_a_sequence_gets_the_same_bits_alone_and_among_others():
+    model = random_model(head_size=32)
+    cache = room(model, 3, rubbish=1.0)
+    inputs = step_inputs(CASES["verify"], query_len=4)
+    together = attend(native.NativeAttention, model, copy_of(model, cache), inputs, None)
+    first = step_inputs({0: CASES["verify"][0]}, query_len=4)
+    assert torch.equal(attend_first(model, copy_of(model, cache), first, 8), together[:4])
+
+
+def attend_first(model, cache, inputs, num_drawn):
+    """As `attend`, for the first tokens of so many that are drawn."""
+    arch, generator = model.arch, torch.Generator().manual_seed(5)
+    qkv = torch.randn((num_drawn, arch.num_heads + 2 * arch.num_kv_heads, arch.head_size), generator=generator)
+    parts = qkv[: len(inputs.ids_T)].split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
+    return native.NativeAttention(cache, inputs)(1, *parts, scale=arch.head_size**-0.5, window=None)
+
+
+def plain_network(**changes):
+    """A network that the kernels compute as a whole, with weights that bfloat16 holds exactly."""
+    model = random_model(head_size=16, **changes)
+    for weight in model.parameters():
+        weight.copy_(weight.bfloat16())
+    return model
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_whole_step_in_one_call_gives_the_twins_logits(is_exact, is_tied):
+    model = plain_network(tied_embeddings=is_tied, windows=(None, 5), hidden_size=40)
+    if not is_exact:
+        model.model.layers[0].mlp.down_proj.weight.add_(1e-4)
+    asked = prompts(5)
+    first, cache = step_inputs({i: (0, ids) for i, ids in enumerate(asked)}), room(model, 5)
+    twin = copy_of(model, cache)
+    native_network, eager = network.NativeNetwork(model, cache), EagerForward(model, twin)
+    rows_N = first.query_starts[1:] - 1
+    close = {"atol": 2e-5, "rtol": 1e-5}
+    torch.testing.assert_close(native_network.run(first, rows_N), eager.prefill(first, rows_N), **close)
+    drafted = step_inputs({i: (len(ids), [7 + i, 11, 13]) for i, ids in enumerate(asked)}, query_len=3)
+    torch.testing.assert_close(native_network.run(drafted), eager.decode(drafted), **close)
+
+
+@needs_kernels
+def test_a_whole_step_gives_a_sequence_the_same_bits_alone_and_among_others():
+    model, asked = plain_network(), prompts(9)
+    inputs = step_inputs({i: (0, ids) for i, ids in enumerate(asked)})
+    together = network.NativeNetwork(model, room(model, 9)).run(inputs, inputs.query_starts[1:] - 1)
+    for i, ids in enumerate(asked):
+        alone = step_inputs({0: (0, ids)})
+        logits = network.NativeNetwork(model, room(model, 9)).run(alone, alone.query_starts[1:] - 1)
+        assert torch.equal(logits[0], together[i])
+
+
+@needs_kernels
+def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
+    model, inputs, wrong = plain_network(), step_inputs({0: (0, prompts(5)[4])}), []
+    expected = network.NativeNetwork(model, room(model, 1)).run(inputs)
+
+    def repeat() -> None:
+        mine = network.NativeNetwork(model, room(model, 1))
+        wrong.extend(1 for _ in range(100) if not torch.equal(mine.run(inputs), expected))
+
+    threads = [threading.Thread(target=repeat) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "changes", [{"qkv_bias": True}, {"qk_norm": True}, {"num_experts": 4, "expert_size": 8}, {"head_size": 8}]
+)
+def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
+    model = random_model(**{"head_size": 16, **changes})
+    assert not network.can_compute(model, room(model, 1))
+    plain = random_model(head_size=16)
+    assert network.can_compute(plain, room(plain, 1))
+    plain.model.layers[1].mlp.down_proj = torch.nn.Identity()
+    assert not network.can_compute(plain, room(plain, 1))
+
+
+@needs_kernels
+def test_a_model_says_the_same_with_the_kernels_as_without(monkeypatch):
+    model, asked = random_model(head_size=16), prompts(4)
+    with_kernels = greedy(EagerForward(model, room(model, 4)), asked, 8)
+    monkeypatch.setattr(binding.kernels, "library", None)
+    assert greedy(EagerForward(model, room(model, 4)), asked, 8) == with_kernels
+
+
+@needs_kernels
+def test_long_prompts_and_other_heads_go_through_the_twin():
+    model = random_model(head_size=8)
+    assert isinstance(native.choose_attention(room(model, 1), step_inputs(CASES["decode"], 1)), PagedAttention)
+    model = random_model(head_size=32)
+    inputs = step_inputs({0: (0, [1] * 20)})
+    inputs = replace(inputs, ids_T=torch.ones(native.LONGEST_PROMPT + 1, dtype=torch.long))
+    assert isinstance(native.choose_attention(room(model, 1), inputs), PagedAttention)
+
+
+def test_without_a_compiler_one_line_names_the_remedy(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "")
+    kernels = binding.Kernels()
+    assert not kernels.load()
+    assert not kernels.load()
+    assert ["install g++" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(tmp_path: Path):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'x.h:1: error: no such thing' >&2; exit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        building.built_library(tmp_path / "kept", str(compiler))
+    assert building.reason(failed.value) == "x.h:1: error: no such thing"
+    assert not list((tmp_path / "kept").glob("*.so"))
+
+
+def test_two_that_build_at_once_build_once(tmp_path: Path):
+    compiler, log = tmp_path / "cc", tmp_path / "log"
+    compiler.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exit 0\n"
+        f"echo built >> {log}\nwhile [ $1 != -o ]; do shift; done\necho library > $2\n"
+    )
+    compiler.chmod(0o755)
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(building.built_library(tmp_path / "kept", str(compiler))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert log.read_text() == "built\n"
+    assert {path.read_text() for path in found} == {"library\n"}
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("case", ["decode", "verify", "verify fewer than the others"])
+def test_the_gpu_kernel_attends_as_its_twin_does(case, window, monkeypatch):
+    pytest.importorskip("triton", reason="there is no Triton here")
+    if not torch.cuda.is_available():
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)")
+        monkeypatch.setattr("flambeau.llm.kernels.triton_paged.PROGRAMS", 16)
+    from flambeau.llm.kernels.triton_paged import TritonAttention
+
+    model = random_model(head_size=24)
+    cache = room(model, 3, rubbish=1.0)
+    twin = copy_of(model, cache)
+    inputs = step_inputs(CASES[case], query_len=4 if "verify" in case else 1)
+    if "fewer" in case:
+        inputs.positions_T[6:] = inputs.slots_T[6:] = 0
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for tensors in (cache.keys, cache.values):
+        tensors[:] = [tensor.to(device) for tensor in tensors]
+    arch, generator = model.arch, torch.Generator().manual_seed(5)
+    qkv = torch.randn((len(inputs.ids_T), arch.num_heads + 2 * arch.num_kv_heads, 24), generator=generator)
+    split = [arch.num_heads, arch.num_kv_heads, arch.num_kv_heads]
+    options = {"scale": 24**-0.5, "window": window}
+    expected = PagedAttention(twin, inputs)(1, *qkv.split(split, dim=1), **options)
+    moved = StepInputs(*(tensor.to(device) for tensor in tensors_of(inputs)), query_len=inputs.query_len)
+    found = TritonAttention(cache, moved)(1, *qkv.to(device).split(split, dim=1), **options)
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.keys[1].cpu()[1:], twin.keys[1][1:])

@@ -1,0 +1,220 @@
+"""Tokenizer: text to ids and back, from a model's own files."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flambeau.llm.errors import BadRequest, TokenizerError
+from flambeau.llm.text.tokenizer import load_tokenizer
+from support.tokenizer_files import (
+    byte_level_json,
+    llama_json,
+    sentencepiece_bytes,
+    write_json_tokenizer,
+    write_sentencepiece,
+)
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\u2581\0"))
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    return load_tokenizer(write_sentencepiece(tmp_path_factory.mktemp("pieces")))
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    return load_tokenizer(
+        write_json_tokenizer(folder, byte_level_json(), bos_token="<|begin|>", eos_token={"content": "<|end|>"})
+    )
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return load_tokenizer(write_json_tokenizer(tmp_path_factory.mktemp("llama"), llama_json(), bos_token="<s>"))
+
+
+@pytest.fixture(params=["pieces", "byte_level", "llama"])
+def tokenizer(request):
+    return request.getfixturevalue(request.param)
+
+
+@given(text=TEXTS)
+def test_text_survives_sentencepiece(pieces, text):
+    assert pieces.decode(pieces.encode(text)) == text
+
+
+@given(text=TEXTS)
+def test_text_survives_byte_level(byte_level, text):
+    assert byte_level.decode(byte_level.encode(text)) == text
+
+
+@given(text=TEXTS)
+def test_text_survives_a_json_with_pieces(llama, text):
+    assert llama.decode(llama.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_dummy_prefix": False},
+        {"remove_extra_whitespaces": True},
+        {"add_dummy_prefix": False, "remove_extra_whitespaces": True},
+        {"user_defined_symbols": "<mine>"},
+    ],
+)
+def test_every_sentencepiece_model_is_decoded_as_by_the_library(tmp_path, options):
+    import sentencepiece
+
+    tokenizer = load_tokenizer(write_sentencepiece(tmp_path, **options))
+    library = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes(**options))
+    for text in ("To be", "  to be", "", " ", "   ", "é🎉 日本", "a  b ", "<mine>x <s>", "\n\tx"):
+        ids = library.encode(text)
+        assert tokenizer.encode(text, add_special=False) == ids
+        assert tokenizer.decode([1, *ids, 2]) == library.decode([1, *ids, 2])
+
+
+@given(ids=st.lists(st.integers(0, 419), max_size=12))
+def test_any_ids_are_decoded_as_by_the_tokenizers_library(byte_level, ids):
+    from tokenizers import Tokenizer
+
+    assert byte_level.decode(ids) == Tokenizer.from_str(byte_level_json()).decode(ids)
+
+
+def test_prompts_begin_as_the_model_expects(pieces, byte_level, llama):
+    assert pieces.encode("To")[0] == pieces.bos_id == 1
+    assert llama.encode("To")[0] == llama.bos_id == 1
+    assert byte_level.encode("To")[0] == byte_level.bos_id == 0
+    assert byte_level.encode("To", add_special=False)[0] != 0
+
+
+def test_add_bos_token_false_is_obeyed_for_sentencepiece(tmp_path):
+    write_sentencepiece(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    assert load_tokenizer(tmp_path).encode("To")[0] != 1
+
+
+def test_a_control_piece_never_comes_from_text(pieces):
+    ids = pieces.encode("<s> </s>", add_special=False)
+    assert not {1, 2} & set(ids)
+    assert pieces.decode(ids) == "<s> </s>"
+
+
+def test_a_plain_prompt_for_a_json_tokenizer_may_name_special_tokens(byte_level):
+    assert byte_level.special_id("<|im_end|>") in byte_level.encode("x<|im_end|>")
+
+
+def test_special_tokens_are_no_text_but_added_ones_are(byte_level):
+    ids = byte_level.encode("<|im_start|>To<tool call>be<|im_end|>")
+    assert byte_level.decode(ids) == "To<tool call>be"
+    assert byte_level.token_text(byte_level.special_id("<|im_end|>")) == "<|im_end|>"
+
+
+def test_tokens_have_bytes_even_within_a_character(tokenizer):
+    ids = tokenizer.encode("🎉", add_special=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).lstrip(b" ") == "🎉".encode()
+    assert tokenizer.token_text(ids[-1]) == "\ufffd"
+
+
+@pytest.mark.parametrize("token_id", [-1, 10**6])
+def test_ids_beyond_the_vocabulary_are_no_text(tokenizer, token_id):
+    assert tokenizer.vocab_size < 10**6
+    assert tokenizer.token_bytes(token_id) == b""
+    assert tokenizer.decode([token_id]) == ""
+
+
+def test_half_a_surrogate_pair_is_refused(tokenizer):
+    with pytest.raises(BadRequest, match="not valid Unicode"):
+        tokenizer.encode("To \ud83c")
+
+
+def test_vocabulary_without_bytes_of_its_own_is_decoded_by_the_library(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = Tokenizer(models.WordPiece({"[UNK]": 0, "to": 1, "##day": 2, "be": 3}, unk_token="[UNK]"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    tokenizer = load_tokenizer(write_json_tokenizer(tmp_path, words.to_str()))
+    assert tokenizer.decode(tokenizer.encode("today be")) == "today be"
+    assert tokenizer.token_text(1) == "to"
+
+
+class TestEndIds:
+    def test_generation_config_comes_before_config(self, tmp_path):
+        write_json_tokenizer(tmp_path, byte_level_json(), eos_token="<|end|>")
+        (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+        assert load_tokenizer(tmp_path).eos_ids == {1, 7}
+        (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 1]}')
+        assert load_tokenizer(tmp_path).eos_ids == {1, 3}
+
+    def test_sentencepiece_knows_its_own(self, pieces):
+        assert pieces.eos_ids == {2}
+
+    def test_a_file_alone_is_enough(self, tmp_path):
+        (tmp_path / "tokenizer.json").write_text(byte_level_json())
+        tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+        assert (tokenizer.bos_id, tokenizer.eos_ids) == (0, frozenset())
+
+
+class TestFiles:
+    def test_json_is_preferred(self, tmp_path):
+        write_sentencepiece(write_json_tokenizer(tmp_path, byte_level_json()))
+        assert load_tokenizer(tmp_path).token_text(2) == "<|im_start|>"
+
+    def test_padding_and_truncation_of_the_file_are_not_applied(self, tmp_path):
+        described = json.loads(byte_level_json())
+        described["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+        write_json_tokenizer(tmp_path, json.dumps(described))
+        assert len(load_tokenizer(tmp_path).encode("To be, or not to be" * 5)) > 3
+
+    def test_tokens_added_to_a_sentencepiece_model_are_special(self, tmp_path):
+        write_sentencepiece(tmp_path)
+        (tmp_path / "added_tokens.json").write_text('{"<s>": 1, "<pad>": 1000, "<extra>": 1001}')
+        tokenizer = load_tokenizer(tmp_path)
+        assert (tokenizer.vocab_size, tokenizer.special_id("<extra>")) == (1002, 1001)
+        assert (tokenizer.decode([1001]), tokenizer.token_text(1001)) == ("", "<extra>")
+
+    def test_empty_folder_is_refused(self, tmp_path):
+        with pytest.raises(TokenizerError, match=r"neither tokenizer\.json nor tokenizer\.model"):
+            load_tokenizer(tmp_path)
+
+    def test_missing_file_is_refused(self, tmp_path):
+        with pytest.raises(TokenizerError, match=r"No such file.*name a model's folder"):
+            load_tokenizer(tmp_path / "nothing.model")
+
+    @pytest.mark.parametrize(
+        ("name", "content", "says"),
+        [
+            ("tokenizer.json", b"", "is empty"),
+            ("tokenizer.model", b"", "is empty"),
+            ("tokenizer.json", b"{}", "is not a tokenizer.json"),
+            ("tokenizer.json", b"\xff\xfe", "is not a tokenizer.json"),
+            ("tokenizer.model", b"\x0a\x03garbage", "is not a SentencePiece model"),
+            ("tokenizer.model", b"IQ== 0\nIg== 1\n", r"tiktoken.*tokenizer\.json"),
+            ("tokenizer.model", b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
+        ],
+    )
+    def test_broken_file_is_named(self, tmp_path, name, content, says):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TokenizerError, match=f"{name}.*{says}"):
+            load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize("content", ["[]", "{", "\x00"])
+    def test_broken_settings_are_named(self, tmp_path, content):
+        write_sentencepiece(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
+            load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize("library", ["sentencepiece", "tokenizers"])
+    def test_missing_library_is_named_with_its_remedy(self, tmp_path, monkeypatch, library):
+        monkeypatch.setitem(sys.modules, library, None)
+        (tmp_path / ("tokenizer.model" if library == "sentencepiece" else "tokenizer.json")).write_text("x")
+        with pytest.raises(TokenizerError, match=rf"needs {library}: pip install flambeau\[llm\]"):
+            load_tokenizer(tmp_path)
