@@ -219,8 +219,9 @@ class Engine:
         outputs = [self._output(each) for each in made]
         # Whoever got a token has its prompt computed, also where the last of it came alone and looked like a decode.
         for each in made:
-            self._scheduler.add_first(each.sequence.siblings)
-            each.sequence.siblings = []
+            if each.sequence.siblings:
+                self._scheduler.add_first(each.sequence.siblings)
+                each.sequence.siblings = []
         return outputs
 
     def _output(self, made: Made) -> Output:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flambeau.llm.compute.forward import Greedy
 from flambeau.llm.compute.runner import Runner
 from flambeau.llm.outputs import TokenInfo
 from flambeau.llm.sampling.logprobs import token_infos
@@ -20,7 +21,7 @@ from flambeau.llm.scheduling.scheduler import Plan
 from flambeau.llm.scheduling.sequence import Sequence
 from flambeau.llm.speculation.proposal import Proposal
 from flambeau.llm.speculation.speculator import Speculator
-from flambeau.llm.speculation.verify import verify
+from flambeau.llm.speculation.verify import matched, verify
 
 
 @dataclass(slots=True)
@@ -61,7 +62,16 @@ class Stepper:
             speculator.note(plan.decodes, plan.lookahead, time.perf_counter() - began, kept)
         return made
 
+    def _greedy(self, sequences: Many[Sequence]) -> Greedy | None:
+        """What chooses tokens for all of these by itself; None: the sampler does, or somebody asks for logits."""
+        greedy = self._runner.forward.greedy
+        if greedy is None or any(sequence.params.logprobs is not None for sequence in sequences):
+            return None
+        return greedy if self._sampler.takes_likeliest([sequence.row for sequence in sequences]) else None
+
     def _plain(self, plan: Plan) -> list[Made]:
+        if not plan.chunks and (greedy := self._greedy(plan.decodes)):
+            return [*map(Made, plan.decodes, self._runner.choose(greedy, plan.decodes))]
         logits = []
         if plan.decodes:
             logits.append(self._runner.decode(plan.decodes))
@@ -79,17 +89,25 @@ class Stepper:
 
     def _verified(self, plan: Plan, proposal: Proposal) -> list[Made]:
         assert self._speculator is not None
-        logits_TV = self._runner.decode(plan.decodes, proposal.ids_SK, proposal.lengths)
-        logits_SWV = logits_TV.view(len(plan.decodes), -1, logits_TV.shape[-1])
-        ids = verify(self._sampler, logits_SWV, [sequence.row for sequence in plan.decodes], proposal)
-        made = [Made(*each) for each in zip(plan.decodes, ids, strict=True)]
-        for each, num_proposed, new_ids in zip(made, proposal.lengths, ids, strict=True):
-            self._speculator.kept(each.sequence, num_proposed, len(new_ids) - 1)
-        add_token_infos(made, logits_SWV)
+        if greedy := self._greedy(plan.decodes):
+            draws = self._runner.choose(greedy, plan.decodes, proposal.ids_SK, proposal.lengths)
+            made = self._kept(plan.decodes, proposal, matched(draws, proposal))
+        else:
+            logits_TV = self._runner.decode(plan.decodes, proposal.ids_SK, proposal.lengths)
+            logits_SWV = logits_TV.view(len(plan.decodes), -1, logits_TV.shape[-1])
+            ids = verify(self._sampler, logits_SWV, [sequence.row for sequence in plan.decodes], proposal)
+            made = self._kept(plan.decodes, proposal, ids)
+            add_token_infos(made, logits_SWV)
         if plan.chunks:
             logits_NV = self._runner.prefill(plan.chunks)
             made += self._sampled(plan.finished_prompts, logits_NV) if plan.finished_prompts else []
         return made
+
+    def _kept(self, sequences: Many[Sequence], proposal: Proposal, ids: Many[list[int]]) -> list[Made]:
+        assert self._speculator is not None
+        for sequence, num_proposed, new_ids in zip(sequences, proposal.lengths, ids, strict=True):
+            self._speculator.kept(sequence, num_proposed, len(new_ids) - 1)
+        return [Made(*each) for each in zip(sequences, ids, strict=True)]
 
     def forget(self, sequence: Sequence) -> None:
         """It is over."""

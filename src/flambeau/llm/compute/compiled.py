@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from flambeau.llm.compute.forward import EagerForward
+from flambeau.llm.compute.forward import EagerForward, Greedy
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels import inductor
@@ -116,6 +116,11 @@ class CompiledForward:
             self._graphs = Graphs(model, cache, max_num_seqs=max_num_seqs, max_blocks=max_blocks)
         elif self._is_plain:
             self._workshop.find("native", self._make_native)
+
+    @property
+    def greedy(self) -> Greedy | None:
+        """The kernels' whole step, once it is there."""
+        return self._native
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:

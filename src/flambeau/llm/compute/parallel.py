@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flambeau.llm.compute.forward import Forward
+from flambeau.llm.compute.forward import Forward, Greedy
 from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.errors import LLMError
 from flambeau.llm.models.architecture import Architecture
@@ -136,6 +136,8 @@ def connect(model: Transformer) -> None:
 
 class LeadingForward:
     """Rank 0's forward pass: the others are told the same inputs first."""
+
+    greedy: Greedy | None = None
 
     def __init__(self, inner: Forward, ranks: Ranks) -> None:
         self._inner = inner

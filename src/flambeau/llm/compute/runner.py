@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.llm.compute.forward import Forward
+from flambeau.llm.compute.forward import Forward, Greedy
 from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.scheduling.scheduler import Chunk
 from flambeau.llm.scheduling.sequence import Sequence
@@ -31,7 +31,7 @@ class BlockTables:
 
     def rows(self, sequences: Rows[Sequence]) -> Ints:
         """The row of each sequence, with its blocks as they are now."""
-        return np.fromiter((self._row(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
+        return np.array([self._row(sequence) for sequence in sequences])
 
     def _row(self, sequence: Sequence) -> int:
         row, blocks, number = self._written.get(sequence) or (self._free.pop(), [], 0)
@@ -53,7 +53,8 @@ class BlockTables:
 
     def slots(self, rows: Ints, positions: Ints, block_size: int) -> Ints:
         """Where the key and value of a position of each row's sequence lies."""
-        places: Ints = self._table[rows, positions // block_size] * block_size + positions % block_size
+        blocks, offsets = np.divmod(positions, block_size)
+        places: Ints = self._table[rows, blocks] * block_size + offsets
         return places
 
 
@@ -65,40 +66,51 @@ class Runner:
         self.block_size = block_size
         self.tables = BlockTables(max_num_seqs, max_blocks)
         self._device = torch.device(device)
+        self._is_on_cpu = self._device.type == "cpu"
 
     def decode(self, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()) -> Tensor:
         """The logits [S·(1+K), V] after the last token of each and after the proposed ones; `lengths` of them count."""
         return self.forward.decode(self.decode_inputs(sequences, ids_SK, lengths))
 
+    def choose(
+        self, greedy: Greedy, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()
+    ) -> list[list[int]]:
+        """The likeliest tokens there, 1 + K for each sequence."""
+        inputs = self.decode_inputs(sequences, ids_SK, lengths)
+        found: list[list[int]] = greedy.choose(inputs).view(-1, inputs.query_len).tolist()
+        return found
+
     def decode_inputs(self, sequences: Rows[Sequence], ids_SK: Tensor | None, lengths: Rows[int]) -> StepInputs:
         """The tensors of that pass."""
         rows = self.tables.rows(sequences)
-        last_S = np.fromiter((len(s.tokens) - 1 for s in sequences), dtype=np.int64, count=len(sequences))
-        last_ids_S = np.fromiter((s.tokens[-1] for s in sequences), dtype=np.int64, count=len(sequences))
-        ids_SQ = self.tensor(last_ids_S).unsqueeze(1)
+        last_S = np.array([len(s.tokens) - 1 for s in sequences])
+        ids_SQ = self.tensor(np.array([[s.tokens[-1]] for s in sequences]))
         if ids_SK is None:
-            positions_SQ = last_S[:, None]
-            slots_SQ = self.tables.slots(rows, last_S, self.block_size)[:, None]
+            positions_SQ, slots_SQ = last_S, self.tables.slots(rows, last_S, self.block_size)
         else:
             ids_SQ = torch.cat([ids_SQ, ids_SK], 1)
             places_Q = np.arange(ids_SQ.shape[1])
-            is_real_SQ = places_Q <= np.array(lengths)[:, None]
+            is_real_SQ = None if min(lengths) == ids_SK.shape[1] else places_Q <= np.array(lengths)[:, None]
             positions_SQ, slots_SQ = self.real_places(rows, last_S[:, None] + places_Q, is_real_SQ)
+        num_tokens = ids_SQ.numel()
+        query_len = num_tokens // len(sequences)
         # Padding counts: a kernel takes the tokens of a step for the last ones of their context.
-        context_lens_S = last_S + ids_SQ.shape[1]
+        context_lens_S = last_S + query_len
         num_blocks = -(-int(context_lens_S.max()) // self.block_size)
         return StepInputs(
             ids_SQ.flatten(),
             self.tensor(positions_SQ.reshape(-1)),
             self.tensor(slots_SQ.reshape(-1)),
-            self.tensor(np.arange(len(sequences) + 1) * ids_SQ.shape[1]),
+            self.tensor(np.arange(0, num_tokens + 1, query_len)),
             self.tensor(context_lens_S),
             self.tensor(self.tables.columns(rows, num_blocks)),
-            query_len=ids_SQ.shape[1],
+            query_len=query_len,
         )
 
-    def real_places(self, rows: Ints, positions_SQ: Ints, is_real_SQ: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-        """Positions and slots; of tokens that count for nothing, those where nobody looks."""
+    def real_places(self, rows: Ints, positions_SQ: Ints, is_real_SQ: NDArray[np.bool_] | None) -> tuple[Ints, Ints]:
+        """Positions and slots; of tokens that count for nothing, those where nobody looks. None: all count."""
+        if is_real_SQ is None:
+            return positions_SQ, self.tables.slots(rows[:, None], positions_SQ, self.block_size)
         positions_SQ = np.where(is_real_SQ, positions_SQ, 0)
         slots_SQ = self.tables.slots(rows[:, None], positions_SQ, self.block_size)
         return positions_SQ, np.where(is_real_SQ, slots_SQ, 0)
@@ -130,4 +142,5 @@ class Runner:
 
     def tensor(self, array: Ints) -> Tensor:
         """Whole numbers, on the device."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor if self._is_on_cpu else tensor.to(self._device, non_blocking=True)

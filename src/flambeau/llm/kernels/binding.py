@@ -98,7 +98,10 @@ def load_library() -> ctypes.CDLL | None:
     for function in (library.flambeau_attend, library.flambeau_attend_bfloat16):
         function.argtypes, function.restype = (POINTER(PagedStep), c_int64, c_int), c_bool
     library.flambeau_step.argtypes = (POINTER(Network), POINTER(Tokens), c_void_p, c_int64, c_void_p, c_int)
-    library.flambeau_step.restype = None
+    library.flambeau_choose.argtypes = library.flambeau_step.argtypes
+    library.flambeau_go_ahead.argtypes = (POINTER(Network), POINTER(Tokens), *[c_void_p] * 2, c_int64, c_void_p, c_int)
+    for function in (library.flambeau_step, library.flambeau_choose, library.flambeau_go_ahead):
+        function.restype = None
     return library
 
 

@@ -2,7 +2,8 @@
 
 Weights that bfloat16 holds exactly are packed as such: half the memory is read, and the results are those of float32.
 
-Shapes: N columns · K their length · T tokens of the step · V vocabulary
+Shapes: N columns, or rows · K their length · T tokens of the step · S sequences · J tokens of each that follow the
+step · V vocabulary
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class NativeNetwork:
             arch.head_size**-0.5,
         )
         self._width = arch.vocab_size
+        assert binding.kernels.library is not None
+        self._library = binding.kernels.library
 
     def _layer(self, layer: Any, window: int, cache: KVCache, number: int) -> binding.Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -72,16 +75,39 @@ class NativeNetwork:
 
     def run(self, inputs: StepInputs, rows_N: Tensor | None = None) -> Tensor:
         """The logits [N, V] of these tokens, or [T, V] of all of them."""
-        ids_T, tables_SB = inputs.ids_T, inputs.block_tables_SB
-        places = binding.indices(ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, tables_SB)
-        tokens = binding.Tokens(*places, len(ids_T), *tables_SB.shape)
-        num_rows = len(ids_T) if rows_N is None else len(rows_N)
+        num_rows = len(inputs.ids_T) if rows_N is None else len(rows_N)
         rows = None if rows_N is None else binding.indices(rows_N)[0]
         logits_NV = torch.empty(num_rows, self._width)
-        library = binding.kernels.library
-        assert library is not None
-        library.flambeau_step(self._network, tokens, rows, num_rows, logits_NV.data_ptr(), torch.get_num_threads())
+        threads = torch.get_num_threads()
+        self._library.flambeau_step(self._network, tokens_of(inputs), rows, num_rows, logits_NV.data_ptr(), threads)
         return logits_NV
+
+    def choose(self, inputs: StepInputs) -> Tensor:
+        """The likeliest token after each [T], the first of equal ones; -1 where its logits are no numbers."""
+        found_T = torch.empty_like(inputs.ids_T)
+        num_rows, threads = len(found_T), torch.get_num_threads()
+        self._library.flambeau_choose(self._network, tokens_of(inputs), None, num_rows, found_T.data_ptr(), threads)
+        return found_T
+
+    def go_ahead(self, first: StepInputs, positions_JS: Tensor, slots_JS: Tensor) -> Tensor:
+        """The likeliest token after each sequence, the likeliest after that one, and so on: [J + 1, S].
+
+        The tokens found go to these positions and slots. Where logits are no numbers, token 0 is found.
+        """
+        places, num_ahead = binding.indices(positions_JS, slots_JS), 1 + positions_JS.shape[0]
+        found_KS = positions_JS.new_empty(num_ahead, positions_JS.shape[1])
+        threads = torch.get_num_threads()
+        self._library.flambeau_go_ahead(
+            self._network, tokens_of(first), *places, num_ahead, found_KS.data_ptr(), threads
+        )
+        return found_KS
+
+
+def tokens_of(inputs: StepInputs) -> binding.Tokens:
+    """The tokens of a step as the kernels see them."""
+    ids_T, tables_SB = inputs.ids_T, inputs.block_tables_SB
+    places = binding.indices(ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, tables_SB)
+    return binding.Tokens(*places, len(ids_T), *tables_SB.shape)
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:

@@ -74,11 +74,11 @@ class Edits:
         self._repetition = self._column([p.repetition_penalty for p in params])
         self._presence = self._column([p.presence_penalty for p in params])
         self._frequency = self._column([p.frequency_penalty for p in params])
-        self._are_none = not (self._biased or self._held or self._penalised)
+        self.are_none = not (self._biased or self._held or self._penalised)
 
     def apply(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
         """Changed logits; place w of a row comes after its output and the first `offset + w` of the tokens ahead."""
-        if self._are_none:
+        if self.are_none:
             return logits_SWV
         logits_SWV = logits_SWV.clone()
         if self._biased:

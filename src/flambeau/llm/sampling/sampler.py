@@ -70,6 +70,10 @@ class Sampler:
                 noise_SWV[group.index_S] = 0.0
         return chosen(noise_SWV.add_(scores_SWV))
 
+    def takes_likeliest(self, rows: Sequence[Row]) -> bool:
+        """Whether `sample` gives every row the token with the largest of its logits as they are."""
+        return self._plan(rows).takes_likeliest
+
     def keys(self, rows: Sequence[Row]) -> Tensor:
         """Where the random numbers of each row begin [S]."""
         return self._plan(rows).keys_S
@@ -114,6 +118,11 @@ class _Plan:
     def is_greedy(self) -> bool:
         """Whether every row takes its most likely token."""
         return len(self.groups) == 1 and self.groups[0].is_greedy
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether that is the token with the largest logit, too."""
+        return self.edits.are_none and self.is_greedy
 
 
 def chosen(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:

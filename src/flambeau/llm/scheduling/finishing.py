@@ -23,12 +23,11 @@ def accept(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]) -> s
 
 def cut(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]) -> tuple[list[int], FinishReason | None]:
     """The tokens up to the first that ends the sequence, and why."""
-    params = sequence.params
+    params, room = sequence.params, sequence.room
     for i, token in enumerate(new_ids, 1):
-        is_long_enough = sequence.num_generated + i > params.min_tokens
         is_end = (token in eos_ids and not params.ignore_eos) or token in params.stop_token_ids
-        if is_end and is_long_enough:
+        if is_end and sequence.num_generated + i > params.min_tokens:
             return [*new_ids[:i]], "stop"
-        if i >= sequence.room:
+        if i >= room:
             return [*new_ids[:i]], "length"
     return [*new_ids], None

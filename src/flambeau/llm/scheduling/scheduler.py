@@ -83,7 +83,9 @@ class Scheduler:
         plan = Plan(lookahead=lookahead)
         self._plan_decodes(plan, lookahead)
         left = max(self._max_step_tokens - len(plan.decodes) * (1 + lookahead), self._least_prompt_tokens)
-        prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+        prompts: list[Sequence] = []
+        if len(plan.decodes) < len(self.running):
+            prompts = [sequence for sequence in self.running if not sequence.is_decoding]
         for i, sequence in enumerate(prompts, 1):
             if left > 0:
                 left -= self._add_chunk(plan, sequence, left, has_others=i < len(prompts) or bool(self.waiting))
@@ -100,7 +102,9 @@ class Scheduler:
 
     def _num_missing(self, sequence: Sequence, lookahead: int) -> int:
         """Blocks that it needs for its next token and the drafted ones."""
-        length = len(sequence.tokens) + max(0, min(lookahead, sequence.room - 1))
+        length = len(sequence.tokens)
+        if lookahead:
+            length += max(0, min(lookahead, sequence.room - 1))
         return max(0, self._pool.num_needed(length) - len(sequence.blocks))
 
     def _plan_decodes(self, plan: Plan, lookahead: int) -> None:
@@ -111,14 +115,15 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, lookahead: int, plan: Plan) -> bool:
         """Give it the blocks that it needs; those who came later make room, or it has to wait itself."""
         needed = self._num_missing(sequence, lookahead)
+        if not needed:
+            return True
         while needed > self._pool.num_free:
             victim = self.running[-1]
             self._preempt(victim)
             plan.preempted.append(victim)
             if victim is sequence:
                 return False
-        if needed:
-            sequence.blocks += self._pool.take(needed)
+        sequence.blocks += self._pool.take(needed)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:

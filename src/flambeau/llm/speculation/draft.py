@@ -85,11 +85,13 @@ class DraftProposer:
         runner = self._runner
         rows = runner.tables.rows(sequences)
         num_fed = max(len(s.tokens) - s.num_in_draft for s, length in zip(sequences, lengths, strict=True) if length)
-        first_S = np.fromiter((len(s.tokens) - num_fed for s in sequences), dtype=np.int64, count=len(sequences))
+        first_S = np.array([len(s.tokens) - num_fed for s in sequences])
         places_J = np.arange(num_ahead + num_fed - 1)
-        is_real_SJ = np.maximum(places_J + 1 - num_fed, 0) < np.array(lengths)[:, None]
+        is_real_SJ = None
+        if min(lengths) < num_ahead:
+            is_real_SJ = np.maximum(places_J + 1 - num_fed, 0) < np.array(lengths)[:, None]
         positions_SJ, slots_SJ = runner.real_places(rows, first_S[:, None] + places_J, is_real_SJ)
-        last_ids_SF = np.array([s.tokens[-num_fed:] for s in sequences], dtype=np.int64)
+        last_ids_SF = np.array([s.tokens[-num_fed:] for s in sequences])
         context_lens_S = np.maximum(positions_SJ[:, num_fed - 1] + 1, num_fed)
         num_blocks = -(-max(int(positions_SJ.max()) + 1, num_fed) // runner.block_size)
         query_starts = np.arange(len(sequences) + 1)
@@ -103,13 +105,14 @@ class DraftProposer:
             tables_SB,
             query_len=num_fed,
         )
-        positions_JS = np.ascontiguousarray(positions_SJ[:, num_fed:].T)
-        slots_JS = np.ascontiguousarray(slots_SJ[:, num_fed:].T)
-        later = runner.tensor(positions_JS), runner.tensor(slots_JS), runner.tensor(positions_JS + 1)
-        return Steps(first, *later, runner.tensor(query_starts))
+        positions_JS, slots_JS = runner.tensor(positions_SJ[:, num_fed:].T), runner.tensor(slots_SJ[:, num_fed:].T)
+        return Steps(first, positions_JS, slots_JS, positions_JS + 1, runner.tensor(query_starts))
 
     def _draw(self, sequences: Many[Sequence], steps: Steps, lengths: list[int]) -> Proposal:
         rows = [sequence.row for sequence in sequences]
+        greedy = self._forward.greedy
+        if greedy is not None and self._sampler.takes_likeliest(rows):
+            return Proposal(greedy.go_ahead(steps.first, steps.positions_JS, steps.slots_JS).T, lengths, None)
         exact, loose = by_promise(rows)
         num_ahead = 1 + steps.positions_JS.shape[0]
         ids_KS = steps.positions_JS.new_empty(num_ahead, len(rows))

@@ -30,6 +30,12 @@ def verify(sampler: Sampler, logits_SWV: Tensor, rows: Many[Row], proposal: Prop
     return found
 
 
+def matched(draws: Many[list[int]], proposal: Proposal) -> list[list[int]]:
+    """The same where it is known already what the target draws at every place."""
+    rows = zip(draws, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
+    return [matching(drawn, proposed[:length]) for drawn, proposed, length in rows]
+
+
 def _matched(
     sampler: Sampler, rows: Many[Row], logits_SWV: Tensor, ids_SK: Tensor, lengths: Many[int], _: Tensor | None
 ) -> list[list[int]]:

@@ -141,4 +141,44 @@ class Pass {
   std::vector<float> x_, normal_, qkv_, seen_, gate_up_, gated_;
 };
 
+// The place of the largest number, the first of equal ones; -1 where that is not finite, or one of them is no number.
+inline int64_t likeliest(const float* logits, int64_t size) {
+  Floats high = Floats{} - INFINITY;
+  auto is_none = high != high;
+  const int64_t whole = size / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const Floats x = load(logits + i);
+    high = x > high ? x : high;
+    is_none |= x != x;
+  }
+  float highest = -INFINITY;
+  bool has_none = false;
+  for (int lane = 0; lane < kLanes; ++lane) highest = std::max(highest, high[lane]), has_none |= is_none[lane] != 0;
+  for (int64_t i = whole; i < size; ++i) highest = std::max(highest, logits[i]), has_none |= logits[i] != logits[i];
+  return has_none || !std::isfinite(highest) ? -1 : std::find(logits, logits + size, highest) - logits;
+}
+
+// The likeliest token of each row.
+inline void choose(const float* logits, int64_t num_rows, int64_t size, int64_t* found) {
+  for (int64_t i = 0; i < num_rows; ++i) found[i] = likeliest(logits + i * size, size);
+}
+
+// Tokens for each sequence, [num_ahead, S]: the likeliest after those of the step, then what is likeliest after that
+// one, at these positions and slots [num_ahead - 1, S]. Where logits are no numbers it is token 0.
+inline void go_ahead(const Network& net, const Tokens& tokens, const int64_t* positions, const int64_t* slots,
+                     int64_t num_ahead, int64_t* found, int num_threads) {
+  const int64_t count = tokens.num_sequences, width = net.head.width;
+  std::vector<float> logits(count * width);
+  std::vector<int64_t> rows(count), starts(count + 1);
+  for (int64_t s = 0; s < count; ++s) rows[s] = tokens.starts[s + 1] - 1, starts[s + 1] = s + 1;
+  Pass(net, tokens, num_threads).run(rows.data(), count, logits.data());
+  for (int64_t place = 0;; ++place, positions += count, slots += count, found += count) {
+    choose(logits.data(), count, width, found);
+    std::replace(found, found + count, int64_t{-1}, int64_t{0});
+    if (place + 1 == num_ahead) return;
+    const Tokens next{found, positions, slots, starts.data(), tokens.tables, count, count, tokens.table_width};
+    Pass(net, next, num_threads).run(nullptr, count, logits.data());
+  }
+}
+
 }  // namespace flambeau

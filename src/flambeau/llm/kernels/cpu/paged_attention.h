@@ -7,6 +7,7 @@
 // Shapes: T tokens of the step, S sequences, P blocks, K tokens of a block, H heads, G key-value heads, D head size.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "threads.h"
@@ -66,40 +67,67 @@ inline Floats product_of(const Floats* query, const scalar* key) {
   return product;
 }
 
-// One token and one head; parts = D / kLanes.
-template <int parts, typename scalar>
-void attend_one(const PagedStep<scalar>& step, const scalar* q, scalar* out, const int64_t* table, int64_t kv_head,
-                int64_t place, float* scores) {
+// One token and some heads that see the same keys and values, which are loaded once for all; parts = D / kLanes. Each
+// head has `room` scores.
+template <int parts, int heads, typename scalar>
+void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, const int64_t* table, int64_t kv_head,
+                  int64_t place, float* scores, int64_t room) {
   constexpr int64_t size = parts * kLanes;
   const int64_t stride = step.kv_heads * size, begin = step.first_seen(place), end = place + 1;
-  Floats query[parts], total[parts] = {};
-  for (int i = 0; i < parts; ++i) query[i] = load(q + i * kLanes) * step.scale;
-  float* score = scores;
+  Floats query[heads][parts], total[heads][parts] = {};
+  for (int h = 0; h < heads; ++h)
+    for (int i = 0; i < parts; ++i) query[h][i] = load(q + h * size + i * kLanes) * step.scale;
   walk(step.keys + kv_head * size, table, step.block_size, stride, begin, end,
-       [&](int64_t, const scalar* key, int64_t count) {
-         for (; count >= 4; count -= 4, score += 4, key += 4 * stride) {
-           Floats products[4];
-           for (int i = 0; i < 4; ++i) products[i] = product_of<parts>(query, key + i * stride);
-           const Quarter four = sums_of(products);
-           std::memcpy(score, &four, sizeof four);
-         }
-         for (; count > 0; --count, key += stride) *score++ = sum(product_of<parts>(query, key));
+       [&](int64_t at, const scalar* key, int64_t count) {
+         float* score = scores + at - begin;
+         for (; count >= 4; count -= 4, score += 4, key += 4 * stride)
+           for (int h = 0; h < heads; ++h) {
+             Floats products[4];
+             for (int i = 0; i < 4; ++i) products[i] = product_of<parts>(query[h], key + i * stride);
+             const Quarter four = sums_of(products);
+             std::memcpy(score + h * room, &four, sizeof four);
+           }
+         for (; count > 0; --count, ++score, key += stride)
+           for (int h = 0; h < heads; ++h) score[h * room] = sum(product_of<parts>(query[h], key));
        });
-  softmax(scores, end - begin);
+  for (int h = 0; h < heads; ++h) softmax(scores + h * room, end - begin);
   walk(step.values + kv_head * size, table, step.block_size, stride, begin, end,
        [&](int64_t at, const scalar* value, int64_t count) {
          const float* weight = scores + at - begin;
          for (; count > 0; --count, value += stride, ++weight)
-           for (int i = 0; i < parts; ++i) total[i] += *weight * load(value + i * kLanes);
+           for (int i = 0; i < parts; ++i) {
+             const Floats part = load(value + i * kLanes);
+             for (int h = 0; h < heads; ++h) total[h][i] += weight[h * room] * part;
+           }
        });
-  for (int i = 0; i < parts; ++i)
-    for (int lane = 0; lane < kLanes; ++lane) narrow(total[i][lane], out + i * kLanes + lane);
+  for (int h = 0; h < heads; ++h)
+    for (int i = 0; i < parts; ++i)
+      for (int lane = 0; lane < kLanes; ++lane) narrow(total[h][i][lane], out + h * size + i * kLanes + lane);
+}
+
+// All heads of a group: as many at once as there are registers for.
+template <int parts, typename scalar>
+void attend_group(const PagedStep<scalar>& step, int64_t t, const int64_t* table, int64_t kv_head) {
+  constexpr int64_t size = parts * kLanes, most = std::clamp(8 / parts, 1, 4);
+  static thread_local std::vector<float> scores;
+  const int64_t group = step.heads / step.kv_heads, place = step.positions[t];
+  const int64_t room = (place + 1 + kLanes) / kLanes * kLanes;
+  scores.resize(most * room);
+  int64_t head = kv_head * group;
+  const auto attend = [&](auto heads) {
+    attend_heads<parts, heads.value>(step, step.q + t * step.q_stride + head * size,
+                                     step.out + (t * step.heads + head) * size, table, kv_head, place, scores.data(),
+                                     room);
+    head += heads.value;
+  };
+  while (head + most <= (kv_head + 1) * group) attend(std::integral_constant<int, most>{});
+  while (head < (kv_head + 1) * group) attend(std::integral_constant<int, 1>{});
 }
 
 template <int parts, typename scalar>
 void attend_paged(const PagedStep<scalar>& step, int num_threads) {
   constexpr int64_t size = parts * kLanes;
-  const int64_t row = step.kv_heads * size, group = step.heads / step.kv_heads;
+  const int64_t row = step.kv_heads * size;
   struct Piece {
     int64_t sequence, first, last;
   };
@@ -112,16 +140,9 @@ void attend_paged(const PagedStep<scalar>& step, int num_threads) {
     std::copy_n(step.v + t * step.v_stride, row, step.values + step.slots[t] * row);
   }
   Threads::of_process().share(pieces.size() * step.kv_heads, num_threads, [&](int64_t number) {
-    static thread_local std::vector<float> scores;
     const Piece& piece = pieces[number / step.kv_heads];
-    const int64_t kv_head = number % step.kv_heads;
     const int64_t* table = step.tables + piece.sequence * step.table_width;
-    for (int64_t t = piece.first; t < piece.last; ++t) {
-      scores.resize(step.positions[t] + 1 + kLanes);
-      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        attend_one<parts>(step, step.q + t * step.q_stride + head * size, step.out + (t * step.heads + head) * size,
-                          table, kv_head, step.positions[t], scores.data());
-    }
+    for (int64_t t = piece.first; t < piece.last; ++t) attend_group<parts>(step, t, table, number % step.kv_heads);
   });
 }
 
