@@ -42,9 +42,9 @@ def arguments() -> argparse.Namespace:
 def measure(subject: str, asked: argparse.Namespace) -> dict[str, Any]:
     """One subject in a process of its own."""
     command = [sys.executable, str(HERE / "subject.py"), subject, str(asked.tokens), str(asked.threads)]
-    before = machine.Usage.now([])
+    before = machine.Usage.now({})
     answer = subprocess.run(command, check=True, capture_output=True, text=True)
-    noise = machine.cores_between(before, machine.Usage.now([]))
+    noise = machine.cores_between(before, machine.Usage.now({}))
     return {**json.loads(answer.stdout.splitlines()[-1]), "steal_cores": noise["steal_cores"]}
 
 

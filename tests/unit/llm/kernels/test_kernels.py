@@ -17,6 +17,7 @@ from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels import binding, building, native, network
 from flambeau.llm.kernels.inductor import tensors_of
+from flambeau.llm.sampling.sampler import NO_TOKEN, chosen
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
 
@@ -151,6 +152,75 @@ def test_a_whole_step_gives_a_sequence_the_same_bits_alone_and_among_others():
         alone = step_inputs({0: (0, ids)})
         logits = network.NativeNetwork(model, room(model, 9)).run(alone, alone.query_starts[1:] - 1)
         assert torch.equal(logits[0], together[i])
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_rows", range(1, 10))
+def test_any_number_of_rows_gives_each_the_bits_it_gets_alone(num_rows):
+    model = plain_network()
+    cache = room(model, 9, rubbish=1.0)
+    rows = {i: (5 + i, [7 + i]) for i in range(num_rows)}
+    together = network.NativeNetwork(model, copy_of(model, cache)).run(step_inputs(rows, query_len=1))
+    for i, row in rows.items():
+        alone = network.NativeNetwork(model, copy_of(model, cache)).run(step_inputs({i: row}, query_len=1))
+        assert torch.equal(alone[0], together[i])
+
+
+@needs_kernels
+@pytest.mark.parametrize("head_size", [16, 32, 64])
+def test_groups_of_any_number_of_heads_are_served(head_size):
+    model = random_model(head_size=head_size, num_heads=7, num_kv_heads=1)
+    cache = room(model, 3, rubbish=1.0)
+    inputs = step_inputs(CASES["decode"], query_len=1)
+    expected = attend(PagedAttention, model, copy_of(model, cache), inputs, None)
+    found = attend(native.NativeAttention, model, cache, inputs, None)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_kernels
+def test_the_likeliest_tokens_are_those_with_the_largest_logits():
+    model, asked = plain_network(tied_embeddings=False), prompts(6)
+    model.lm_head.weight[50:] = model.lm_head.weight[: 97 - 50]  # of equal ones, the first
+    inputs = step_inputs({i: (0, ids) for i, ids in enumerate(asked)})
+    expected = network.NativeNetwork(model, room(model, 6)).run(inputs).argmax(-1)
+    found = network.NativeNetwork(model, room(model, 6)).choose(inputs)
+    assert found.tolist() == expected.tolist()
+    assert found.max() < 50
+    assert len(set(found.tolist())) > 5
+
+
+@needs_kernels
+@pytest.mark.parametrize("token", [3, 96])  # within a vector, and in the rest
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_leave_no_token(token, value):
+    model = plain_network(tied_embeddings=False)
+    model.lm_head.weight[token] = value
+    inputs = step_inputs({0: (0, [5, 6, 7]), 1: (0, [8])})
+    first = network.NativeNetwork(model, room(model, 2))
+    assert first.choose(inputs).tolist() == chosen(first.run(inputs)).tolist()
+    later = torch.zeros(1, 2, dtype=torch.long)
+    assert NO_TOKEN in first.choose(inputs)
+    assert first.go_ahead(inputs, later, later).min() >= 0
+
+
+@needs_kernels
+def test_several_steps_in_one_call_are_those_steps():
+    model, asked = plain_network(), prompts(4)
+    one_call, step_by_step = (network.NativeNetwork(model, room(model, 4)) for _ in range(2))
+    for each in (one_call, step_by_step):
+        each.run(step_inputs({i: (0, ids) for i, ids in enumerate(asked)}))
+    first = step_inputs({i: (len(ids), [1 + i, 20 + i]) for i, ids in enumerate(asked)}, query_len=2)
+    expected = [step_by_step.choose(first)[1::2]]
+    later = []
+    for ahead in range(3):
+        rows = {i: (len(ids) + 2 + ahead, [int(expected[-1][i])]) for i, ids in enumerate(asked)}
+        later.append(step_inputs(rows, query_len=1))
+        later[-1].positions_T[3] = later[-1].slots_T[3] = 0  # padding: nobody asked for these
+        expected.append(step_by_step.choose(later[-1]))
+    places = torch.stack([step.positions_T for step in later]), torch.stack([step.slots_T for step in later])
+    found = one_call.go_ahead(replace(first, block_tables_SB=later[-1].block_tables_SB), *places)
+    assert torch.equal(found, torch.stack(expected))
+    assert len(set(found[:, :3].flatten().tolist())) > 3
 
 
 @needs_kernels

@@ -13,8 +13,13 @@ import torch
 from scipy import stats
 
 from flambeau.llm.compute.attention import WholeAttention
-from flambeau.llm.config import SamplingParams
+from flambeau.llm.compute.compiled import CompiledForward
+from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.config import EngineConfig, SamplingParams
+from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
+from flambeau.llm.kernels.binding import kernels
+from flambeau.llm.speculation.making import Draft
 from flambeau.llm.speculation.worth import Worth
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_model
@@ -114,6 +119,34 @@ def test_the_tokens_are_those_without_it_with_the_kernels_too(kind):
     made, ends, _ = run(engine_for(kind, model, tiny_draft(model), max_model_len=60), some_prompts(16), params)
     expected, *_ = run(tiny_engine(model, max_model_len=60), some_prompts(16), params)
     assert made == expected
+    assert sum(end.counts.num_accepted for end in ends) > 0
+
+
+def with_whole_steps(model, draft=None, **options):
+    """An engine whose steps are computed by the kernels in one call each."""
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    forwards = [CompiledForward(each, KVCache(each.arch, 200, 4)) for each in (model, draft) if each is not None]
+    for forward in forwards:
+        assert forward.wait_until_compiled()
+        assert forward.greedy is not None
+    proposing = Draft(forwards[1], draft.arch.max_length) if draft is not None else None
+    config = EngineConfig(block_size=4, max_model_len=60, **options)
+    return Engine(model.arch, forwards[0], num_blocks=200, config=config, draft=proposing)
+
+
+@pytest.mark.timeout(300)  # the kernels may have to be built
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 1}, {"min_tokens": 9}, {"repetition_penalty": 1.3}])
+def test_greedy_tokens_are_those_without_it_where_the_kernels_choose_them(extra):
+    """With settings of somebody that they do not know, the sampler chooses for the whole step."""
+    model = tiny_model(replace(ARCH, head_size=16, hidden_size=64))
+    asked = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in (25, 7, 18, 2)]
+    params = [*asked, replace(asked[0], **extra)]
+    made, ends, infos = run(with_whole_steps(model, tiny_draft(model), speculate_k=3), some_prompts(16), params)
+    expected, _, expected_infos = run(tiny_engine(model, max_model_len=60), some_prompts(16), params)
+    assert made == expected
+    assert made == run(with_whole_steps(model), some_prompts(16), params)[0]
+    assert [len(each) for each in infos] == [len(each) for each in expected_infos]
     assert sum(end.counts.num_accepted for end in ends) > 0
 
 
