@@ -169,7 +169,9 @@ def test_failing_batch_is_not_run_twice(start, tmp_path):
     futures = server.at_once(lambda pair: add(server, *pair), orders)
     assert [future.result().status for future in futures] == [503, 503]
     futures = server.at_once(lambda pair: add(server, *pair), [("a", {"add": 1}), ("b", {"add": 1})])
-    assert [future.result().json["sum"] for future in futures] == [2, 2]
+    first, second = [future.result().json["sum"] for future in futures]
+    assert second == 2  # it was added, and failed then; once
+    assert first in (1, 2)  # whichever came first in the batch
 
 
 def test_client_that_leaves_does_not_disturb_its_sequence(start, tmp_path):

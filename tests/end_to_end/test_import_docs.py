@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import types
 
@@ -26,6 +27,17 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def event_loop():
+    """The thread's loop, as a worker has one: the loader would make one that nobody closes."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.mark.usefixtures("event_loop")
 def test_handlers_are_initialised_and_models_loaded():
     handlers, loading = snippets("docs/torchserve-imports.md", "python")
     names: dict = {}

@@ -46,7 +46,7 @@ def test_built_in_handler_needs_no_file(pack):
     [
         ({"handler": "vllm_handler"}, "problem", "it needs vLLM"),
         ({"runtime": "LSP", "handler": "base_handler"}, "problem", "C++ backend"),
-        ({}, "problem", "handler.py is neither in the archive"),
+        ({"handler": "nowhere_to_be_found.py"}, "problem", "nowhere_to_be_found.py is neither in the archive"),
         ({"handler": "base_handler", "model": {"modelFile": "net.py"}}, "problem", "names net.py, which is not"),
         ({"files": {"handler.py": "class Mine(:\n"}}, "problem", "not Python that can be read"),
         ({"files": {"handler.py": "import nowhere_to_be_found\n"}}, "problem", "pip install nowhere-to-be-found"),
