@@ -169,7 +169,14 @@ class LeadingForward:
         """Let the others go; those that wait for something else would not hear it, and have to be ended."""
         if self._is_in_step:
             dist.broadcast(torch.zeros(HEADER_SIZE, dtype=torch.int64), src=0, group=self._ranks.control)
+            leave()
         self._inner.close()
+
+
+def leave() -> None:
+    """Part from the other ranks: threads of the groups that are still there abort a process that ends."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def follow(forward: Forward, ranks: Ranks, device: torch.device) -> None:
@@ -181,6 +188,7 @@ def follow(forward: Forward, ranks: Ranks, device: torch.device) -> None:
         else:
             forward.prefill(inputs, rows_N)
     forward.close()
+    leave()
 
 
 def tell(ranks: Ranks, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
