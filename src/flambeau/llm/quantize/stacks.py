@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from flambeau.llm.quantize.fp8 import Fp8Linear
 from flambeau.llm.quantize.int4 import Int4Linear, dequantize_groups
-from flambeau.llm.quantize.int8 import Int8Linear, dequantize_rows
+from flambeau.llm.quantize.int8 import Int8Linear
+from flambeau.llm.quantize.rows import dequantize_rows
 
 
 class Stack(nn.Module):
