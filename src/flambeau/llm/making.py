@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,12 +57,12 @@ def make_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     )
 
 
-def follow_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> None:
-    """The life of every other rank: load its part, and compute what rank 0 computes until that says the end."""
+def make_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
+    """Every other rank: its part is loaded now; what is returned computes what rank 0 computes, until that ends."""
     config = replace(config or EngineConfig(), **options)
     device = device_for(config)
     ranks = Ranks.join(device)
-    follow(make_network(path, config, device, ranks).forward, ranks, device)
+    return partial(follow, make_network(path, config, device, ranks).forward, ranks, device)
 
 
 def make_network(path: Path, config: EngineConfig, device: torch.device, ranks: Ranks | None) -> Network:

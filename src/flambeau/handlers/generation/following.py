@@ -9,9 +9,8 @@ from typing import Any
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.generation.settings import GptSettings
-from flambeau.llm.compute.parallel import Ranks, follow
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.making import device_for, make_network
+from flambeau.llm.making import make_follower
 from flambeau.wire.messages import Part, Request
 
 
@@ -23,13 +22,11 @@ class Following:
     has_work = False
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
-        self._device = device_for(config)
-        self._ranks = Ranks.join(self._device)
-        self._network = make_network(path, config, self._device, self._ranks)
+        self._follow = make_follower(path, config)
 
     def follow(self) -> None:
         """Compute what rank 0 computes, until it says the end."""
-        follow(self._network.forward, self._ranks, self._device)
+        self._follow()
 
     def join(self, request: Request, row: Mapping[str, Any]) -> None:
         """Jobs are rank 0's."""

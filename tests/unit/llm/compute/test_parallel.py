@@ -26,13 +26,13 @@ import json, os, sys
 import torch
 from pathlib import Path
 from flambeau.llm.config import SamplingParams
-from flambeau.llm.making import follow_engine, make_engine
+from flambeau.llm.making import make_engine, make_follower
 
 torch.set_num_threads(1)
 folder, size, prompts = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 options = {"tensor_parallel_size": size, "num_blocks": 60, "block_size": 4, "compile": False, "device": "cpu"}
 if os.environ.get("RANK", "0") != "0":
-    follow_engine(folder, **options)
+    make_follower(folder, **options)()
 else:
     engine = make_engine(folder, **options)
     found = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24))
