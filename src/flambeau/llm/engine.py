@@ -73,7 +73,6 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_blocks=self._pool.num_needed(self.max_length + config.speculate_k),  # padding may go beyond the end
             block_size=config.block_size,
-            device=device,
         )
         self._eos_ids = {*arch.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
         sampler = Sampler(arch.vocab_size, eos_ids=[*self._eos_ids], device=device)

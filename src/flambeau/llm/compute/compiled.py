@@ -1,7 +1,7 @@
 """CompiledForward: answers at once, operation by operation, and by something quicker from the step after it is ready.
 
-What is quicker: on a CPU the kernels' whole step for a plain network, else what Inductor makes of it; on a GPU a CUDA
-graph of what Inductor makes of it.
+What is quicker: the kernels' whole step for a plain network, else what Inductor makes of it; on a GPU a CUDA graph of
+either.
 
 Shapes: T tokens of the step · N rows of them · V vocabulary
 """
@@ -22,7 +22,7 @@ from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels import inductor
 from flambeau.llm.kernels.binding import kernels
-from flambeau.llm.kernels.cuda_graphs import Graphs
+from flambeau.llm.kernels.gpu.graphs import Graphs
 from flambeau.llm.kernels.native import LONGEST_PROMPT, choose_attention
 from flambeau.llm.kernels.network import NativeNetwork, can_compute
 from flambeau.llm.models.transformer import Transformer
@@ -113,20 +113,23 @@ class CompiledForward:
         self._is_plain = can_compute(model, cache)
         self._graphs: Graphs | None = None
         if self.device.type == "cuda":
-            self._graphs = Graphs(model, cache, max_num_seqs=max_num_seqs, max_blocks=max_blocks)
+            sizes = {"max_num_seqs": max_num_seqs, "max_blocks": max_blocks}
+            self._graphs = Graphs(self._eager, cache, self._workshop, **sizes)
         elif self._is_plain:
             self._workshop.find("native", self._make_native)
 
     @property
     def greedy(self) -> Greedy | None:
-        """The kernels' whole step, once it is there."""
-        return self._native
+        """The kernels' whole step, once it is there; on a GPU always something."""
+        return self._native or self._graphs
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:
         """The logits [T, V] of every token, where each sequence has `inputs.query_len` of them."""
         if self._native is not None:
             return self._native.run(inputs)
+        if self._graphs is not None:
+            return self._graphs.decode(inputs)
         quick = self._find(inputs)
         return self._eager.decode(inputs) if quick is None else quick(inputs)
 
@@ -148,8 +151,6 @@ class CompiledForward:
 
     def _find(self, inputs: StepInputs) -> Decode | None:
         num_sequences = inputs.context_lens_S.shape[0]
-        if self._graphs is not None:
-            return self._graphs.find(self._workshop, inputs)
         if self._is_plain:
             return None  # the kernels are on their way, or cannot be built here
         # One sequence is a shape of its own to the compiler; all other numbers share one.
@@ -170,7 +171,7 @@ class CompiledForward:
         kernels.load()
         example = inductor.trash_inputs(num_sequences, query_len, 2, self.device)
         step = inductor.compile_step(self._model, self._cache, query_len, choose_attention, example)
-        return lambda inputs: step(*inductor.tensors_of(inputs))
+        return step
 
 
 def summary(error: BaseException) -> str:

@@ -62,11 +62,12 @@ class EagerForward:
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of these tokens of a step whose sequences have any number of them."""
-        return self.model.logits(self._hidden(inputs)[rows_N])
+        return self.model.logits(self._hidden(inputs)[rows_N.to(self.device)])
 
     def close(self) -> None:
         """Nothing runs beside the steps."""
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
+        inputs = inputs.to(self.device)
         attend = choose_attention(self._cache, inputs)
         return self.model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]

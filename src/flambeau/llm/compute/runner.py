@@ -61,12 +61,10 @@ class BlockTables:
 class Runner:
     """Builds the inputs of decode and prefill passes; knows which row of the block tables is whose."""
 
-    def __init__(self, forward: Forward, *, max_num_seqs: int, max_blocks: int, block_size: int, device: str) -> None:
+    def __init__(self, forward: Forward, *, max_num_seqs: int, max_blocks: int, block_size: int) -> None:
         self.forward = forward
         self.block_size = block_size
         self.tables = BlockTables(max_num_seqs, max_blocks)
-        self._device = torch.device(device)
-        self._is_on_cpu = self._device.type == "cpu"
 
     def decode(self, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()) -> Tensor:
         """The logits [S·(1+K), V] after the last token of each and after the proposed ones; `lengths` of them count."""
@@ -88,7 +86,7 @@ class Runner:
         if ids_SK is None:
             positions_SQ, slots_SQ = last_S, self.tables.slots(rows, last_S, self.block_size)
         else:
-            ids_SQ = torch.cat([ids_SQ, ids_SK], 1)
+            ids_SQ = torch.cat([ids_SQ.to(ids_SK.device), ids_SK], 1)
             places_Q = np.arange(ids_SQ.shape[1])
             is_real_SQ = None if min(lengths) == ids_SK.shape[1] else places_Q <= np.array(lengths)[:, None]
             positions_SQ, slots_SQ = self.real_places(rows, last_S[:, None] + places_Q, is_real_SQ)
@@ -141,6 +139,5 @@ class Runner:
         )
 
     def tensor(self, array: Ints) -> Tensor:
-        """Whole numbers, on the device."""
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor if self._is_on_cpu else tensor.to(self._device, non_blocking=True)
+        """Whole numbers, on the host."""
+        return torch.from_numpy(np.ascontiguousarray(array))

@@ -115,7 +115,7 @@ class DraftProposer:
             return Proposal(greedy.go_ahead(steps.first, steps.positions_JS, steps.slots_JS).T, lengths, None)
         exact, loose = by_promise(rows)
         num_ahead = 1 + steps.positions_JS.shape[0]
-        ids_KS = steps.positions_JS.new_empty(num_ahead, len(rows))
+        ids_KS = torch.empty(num_ahead, len(rows), dtype=torch.int64, device=self._sampler.device)
         q_RV: list[Tensor] = []
         for place in range(num_ahead):
             logits_S1V = self._logits(steps, place, ids_KS)

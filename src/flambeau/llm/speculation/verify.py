@@ -20,10 +20,11 @@ from flambeau.llm.speculation.proposal import Proposal, by_promise, part
 def verify(sampler: Sampler, logits_SWV: Tensor, rows: Many[Row], proposal: Proposal) -> list[list[int]]:
     """The new tokens of each row: the proposals that it keeps and one more, or NO_TOKEN at the end."""
     exact, loose = by_promise(rows)
+    ids_SK = proposal.ids_SK.to(logits_SWV.device)
     found: list[list[int]] = [[] for _ in rows]
     for places, way in ((exact, _matched), (loose, _weighed)):
         if places:
-            some, logits, ids = [rows[i] for i in places], part(logits_SWV, places), part(proposal.ids_SK, places)
+            some, logits, ids = [rows[i] for i in places], part(logits_SWV, places), part(ids_SK, places)
             lengths = [proposal.lengths[i] for i in places]
             for i, new_ids in zip(places, way(sampler, some, logits, ids, lengths, proposal.q_RKV), strict=True):
                 found[i] = new_ids

@@ -9,7 +9,8 @@ import torch
 
 from flambeau.llm.compute.compiled import CompiledForward, Workshop
 from flambeau.llm.compute.forward import EagerForward
-from flambeau.llm.kernels import binding, cuda_graphs, inductor
+from flambeau.llm.kernels import binding, inductor
+from flambeau.llm.kernels.gpu import graphs
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
 pytestmark = pytest.mark.timeout(300)  # a compiler runs, perhaps on a busy machine
@@ -115,29 +116,31 @@ def test_a_smaller_step_in_the_buffers_of_a_larger_one_gives_its_own_logits():
     model, asked = random_model(), prompts(3)
     forward = EagerForward(model, room(model, 3))
     forward.prefill(step_inputs({i: (0, ids) for i, ids in enumerate(asked)}), torch.tensor([0]))
-    buffers = inductor.trash_inputs(4, 1, 8, torch.device("cpu"))
+    buffers = graphs.Buffers(inductor.trash_inputs(4, 1, 8, torch.device("cpu")))
     everyone = step_inputs({i: (len(ids), [9]) for i, ids in enumerate(asked)}, query_len=1)
-    cuda_graphs.fill(buffers, everyone)
-    forward.decode(buffers)
+    buffers.fill(everyone)
+    forward.decode(buffers.inputs)
     last = step_inputs({2: (len(asked[2]) + 1, [4])}, query_len=1)
     expected = forward.decode(last)
     kept = [tensor[1:].clone() for tensor in forward._cache.keys]
-    cuda_graphs.fill(buffers, last)
-    torch.testing.assert_close(forward.decode(buffers)[:1], expected, atol=1e-5, rtol=1e-5)
+    buffers.fill(last)
+    torch.testing.assert_close(forward.decode(buffers.inputs)[:1], expected, atol=1e-5, rtol=1e-5)
     assert all(torch.allclose(a, b[1:], atol=1e-5) for a, b in zip(kept, forward._cache.keys, strict=True))
 
 
 def test_sizes_of_graphs_are_near_the_number_of_sequences():
-    assert [cuda_graphs.size_for(number) for number in (1, 3, 9, 17, 33, 256)] == [1, 4, 16, 24, 48, 256]
-    assert cuda_graphs.size_for(257) is None
+    assert [graphs.size_for(number) for number in (1, 3, 9, 17, 33, 256)] == [1, 4, 16, 24, 48, 256]
+    assert graphs.size_for(257) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", ["kernels", "Inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda_graphs_give_the_tokens_of_eager_steps(dtype):
-    model = random_model(head_size=32, windows=(None, 6)).to("cuda", dtype)
+def test_cuda_graphs_give_the_tokens_of_eager_steps(dtype, kind):
+    experts = {"num_experts": 4, "expert_size": 48} if kind == "Inductor" else {}
+    model = random_model(head_size=32, windows=(None, 6), **experts).to("cuda", dtype)
     asked = prompts(5)
     on_gpu = {"device": "cuda", "dtype": dtype}
     expected = greedy(EagerForward(model, room(model, 5, **on_gpu)), asked, 8)
@@ -147,4 +150,5 @@ def test_cuda_graphs_give_the_tokens_of_eager_steps(dtype):
         assert greedy(forward, asked[:1], 8) == expected[:1]
         assert forward.wait_until_compiled(timeout_s=280)
     assert set(forward._graphs._captured) == {(1, 8), (1, 1)}
+    assert (forward._graphs._kernels is None) == (kind == "Inductor")
     forward.close()

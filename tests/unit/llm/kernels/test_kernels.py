@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 from dataclasses import replace
@@ -14,9 +13,7 @@ import torch
 from flambeau.llm.compute.attention import PagedAttention
 from flambeau.llm.compute.forward import EagerForward
 from flambeau.llm.compute.kv_cache import KVCache
-from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels import binding, building, native, network
-from flambeau.llm.kernels.inductor import tensors_of
 from flambeau.llm.sampling.sampler import NO_TOKEN, chosen
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
@@ -308,33 +305,3 @@ def test_two_that_build_at_once_build_once(tmp_path: Path):
     assert log.read_text() == "built\n"
     assert {path.read_text() for path in found} == {"library\n"}
     assert len(found) == 4
-
-
-@pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize("case", ["decode", "verify", "verify fewer than the others"])
-def test_the_gpu_kernel_attends_as_its_twin_does(case, window, monkeypatch):
-    pytest.importorskip("triton", reason="there is no Triton here")
-    if not torch.cuda.is_available():
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            pytest.skip("needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)")
-        monkeypatch.setattr("flambeau.llm.kernels.triton_paged.PROGRAMS", 16)
-    from flambeau.llm.kernels.triton_paged import TritonAttention
-
-    model = random_model(head_size=24)
-    cache = room(model, 3, rubbish=1.0)
-    twin = copy_of(model, cache)
-    inputs = step_inputs(CASES[case], query_len=4 if "verify" in case else 1)
-    if "fewer" in case:
-        inputs.positions_T[6:] = inputs.slots_T[6:] = 0
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for tensors in (cache.keys, cache.values):
-        tensors[:] = [tensor.to(device) for tensor in tensors]
-    arch, generator = model.arch, torch.Generator().manual_seed(5)
-    qkv = torch.randn((len(inputs.ids_T), arch.num_heads + 2 * arch.num_kv_heads, 24), generator=generator)
-    split = [arch.num_heads, arch.num_kv_heads, arch.num_kv_heads]
-    options = {"scale": 24**-0.5, "window": window}
-    expected = PagedAttention(twin, inputs)(1, *qkv.split(split, dim=1), **options)
-    moved = StepInputs(*(tensor.to(device) for tensor in tensors_of(inputs)), query_len=inputs.query_len)
-    found = TritonAttention(cache, moved)(1, *qkv.to(device).split(split, dim=1), **options)
-    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(cache.keys[1].cpu()[1:], twin.keys[1][1:])

@@ -16,9 +16,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
+from flambeau.llm.kernels.gpu import linear
 
 PROGRAMS = 512  # about four for each of an H200's 132 multiprocessors
 MOST_PARTS = 32
@@ -32,6 +34,7 @@ def attend_part(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One part of the places of one sequence, for the heads of one key-value head."""
     sequence, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -51,6 +54,9 @@ def attend_part(  # type: ignore[no-untyped-def]
     share = tl.cdiv(tl.cdiv(end - first, PARTS), PLACES) * PLACES
     begin = first + part * share
     stop = tl.minimum(begin + share, end)
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
 
     q_at = q_ptr + token[:, None] * q_stride + head[:, None] * SIZE + dimension[None, :]
     q = tl.load(q_at, mask=is_row[:, None] & is_dimension[None, :], other=0.0)
@@ -87,12 +93,16 @@ def attend_part(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def join_parts(  # type: ignore[no-untyped-def]
-    sums_ptr, highs_ptr, totals_ptr, out_ptr, SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
+    sums_ptr, highs_ptr, totals_ptr, out_ptr, SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The output of one token and head from its parts."""
     row = tl.program_id(0).to(tl.int64)
     part, dimension = tl.arange(0, PARTS), tl.arange(0, PADDED)
     is_dimension = dimension < SIZE
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
     high = tl.load(highs_ptr + row * PARTS + part)
     weight = tl.exp(high - tl.max(high, 0))
     total = tl.sum(tl.load(totals_ptr + row * PARTS + part) * weight, 0)
@@ -133,12 +143,13 @@ def attend_paged(
         q.stride(0), tables_SB.stride(0),
         WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=max(16, padded),
         BLOCK_SIZE=keys.shape[1], PARTS=parts, ROWS=max(LEAST_ROWS, rows), PLACES=64,
-        num_warps=4, num_stages=3,
+        OVERLAPS=linear.OVERLAPS, num_warps=4, num_stages=3, launch_pdl=linear.OVERLAPS,
     )  # fmt: skip
     launch = join_parts
     launch[(num_tokens * heads,)](
-        sums, highs[0], highs[1], out, SIZE=size, PADDED=max(16, padded), PARTS=parts, num_warps=2
-    )
+        sums, highs[0], highs[1], out, SIZE=size, PADDED=max(16, padded), PARTS=parts,
+        OVERLAPS=linear.OVERLAPS, num_warps=2, launch_pdl=linear.OVERLAPS,
+    )  # fmt: skip
     return out
 
 

@@ -1,0 +1,126 @@
+"""The GPU's kernels give what their plain twins give: on a GPU, or by Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from flambeau.llm.compute.attention import PagedAttention
+from flambeau.llm.compute.forward import EagerForward
+from support.llm_steps import random_model, room, step_inputs
+
+pytest.importorskip("triton", reason="there is no Triton here")
+
+from flambeau.llm.kernels.gpu import linear
+from flambeau.llm.kernels.gpu.attention import TritonAttention
+from flambeau.llm.kernels.gpu.network import GpuNetwork
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
+        reason="needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)",
+    ),
+]
+STEPS = {
+    "one sequence": {0: (11, [1])},
+    "several": {0: (11, [1]), 1: (0, [2]), 2: (30, [3])},
+    "one, verified": {0: (9, [1, 5, 6, 7])},
+    "verified": {0: (4, [1] * 4), 1: (17, [2] * 4)},
+    "verified, one of them fewer": {0: (4, [1] * 4), 1: (17, [2] * 4)},
+    "many": {i: (i % 20, [i, i + 1]) for i in range(40)},
+}
+NETWORKS = {
+    "Llama": {},
+    "odd sizes": {"hidden_size": 40, "intermediate_size": 72, "vocab_size": 131, "head_size": 24},
+    "Mistral": {"windows": (None, 6), "num_kv_heads": 1},
+    "Qwen 2": {"qkv_bias": True, "tied_embeddings": True},
+    "Qwen 3": {"qk_norm": True, "num_kv_heads": 4},
+    "SmolLM 3": {"unrotated_layers": frozenset({1})},
+    "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    "long rows": {"intermediate_size": 4500, "num_layers": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """What the interpreter does not know, and how many programs it has patience for."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(linear, "OVERLAPS", False)
+        monkeypatch.setattr("flambeau.llm.kernels.gpu.attention.PROGRAMS", 16)
+
+
+def inputs_of(case):
+    """The step of a case, on the device."""
+    step = STEPS[case]
+    inputs = step_inputs(step, query_len=len(next(iter(step.values()))[1]))
+    if "fewer" in case:
+        inputs.positions_T[6:] = inputs.slots_T[6:] = 0
+    return inputs.to(DEVICE)
+
+
+def caches(model, **options):
+    """Two that hold the same rubbish."""
+    ours, twin = (room(model, 40, rubbish=1.0, **options) for _ in range(2))
+    for one, other in zip((*ours.keys, *ours.values), (*twin.keys, *twin.values), strict=True):
+        other.copy_(one)
+    return ours, twin
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("case", STEPS)
+def test_attention(case, window):
+    model = random_model(head_size=24)
+    cache, twin = caches(model, device=DEVICE)
+    inputs, arch = inputs_of(case), model.arch
+    qkv = torch.randn((len(inputs.ids_T), arch.num_heads + 2 * arch.num_kv_heads, 24)).to(DEVICE)
+    q_k_v = qkv.split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
+    options = {"scale": 24**-0.5, "window": window}
+    expected = PagedAttention(twin, inputs)(1, *q_k_v, **options)
+    found = TritonAttention(cache, inputs)(1, *q_k_v, **options)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.keys[1][1:], twin.keys[1][1:])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("case", STEPS)
+def test_a_whole_step(case, network):
+    model = with_random_vectors(random_model(**NETWORKS[network])).to(DEVICE)
+    cache, twin = caches(model, device=DEVICE)
+    inputs = inputs_of(case)
+    expected = EagerForward(model, twin).decode(inputs)
+    with torch.inference_mode():
+        found = GpuNetwork(model, cache).run(inputs)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    for ours, theirs in zip((*cache.keys, *cache.values), (*twin.keys, *twin.values), strict=True):
+        torch.testing.assert_close(ours[1:], theirs[1:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter does not know bfloat16")
+@pytest.mark.parametrize("case", ["one sequence", "several", "many"])
+def test_a_whole_step_in_bfloat16_is_as_near_to_float32_as_its_twin(case):
+    model = with_random_vectors(random_model(head_size=32, hidden_size=128))
+    exact, _ = caches(model)
+    halves = random_model(head_size=32, hidden_size=128)
+    halves.load_state_dict(model.state_dict())
+    halves = halves.to(DEVICE, torch.bfloat16)
+    cache, twin = (room(model, 40, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    for which in (cache, twin):
+        for one, other in zip((*exact.keys, *exact.values), (*which.keys, *which.values), strict=True):
+            other.copy_(one)
+    expected = EagerForward(model, exact).decode(inputs_of(case).to(torch.device("cpu")))
+    plain = EagerForward(halves, twin).decode(inputs_of(case)).cpu()
+    with torch.inference_mode():
+        found = GpuNetwork(halves, cache).run(inputs_of(case)).cpu()
+    assert (found - expected).norm() <= 1.5 * (plain - expected).norm()
+
+
+def with_random_vectors(model):
+    """Gains and biases that are not all alike."""
+    for weight in model.parameters():
+        if weight.dim() == 1:
+            torch.nn.init.normal_(weight, mean=1.0, std=0.3)
+    return model
