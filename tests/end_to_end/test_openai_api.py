@@ -38,6 +38,7 @@ def server(tmp_path_factory):
     for version in ("1.0", "2.0"):
         pack_handler(store, "scripted", version=version, file=f"scripted-{version}.mar")
     pack_handler(store, "echo")
+    pack_handler(folder, "scripted", name="private", config="openai: false\n").rename(store / "private.mar")
     settings = folder / "model-config.yaml"
     settings.write_text(f"handler:\n  model_path: {save_bert_folder(folder / 'bert')}\n  matryoshka: true\n")
     recipe = Recipe(model_name="embedder", handler="sentence_embedder", config_file=settings)
@@ -256,6 +257,16 @@ def test_model_that_cannot_do_what_is_asked(client):
         client.embeddings.create(model="scripted", input="a")
 
 
+def test_model_that_is_kept_off_openai_s_api_is_not_there(server, client):
+    with pytest.raises(openai.NotFoundError, match=r"'private' is not at /v1: .* openai: false") as found:
+        client.chat.completions.create(model="private", messages=say("a"))
+    assert (found.value.code, found.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError, match="/predictions/private"):
+        client.completions.create(model="private@1.0", prompt="a")
+    assert server.request("GET", "/v1/models/private").json == {"name": "private", "ready": True}  # to KServe
+    assert server.request("GET", "/explanations/private").status == 200  # as on every other path
+
+
 def test_wrong_field_is_named(client):
     with pytest.raises(openai.BadRequestError) as found:
         client.chat.completions.create(model="scripted", messages=say("a"), temperature=7)
@@ -374,7 +385,7 @@ def test_models(server, client):
 
 def test_models_are_what_kserve_says_too(server):
     listed = server.request("GET", "/v1/models").json
-    assert listed["models"] == ["echo", "embedder", "scripted"]
+    assert listed["models"] == ["echo", "embedder", "private", "scripted"]
     assert server.request("GET", "/v1/models/echo").json == {"name": "echo", "ready": True}
     found = server.request("GET", "/v1/models/scripted:anything").json
     assert (found["name"], found["ready"]) == ("scripted", True)

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, str]]
 OWN_LOOP = ("handle", "inference", "generate", "speculative_decode")  # overridden, they are called in batches
+OWN_FORM = ("preprocess", "postprocess")  # overridden, they are called for predictions
 
 
 class GptHandler(BaseHandler):
@@ -140,10 +141,23 @@ class GptHandler(BaseHandler):
         if self._following is not None:
             return self._following
         if changed := [name for name in OWN_LOOP if self._overrides(name)]:
-            logger.info("%s has its own %s, so it is called in batches", type(self).__name__, ", ".join(changed))
+            words = "%s has its own %s, so it is called in batches, and OpenAI's API at /v1 cannot reach it"
+            logger.info(words, type(self).__name__, ", ".join(changed))
             atexit.register(self._generation.close)  # so that other ranks end, too
             return None
+        if self.model_yaml_config.get("openai") is not False:
+            self._warn_of_openai()
         return self._generation
+
+    def _warn_of_openai(self) -> None:
+        """OpenAI's requests and replies have a form of their own, which stages of a subclass do not know."""
+        if changed := [name for name in OWN_FORM if self._overrides(name)]:
+            logger.warning(
+                "%s has its own %s; /v1/chat/completions and /v1/completions do not call it and answer the model's plain "
+                "text: openai: false in model-config.yaml takes the model off /v1",
+                type(self).__name__,
+                " and ".join(changed),
+            )
 
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(GptHandler, name) or name in vars(self)

@@ -450,9 +450,32 @@ def test_stages_of_a_subclass_are_honoured_in_both_ways(folder):
     assert json.loads(part.body) == direct
 
 
-def test_subclass_with_its_own_inference_is_called_in_batches(folder):
+def test_stages_that_openai_s_api_goes_past_are_named_once(folder, caplog):
+    handler = new_handler(folder, Shouting)
+    assert handler.generation() is not None
+    [record] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "Shouting has its own preprocess and postprocess; /v1/chat/completions" in record.message
+    assert "openai: false" in record.message
+
+
+@pytest.mark.parametrize(("kind", "config"), [(Shouting, {"openai": False}), (GptHandler, {})])
+def test_nothing_is_said_of_openai_s_api_where_it_goes_past_nothing(folder, caplog, kind, config):
+    handler = kind()
+    handler.initialize(new_handler_context(model_dir=folder, config={"handler": GREEDY, **config}))
+    assert handler.generation() is not None
+    assert "/v1" not in caplog.text
+
+
+def test_openai_in_the_handler_section_is_sent_to_its_place(folder):
+    with pytest.raises(HandlerError, match="openai belongs beside the handler section"):
+        new_handler(folder, Shouting, openai=False)
+
+
+def test_subclass_with_its_own_inference_is_called_in_batches(folder, caplog):
+    caplog.set_level("INFO")
     handler = new_handler(folder, Own)
     assert handler.generation() is None
+    assert "Own has its own inference, so it is called in batches, and OpenAI's API at /v1 cannot" in caplog.text
     replies = handle(handler, {"data": PROMPT}, {"data": "the sea"})
     assert handler.asked[0] == 2
     assert [set(reply) for reply in replies] == [{"generated_text"}] * 2

@@ -60,7 +60,7 @@ def respond_missing(exchange: Exchange, error: ModelNotFound) -> None:
 
 def is_able(model: Model) -> bool:
     """Whether OpenAI's clients have any use for a model."""
-    return not ABLE.isdisjoint(model.abilities)
+    return model.config.openai and not ABLE.isdisjoint(model.abilities)
 
 
 def entry(model: Model, name: str) -> dict[str, Any]:
