@@ -500,6 +500,65 @@ def test_subclass_with_its_own_loop_gets_one_prompt_at_a_time(folder):
     assert handle(handler, {"data": PROMPT}) == [{"generated_text": handler.tokenizer.decode(ids[::-1])}]
 
 
+class OwnGenerate(GptHandler):
+    def generate(self, prompt_tokens, max_new_tokens, temperature=1.0, top_k=None, callback=None):
+        self.told = (max_new_tokens, temperature, top_k)
+        return prompt_tokens
+
+
+@pytest.fixture(scope="module")
+def own_generate(folder):
+    return new_handler(folder, OwnGenerate)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", "x"),
+        ("stop", ["x"]),
+        ("n", 2),
+        ("logprobs", 0),
+        ("stream", True),
+        ("seed", 1),
+        ("top_p", 0.5),
+        ("min_new_tokens", 2),
+        ("return_full_text", False),
+        ("details", True),
+    ],
+)
+def test_field_that_an_own_generate_cannot_know_is_named(own_generate, field, value):
+    with pytest.raises(BadRequest, match=f"^{field} is not known to OwnGenerate, whose generate is its own; leave it"):
+        handle(own_generate, {"data": PROMPT, field: value})
+
+
+def test_fields_that_an_own_generate_is_told_or_that_change_nothing_are_taken(own_generate):
+    asked = {"data": PROMPT, "max_new_tokens": 3, "temperature": 0.5, "top_k": 7}
+    nothing = {"n": 1, "stream": False, "details": False, "return_full_text": True, "stop": None, "speculate": False}
+    assert handle(own_generate, {**asked, **nothing}) == [{"generated_text": PROMPT}]
+    assert own_generate.told == (3, 0.5, 7)
+
+
+def test_own_stage_may_read_the_fields_itself(folder):
+    class OwnBoth(OwnGenerate):
+        def inference(self, data, *args, **kwargs):
+            return super().inference(data)
+
+    assert handle(new_handler(folder, OwnBoth), {"data": PROMPT, "stream": True}) == [{"generated_text": PROMPT}]
+
+
+def test_own_speculative_decode_is_as_long_as_asked_for(folder, tmp_path):
+    class OwnSpeculation(GptHandler):
+        def speculative_decode(self, prompt_tokens, *args, **kwargs):
+            return super().speculative_decode(prompt_tokens, *args, **kwargs)
+
+    write_language_model(tmp_path / "draft", seed=1)
+    handler = new_handler(folder, OwnSpeculation, speculative=True, draft_model_path=str(tmp_path / "draft"))
+    short, usual = handle(handler, {"data": PROMPT, "max_new_tokens": 2}, {"data": PROMPT})
+    plain = new_handler(folder)
+    assert short == handle(plain, {"data": PROMPT, "max_new_tokens": 2})[0]
+    assert usual == handle(plain, {"data": PROMPT})[0]
+
+
 # ---- settings ----
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,6 +59,7 @@ class Ask:
     has_events: bool = False  # a stream of server-sent events, rather than of plain text
     full_text: bool | None = None  # the prompt before the text; None: in a whole reply, but not in a stream
     details: bool = False
+    given: tuple[str, ...] = ()  # the fields that the request has
 
 
 def read_ask(
@@ -79,7 +80,21 @@ def read_ask(
         has_events=has_events,
         full_text=flag(fields, "return_full_text"),
         details=flag(fields, "details") or fields.get("logprobs") is not None,
+        given=tuple(name for name, value in fields.items() if value is not None),
     )
+
+
+def refuse_beyond(ask: Ask, known: Collection[str], defaults: SamplingParams, who: str) -> None:
+    """Name the first field that would change the reply and that `who` does not know: only `known` settings reach it."""
+    forms = {"stream": ask.stream, "return_full_text": ask.full_text is False, "details": ask.details}
+    for name in ask.given:
+        meaning = SAMPLING.get(name, "")
+        changes = meaning not in (*known, "", "speculate") and getattr(ask.params, meaning) != getattr(
+            defaults, meaning
+        )
+        if changes or forms.get(name, False):
+            names = ", ".join(field for field, setting in SAMPLING.items() if setting in known)
+            raise BadRequest(f"{name} is not known to {who}; leave it out: of the settings it takes {names}")
 
 
 def fields_of(row: Any, *, is_json: bool = False) -> Mapping[str, Any]:
