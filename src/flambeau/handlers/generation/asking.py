@@ -69,6 +69,7 @@ def read_ask(
     is_json = content_type.startswith("application/json")
     fields = fields_of(row, is_json=is_json)
     refuse_misspelt(fields)
+    refuse_two_prompts(fields)
     has_events = "text/event-stream" in accept.lower()
     stream = flag(fields, "stream")
     messages = fields.get("messages")
@@ -142,6 +143,14 @@ def prompt_of(fields: Mapping[str, Any], *, is_json: bool = False) -> str | list
     if not prompt:
         raise BadRequest(f"{name} is empty; a prompt has at least one character")
     return check_text(prompt, name)
+
+
+def refuse_two_prompts(fields: Mapping[str, Any]) -> None:
+    """A request with two prompts would be answered for one of them, and nobody could say which was meant."""
+    first, *others = [name for name in PROMPTS if fields.get(name) is not None] or [""]
+    for other in others:
+        if fields[first] != fields[other]:
+            raise BadRequest(f"{first} and {other} are both a prompt, and they differ; send one of them")
 
 
 def check_text(text: str, name: str) -> str:
