@@ -105,6 +105,14 @@ def test_attributes_are_those_of_the_settings(handler):
     assert isinstance(handler.model, torch.nn.Module)
 
 
+def test_networks_are_there_also_where_steps_are_compiled(folder, tmp_path):
+    write_language_model(tmp_path / "draft", seed=1)
+    compiled = new_handler(folder, compile=True, speculative=True, draft_model_path=str(tmp_path / "draft"))
+    assert isinstance(compiled.model, torch.nn.Module)
+    assert isinstance(compiled.draft_model, torch.nn.Module)
+    compiled.engine.close()
+
+
 def test_handle_answers_each_request_by_its_own_settings(handler):
     long, short, without = handle(
         handler,

@@ -103,7 +103,7 @@ class CompiledForward:
         max_blocks: int = 1,
         patience: int = STEPS_WORTH_COMPILING,
     ) -> None:
-        self._model, self._cache = model, cache
+        self.model, self._cache = model, cache
         self._eager = EagerForward(model, cache)
         self._workshop = Workshop()
         self._patience = patience  # plain steps of a shape before the CPU's compiler is asked for it
@@ -163,13 +163,13 @@ class CompiledForward:
     def _make_native(self) -> Decode:
         if not kernels.load():
             return self._eager.decode
-        self._native = NativeNetwork(self._model, self._cache)
+        self._native = NativeNetwork(self.model, self._cache)
         return self._native.run
 
     def _make_inductor(self, query_len: int, num_sequences: int) -> Decode:
         kernels.load()
         example = inductor.trash_inputs(num_sequences, query_len, 2, self.device)
-        step = inductor.compile_step(self._model, self._cache, query_len, choose_attention, example)
+        step = inductor.compile_step(self.model, self._cache, query_len, choose_attention, example)
         return lambda inputs: step(*inductor.tensors_of(inputs))
 
 
