@@ -91,7 +91,8 @@ class GptHandler(BaseHandler):
             self.initialized = True
             return
         self.engine = Engine.from_pretrained(settings.model_path, config)
-        logger.info("%s is loaded, in %.2f s", settings.model_path, time.perf_counter() - began)
+        took_s = time.perf_counter() - began
+        logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.facts)
         if words := shortened(self.engine.max_length, config.max_model_len, self.engine.arch.max_length):
             logger.warning(words)
         self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
@@ -343,13 +344,21 @@ class GptHandler(BaseHandler):
     def describe_handle(self) -> Any:
         """What the engine is and how busy it is, for `describe?customized=true`."""
         assert self.engine is not None
-        state = self.engine.state
+        state, facts = self.engine.state, self.engine.facts
         return {
-            "context_length": self.engine.max_length,
+            "device": facts.device,
+            "dtype": facts.dtype,
+            "quantization": facts.quantization,
+            "speculation": facts.speculation,
+            "speculate_k": facts.speculate_k if facts.speculation else 0,
+            "compile": self.engine.config.compile,
+            "decode": facts.decode,
+            "context_length": facts.max_length,
             "vocabulary": self.engine.arch.vocab_size,
             "max_num_seqs": self.engine.config.max_num_seqs,
             "running": state.num_running,
             "waiting": state.num_waiting,
+            "block_size": facts.block_size,
             "blocks": state.num_blocks,
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,

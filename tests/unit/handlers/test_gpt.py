@@ -113,6 +113,21 @@ def test_networks_are_there_also_where_steps_are_compiled(folder, tmp_path):
     compiled.engine.close()
 
 
+def test_engine_says_what_it_runs_with(folder, tmp_path, caplog):
+    caplog.set_level("INFO")
+    write_language_model(tmp_path / "draft", seed=1)
+    drafting = {"speculative": True, "draft_model_path": str(tmp_path / "draft"), "speculate_k": 3}
+    handler = new_handler(folder, quantization="int8", dtype="bfloat16", **drafting)
+    assert (
+        f": device cpu, dtype bfloat16, quantization int8, 64 blocks of 16 tokens, at most {CONTEXT} tokens in a "
+        "sequence, speculation draft of 3 tokens, decoding by plain PyTorch"
+    ) in caplog.text
+    told = handler.describe_handle()
+    assert (told["device"], told["dtype"], told["quantization"]) == ("cpu", "bfloat16", "int8")
+    assert (told["speculation"], told["speculate_k"], told["block_size"]) == ("draft", 3, 16)
+    assert (told["compile"], told["decode"], told["context_length"]) == (False, "plain PyTorch", CONTEXT)
+
+
 def test_handle_answers_each_request_by_its_own_settings(handler):
     long, short, without = handle(
         handler,
