@@ -298,9 +298,26 @@ def test_stream_whose_worker_dies_ends_with_an_event(start):
         prompt = script([[0, "one"]], [[0, "two", "stop"]], exit=1)
         stream = iter(client.completions.create(model="scripted", prompt=prompt, stream=True))
         assert next(stream).choices[0].text == "one"
-        with pytest.raises(openai.APIError, match="Worker died") as found:
+        with pytest.raises(openai.APIError, match=r"Worker died: .*SIGKILL") as found:
             next(stream)
         assert found.value.code == "worker_died"
+        assert found.value.body["cause"][0] in found.value.message
+        whole = script([[0, "one"]], exit=0)
+        with pytest.raises(openai.InternalServerError, match=r"Worker died: .*SIGKILL") as found:
+            client.completions.create(model="scripted", prompt=whole)
+        assert (found.value.status_code, found.value.code) == (500, "worker_died")
+
+
+def test_cause_is_kept_from_those_who_may_not_know(tmp_path):
+    model = pack_handler(tmp_path, "scripted")
+    with ConfiguredServer(tmp_path, model, error_details=False) as server, client_of(server) as client:
+        prompt = script([[0, "one"]], [[0, "two", "stop"]], exit=1)
+        stream = iter(client.completions.create(model="scripted", prompt=prompt, stream=True))
+        assert next(stream).choices[0].text == "one"
+        with pytest.raises(openai.APIError) as found:
+            next(stream)
+        assert found.value.message == "Worker died."
+        assert "cause" not in found.value.body
 
 
 def test_stream_that_can_go_on_survives_its_worker_and_nobody_notices(start):
