@@ -345,6 +345,38 @@ def test_paths_and_methods_that_are_not_there(server):
     assert (reply.status, reply.json["error"]["param"]) == (400, None)
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/audio/speech", "/v1/chat", "/v1", "/v1/models/a/b"])
+def test_path_that_is_not_there_is_answered_with_those_that_are(server, path):
+    reply = server.request("POST", path, b"{}", JSON)
+    error = reply.json["error"]
+    assert (reply.status, error["type"], error["param"], error["code"]) == (404, "invalid_request_error", None, None)
+    assert error["message"].startswith(f"There is no POST {path} here. Of OpenAI's API there are POST /v1/chat/comple")
+    is_also_kserve_s = path in ("/v1", "/v1/models/a/b")
+    assert [*reply.json] == (["code", "type", "message", "error"] if is_also_kserve_s else ["error"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/completions", "POST"),
+        ("PUT", "/v1/embeddings", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/scripted", "GET, HEAD"),
+    ],
+)
+def test_method_that_a_path_does_not_take_is_answered_with_those_that_it_does(server, method, path, allowed):
+    reply = server.request(method, path)
+    error = reply.json["error"]
+    assert (reply.status, reply.headers["allow"], error["type"]) == (405, allowed, "invalid_request_error")
+    assert error["message"] == f"{path} does not take {method}; use {allowed.replace(', ', ' or ')}."
+
+
+def test_openai_s_client_understands_a_path_that_is_not_there(client):
+    with pytest.raises(openai.NotFoundError, match="There is no POST /v1/responses here"):
+        client.responses.create(model="scripted", input="a")
+
+
 def test_keys_limits_and_preflights_answer_in_the_same_shape(tmp_path):
     key = "k" * 40
     settings = {
