@@ -125,6 +125,42 @@ def test_request_without_a_model_means_the_only_one_that_can_answer(server):
     assert server.request("POST", "/v1/chat/completions", body, JSON).json["model"] == "scripted"
 
 
+# ---- tools ----
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+HERMES = ["Let me", " see.\n<tool_", 'call>{"name": "weather", ', '"arguments": {"city": "Ulm"}}</tool_call>']
+
+
+@pytest.mark.parametrize("texts", [HERMES, ['{"name": "weather",', ' "parameters": {"city": "Ulm"}}']])
+def test_calls_of_tools_whole_and_as_a_stream(client, texts):
+    prompt = script(*([[0, text]] for text in texts), [[0, "", "stop"]])
+    asked = {"model": "scripted", "messages": say(prompt), "tools": TOOLS}
+    said = "Let me see." if texts is HERMES else ""
+    [choice] = client.chat.completions.create(**asked).choices
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "weather",
+        {"city": "Ulm"},
+    )
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", said or None)
+    with client.chat.completions.stream(**asked) as stream:  # the client puts it together itself
+        for _ in stream:
+            pass
+        [choice] = stream.get_final_completion().choices
+    [call] = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Ulm"})
+    assert (choice.finish_reason, choice.message.content or "") == ("tool_calls", said)
+
+
+def test_without_tools_nothing_is_taken_for_a_call(client):
+    text = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        asked = {"model": "scripted", "messages": say(script([[0, text, "stop"]])), **options}
+        [choice] = client.chat.completions.create(**asked).choices
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
+
+
 # ---- streams ----
 
 

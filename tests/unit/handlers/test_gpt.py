@@ -253,6 +253,36 @@ def test_chat_is_rendered_by_the_tokenizer(handler):
     assert json.loads(text_of(run(handler)[1]))["generated_text"] == piece.text
 
 
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+SHOWS_TOOLS = """
+{%- for tool in tools or [] %}tool {{ tool.function.name }};{% endfor %}
+{%- for message in messages %}
+    {%- for call in message.tool_calls or [] %}called {{ call.function.arguments.city }};{% endfor %}
+    {%- if message.content %}{{ message.role }} {{ message.content }};{% endif %}
+{%- endfor %}"""
+
+
+def test_tools_calls_and_their_results_reach_the_chat_template(tmp_path):
+    folder = write_language_model(tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": SHOWS_TOOLS}))
+    handler = new_handler(folder)
+    function = {"name": "weather", "arguments": '{"city": "the sea"}'}
+    messages = [
+        {"role": "user", "content": "to be"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "or not"},
+    ]
+    body = encode_request(Generate(messages=messages, tools=TOOLS))
+    [ids] = handler._reader.generate(body, None).prompts
+    assert handler.tokenizer.decode(ids) == "tool weather;user to be;called the sea;tool or not;"
+
+
+def test_tools_that_the_model_would_never_see_are_refused(handler):
+    body = encode_request(Generate(messages=[{"role": "user", "content": "to be"}], tools=TOOLS))
+    with pytest.raises(BadRequest, match="chat template does not show tools to the model; leave tools out"):
+        join(handler, body, kind="generate")
+
+
 def test_front_ends_request_is_as_long_as_the_context_unless_somebody_limits_it(handler, folder):
     join(handler, encode_request(Generate(prompts=[PROMPT], sampling={"ignore_eos": True})), kind="generate")
     [piece] = pieces_of(run(handler)[1])
