@@ -234,7 +234,7 @@ class GptHandler(BaseHandler):
     def _generate_alone(self, ids_T: Tensor, params: SamplingParams) -> Tensor:
         usual = self.max_new_tokens
         length, top_k = params.max_tokens or usual, params.top_k or None
-        if self.draft_model is None:
+        if self.draft_model is None or not self._overrides("speculative_decode"):
             return self.generate(ids_T, length, params.temperature, top_k)
         k = self.engine.config.speculate_k if self.engine else 0
         self.max_new_tokens = length  # which it is not told

@@ -591,6 +591,13 @@ def test_fields_that_an_own_generate_is_told_or_that_change_nothing_are_taken(ow
     assert own_generate.told == (3, 0.5, 7)
 
 
+def test_own_generate_is_called_also_where_there_is_a_draft(folder, tmp_path):
+    write_language_model(tmp_path / "draft", seed=1)
+    handler = new_handler(folder, OwnGenerate, speculative=True, draft_model_path=str(tmp_path / "draft"))
+    assert handle(handler, {"data": PROMPT, "max_new_tokens": 3}) == [{"generated_text": PROMPT}]
+    assert handler.told == (3, 0, None)
+
+
 def test_own_stage_may_read_the_fields_itself(folder):
     class OwnBoth(OwnGenerate):
         def inference(self, data, *args, **kwargs):

@@ -89,10 +89,9 @@ def refuse_beyond(ask: Ask, known: Collection[str], defaults: SamplingParams, wh
     """Name the first field that would change the reply and that `who` does not know: only `known` settings reach it."""
     forms = {"stream": ask.stream, "return_full_text": ask.full_text is False, "details": ask.details}
     for name in ask.given:
-        meaning = SAMPLING.get(name, "")
-        changes = meaning not in (*known, "", "speculate") and getattr(ask.params, meaning) != getattr(
-            defaults, meaning
-        )
+        setting = SAMPLING.get(name, "speculate")  # which changes how a text is made, and not the text
+        is_known = setting in known or setting == "speculate"
+        changes = not is_known and getattr(ask.params, setting) != getattr(defaults, setting)
         if changes or forms.get(name, False):
             names = ", ".join(field for field, setting in SAMPLING.items() if setting in known)
             raise BadRequest(f"{name} is not known to {who}; leave it out: of the settings it takes {names}")
