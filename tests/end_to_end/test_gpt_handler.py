@@ -14,6 +14,9 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
+from flambeau.archive.pack import Recipe, pack
+from flambeau.examples.shakespeare import FOLDER as SHAKESPEARE
+from flambeau.llm.kernels.binding import kernels
 from support.command import Command
 from support.language_models import CONTEXT, ONE_THREAD, write_language_model
 from support.running import RunningServer
@@ -159,6 +162,80 @@ def test_kserve_and_explanations_are_answered(server, text):
     response = connection.getresponse()
     assert (response.status, b"has no explanations" in response.read()) == (400, True)
     connection.close()
+
+
+def test_what_the_engine_runs_with_is_told(server):
+    told = customized(server)
+    assert (told["device"], told["dtype"], told["quantization"], told["speculation"]) == ("cpu", "float32", None, None)
+    assert (told["compile"], told["decode"]) == (False, "plain PyTorch")
+    assert "device cpu, dtype float32, quantization none, 200 blocks of 16 tokens" in server.log
+
+
+# ---- handlers of one's own ----
+
+OWN_STAGE = """
+from flambeau.handlers.gpt import GptHandler
+
+class Loud(GptHandler):
+    def postprocess(self, data):
+        return [text.upper() for text in super().postprocess(data)]
+"""
+OWN_LOOP = """
+from flambeau.handlers.gpt import GptHandler
+
+class Still(GptHandler):
+    def generate(self, prompt_tokens, max_new_tokens, temperature=1.0, top_k=None, callback=None):
+        return prompt_tokens
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory, checkpoint):
+    folder = tmp_path_factory.mktemp("own")
+    settings = folder / "model-config.yaml"
+    settings.write_text(yaml.safe_dump({"handler": {"model_path": str(checkpoint), **GREEDY}}))
+    (folder / "store").mkdir()
+    for name, source in (("loud", OWN_STAGE), ("still", OWN_LOOP)):
+        (folder / f"{name}.py").write_text(source)
+        pack(Recipe(model_name=name, handler=str(folder / f"{name}.py"), config_file=settings), folder / "store")
+    server = RunningServer(folder / "log", str(folder / "store"), env=ONE_THREAD)
+    server.start_timeout_s = LOADS_S
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_stage_that_openai_s_api_goes_past_is_named_when_the_model_is_loaded(own):
+    assert own.predict("loud", {"data": PROMPT}).json["generated_text"].startswith(PROMPT.upper())
+    words = "Loud has its own postprocess; /v1/chat/completions and /v1/completions do not call it"
+    assert own.log.count(words) == 1
+    body = json.dumps({"model": "still", "prompt": PROMPT}).encode()
+    reply = own.request("POST", "/v1/completions", body)
+    assert reply.status == 400
+    assert "without an inference or generate of its own" in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize("field", [{"stop": "x"}, {"n": 2}, {"stream": True}, {"logprobs": 1}])
+def test_field_that_a_loop_of_one_s_own_cannot_know_is_refused(own, field):
+    assert own.predict("still", {"data": PROMPT}).json == {"generated_text": PROMPT}
+    reply = own.predict("still", {"data": PROMPT, **field})
+    assert (reply.status, reply.message.partition(" is not known to Still")[0]) == (400, *field)
+
+
+def test_two_prompts_are_refused(own):
+    reply = own.predict("loud", {"data": PROMPT, "prompt": "The sea"})
+    assert (reply.status, reply.message) == (
+        400,
+        "data and prompt are both a prompt, and they differ; send one of them",
+    )
+
+
+def test_compiled_steps_are_told_of_when_they_take_over(start, tmp_path):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    server = start(write_model(tmp_path / "gpt", SHAKESPEARE / "target", compile=True))
+    server.start_timeout_s = LOADS_S
+    server.wait_ready().until(lambda: customized(server)["decode"] == "CPU kernels")
+    assert server.log.count("the model is decoded by CPU kernels from now on") == 1
 
 
 # ---- commands ----

@@ -38,6 +38,7 @@ def server(tmp_path_factory):
     for version in ("1.0", "2.0"):
         pack_handler(store, "scripted", version=version, file=f"scripted-{version}.mar")
     pack_handler(store, "echo")
+    pack_handler(folder, "scripted", name="private", config="openai: false\n").rename(store / "private.mar")
     settings = folder / "model-config.yaml"
     settings.write_text(f"handler:\n  model_path: {save_bert_folder(folder / 'bert')}\n  matryoshka: true\n")
     recipe = Recipe(model_name="embedder", handler="sentence_embedder", config_file=settings)
@@ -122,6 +123,42 @@ def test_versions_of_a_model_have_names(client):
 def test_request_without_a_model_means_the_only_one_that_can_answer(server):
     body = json.dumps({"messages": say("a")}).encode()
     assert server.request("POST", "/v1/chat/completions", body, JSON).json["model"] == "scripted"
+
+
+# ---- tools ----
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+HERMES = ["Let me", " see.\n<tool_", 'call>{"name": "weather", ', '"arguments": {"city": "Ulm"}}</tool_call>']
+
+
+@pytest.mark.parametrize("texts", [HERMES, ['{"name": "weather",', ' "parameters": {"city": "Ulm"}}']])
+def test_calls_of_tools_whole_and_as_a_stream(client, texts):
+    prompt = script(*([[0, text]] for text in texts), [[0, "", "stop"]])
+    asked = {"model": "scripted", "messages": say(prompt), "tools": TOOLS}
+    said = "Let me see." if texts is HERMES else ""
+    [choice] = client.chat.completions.create(**asked).choices
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "weather",
+        {"city": "Ulm"},
+    )
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", said or None)
+    with client.chat.completions.stream(**asked) as stream:  # the client puts it together itself
+        for _ in stream:
+            pass
+        [choice] = stream.get_final_completion().choices
+    [call] = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Ulm"})
+    assert (choice.finish_reason, choice.message.content or "") == ("tool_calls", said)
+
+
+def test_without_tools_nothing_is_taken_for_a_call(client):
+    text = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        asked = {"model": "scripted", "messages": say(script([[0, text, "stop"]])), **options}
+        [choice] = client.chat.completions.create(**asked).choices
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
 
 
 # ---- streams ----
@@ -256,6 +293,16 @@ def test_model_that_cannot_do_what_is_asked(client):
         client.embeddings.create(model="scripted", input="a")
 
 
+def test_model_that_is_kept_off_openai_s_api_is_not_there(server, client):
+    with pytest.raises(openai.NotFoundError, match=r"'private' is not at /v1: .* openai: false") as found:
+        client.chat.completions.create(model="private", messages=say("a"))
+    assert (found.value.code, found.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError, match="/predictions/private"):
+        client.completions.create(model="private@1.0", prompt="a")
+    assert server.request("GET", "/v1/models/private").json == {"name": "private", "ready": True}  # to KServe
+    assert server.request("GET", "/explanations/private").status == 200  # as on every other path
+
+
 def test_wrong_field_is_named(client):
     with pytest.raises(openai.BadRequestError) as found:
         client.chat.completions.create(model="scripted", messages=say("a"), temperature=7)
@@ -287,9 +334,26 @@ def test_stream_whose_worker_dies_ends_with_an_event(start):
         prompt = script([[0, "one"]], [[0, "two", "stop"]], exit=1)
         stream = iter(client.completions.create(model="scripted", prompt=prompt, stream=True))
         assert next(stream).choices[0].text == "one"
-        with pytest.raises(openai.APIError, match="Worker died") as found:
+        with pytest.raises(openai.APIError, match=r"Worker died: .*SIGKILL") as found:
             next(stream)
         assert found.value.code == "worker_died"
+        assert found.value.body["cause"][0] in found.value.message
+        whole = script([[0, "one"]], exit=0)
+        with pytest.raises(openai.InternalServerError, match=r"Worker died: .*SIGKILL") as found:
+            client.completions.create(model="scripted", prompt=whole)
+        assert (found.value.status_code, found.value.code) == (500, "worker_died")
+
+
+def test_cause_is_kept_from_those_who_may_not_know(tmp_path):
+    model = pack_handler(tmp_path, "scripted")
+    with ConfiguredServer(tmp_path, model, error_details=False) as server, client_of(server) as client:
+        prompt = script([[0, "one"]], [[0, "two", "stop"]], exit=1)
+        stream = iter(client.completions.create(model="scripted", prompt=prompt, stream=True))
+        assert next(stream).choices[0].text == "one"
+        with pytest.raises(openai.APIError) as found:
+            next(stream)
+        assert found.value.message == "Worker died."
+        assert "cause" not in found.value.body
 
 
 def test_stream_that_can_go_on_survives_its_worker_and_nobody_notices(start):
@@ -315,6 +379,38 @@ def test_paths_and_methods_that_are_not_there(server):
     assert server.request("POST", "/v1/chat/nothing", b"{}").json["error"]["message"]
     reply = server.request("POST", "/v1/completions", b"{", JSON)
     assert (reply.status, reply.json["error"]["param"]) == (400, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/audio/speech", "/v1/chat", "/v1", "/v1/models/a/b"])
+def test_path_that_is_not_there_is_answered_with_those_that_are(server, path):
+    reply = server.request("POST", path, b"{}", JSON)
+    error = reply.json["error"]
+    assert (reply.status, error["type"], error["param"], error["code"]) == (404, "invalid_request_error", None, None)
+    assert error["message"].startswith(f"There is no POST {path} here. Of OpenAI's API there are POST /v1/chat/comple")
+    is_also_kserve_s = path in ("/v1", "/v1/models/a/b")
+    assert [*reply.json] == (["code", "type", "message", "error"] if is_also_kserve_s else ["error"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/completions", "POST"),
+        ("PUT", "/v1/embeddings", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/scripted", "GET, HEAD"),
+    ],
+)
+def test_method_that_a_path_does_not_take_is_answered_with_those_that_it_does(server, method, path, allowed):
+    reply = server.request(method, path)
+    error = reply.json["error"]
+    assert (reply.status, reply.headers["allow"], error["type"]) == (405, allowed, "invalid_request_error")
+    assert error["message"] == f"{path} does not take {method}; use {allowed.replace(', ', ' or ')}."
+
+
+def test_openai_s_client_understands_a_path_that_is_not_there(client):
+    with pytest.raises(openai.NotFoundError, match="There is no POST /v1/responses here"):
+        client.responses.create(model="scripted", input="a")
 
 
 def test_keys_limits_and_preflights_answer_in_the_same_shape(tmp_path):
@@ -374,7 +470,7 @@ def test_models(server, client):
 
 def test_models_are_what_kserve_says_too(server):
     listed = server.request("GET", "/v1/models").json
-    assert listed["models"] == ["echo", "embedder", "scripted"]
+    assert listed["models"] == ["echo", "embedder", "private", "scripted"]
     assert server.request("GET", "/v1/models/echo").json == {"name": "echo", "ready": True}
     found = server.request("GET", "/v1/models/scripted:anything").json
     assert (found["name"], found["ready"]) == ("scripted", True)

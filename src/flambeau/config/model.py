@@ -49,6 +49,7 @@ class ModelConfig:
     idle_s: float = 60  # without a job for this long, workers beyond min_workers retire
     scales_to_zero: bool = False  # then the last one retires too, and the next job brings it back
     envelope: str | None = None  # None: the server's; "": none
+    openai: bool = True  # False: OpenAI's API does not know it, whatever it is able to
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_options(self, options: Mapping[str, Any], where: str = "model-config.yaml") -> ModelConfig:
@@ -146,6 +147,7 @@ _SWITCHES = {
     "asyncCommunication": "async_communication",
     "useVenv": "use_venv",
     "scaleToZero": "scales_to_zero",
+    "openai": "openai",
 }
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 _OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
-from flambeau.handlers.generation.asking import Ask
+from flambeau.handlers.generation.asking import Ask, refuse_beyond
 from flambeau.handlers.generation.drafting import with_draft
 from flambeau.handlers.generation.following import Following, check_ranks
 from flambeau.handlers.generation.jobs import GptGeneration
@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, str]]
 OWN_LOOP = ("handle", "inference", "generate", "speculative_decode")  # overridden, they are called in batches
+OWN_GENERATE = ("generate", "speculative_decode")  # overridden, they are given no more than …
+GENERATE_KNOWS = ("max_tokens", "temperature", "top_k")  # … these settings
+OWN_FORM = ("preprocess", "postprocess")  # overridden, they are called for predictions
 
 
 class GptHandler(BaseHandler):
@@ -88,7 +91,8 @@ class GptHandler(BaseHandler):
             self.initialized = True
             return
         self.engine = Engine.from_pretrained(settings.model_path, config)
-        logger.info("%s is loaded, in %.2f s", settings.model_path, time.perf_counter() - began)
+        took_s = time.perf_counter() - began
+        logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.facts)
         if words := shortened(self.engine.max_length, config.max_model_len, self.engine.arch.max_length):
             logger.warning(words)
         self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
@@ -140,10 +144,23 @@ class GptHandler(BaseHandler):
         if self._following is not None:
             return self._following
         if changed := [name for name in OWN_LOOP if self._overrides(name)]:
-            logger.info("%s has its own %s, so it is called in batches", type(self).__name__, ", ".join(changed))
+            words = "%s has its own %s, so it is called in batches, and OpenAI's API at /v1 cannot reach it"
+            logger.info(words, type(self).__name__, ", ".join(changed))
             atexit.register(self._generation.close)  # so that other ranks end, too
             return None
+        if self.model_yaml_config.get("openai") is not False:
+            self._warn_of_openai()
         return self._generation
+
+    def _warn_of_openai(self) -> None:
+        """OpenAI's requests and replies have a form of their own, which stages of a subclass do not know."""
+        if changed := [name for name in OWN_FORM if self._overrides(name)]:
+            logger.warning(
+                "%s has its own %s; /v1/chat/completions and /v1/completions do not call it, and answer the model's "
+                "plain text: openai: false in model-config.yaml takes the model off /v1",
+                type(self).__name__,
+                " and ".join(changed),
+            )
 
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(GptHandler, name) or name in vars(self)
@@ -201,7 +218,7 @@ class GptHandler(BaseHandler):
         prepared, asks = self._prepared
         if prepared is not data:  # tokens from elsewhere
             asks = [Ask(params=self._defaults())] * len(rows_of(data))
-        if self._overrides("generate") or self._overrides("speculative_decode"):
+        if any(map(self._overrides, OWN_GENERATE)):
             return self._inference_one_by_one(data, asks)
         one_each = [replace(ask.params, n=1) for ask in asks]
         self._completions = self._generation.complete(rows_of(data), one_each)
@@ -210,15 +227,21 @@ class GptHandler(BaseHandler):
     def _inference_one_by_one(self, data: Tensor, asks: Sequence[Ask]) -> Tensor:
         sequences = []
         for ids, ask in zip(rows_of(data), asks, strict=True):
-            ids_T, params = self._to_tensor([ids])[0], ask.params
-            if self.draft_model is not None:
-                k = self.engine.config.speculate_k if self.engine else 0
-                full_T = self.speculative_decode(ids_T, self.draft_model, k, params.temperature, params.top_k or None)
-            else:
-                length = params.max_tokens or self.max_new_tokens
-                full_T = self.generate(ids_T, length, params.temperature, params.top_k or None)
+            full_T = self._generate_alone(self._to_tensor([ids])[0], ask.params)
             sequences.append(rows_of(full_T)[0])
         return self._to_tensor(sequences)
+
+    def _generate_alone(self, ids_T: Tensor, params: SamplingParams) -> Tensor:
+        usual = self.max_new_tokens
+        length, top_k = params.max_tokens or usual, params.top_k or None
+        if self.draft_model is None or not self._overrides("speculative_decode"):
+            return self.generate(ids_T, length, params.temperature, top_k)
+        k = self.engine.config.speculate_k if self.engine else 0
+        self.max_new_tokens = length  # which it is not told
+        try:
+            return self.speculative_decode(ids_T, self.draft_model, k, params.temperature, top_k)
+        finally:
+            self.max_new_tokens = usual
 
     def postprocess(self, data: Tensor) -> list[Any]:
         """Tokens [B, T] → their texts."""
@@ -232,12 +255,22 @@ class GptHandler(BaseHandler):
             return [self.describe_handle()]
         refuse_explain(context, type(self).__name__)
         ids_BT, asks = self._prepare(data)
+        self._refuse_ignored(asks)
         prompts = rows_of(ids_BT)
         self._completions = []
         texts = self.postprocess(self.inference(ids_BT))
         replies = [self._reply(i, text, asks[i], prompts[i]) for i, text in enumerate(texts)]
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
+
+    def _refuse_ignored(self, asks: Sequence[Ask]) -> None:
+        """Name what a `generate` of a subclass cannot know; other stages of its own may read requests themselves."""
+        own = [name for name in OWN_GENERATE if self._overrides(name)]
+        if own and not self._overrides("preprocess") and not self._overrides("inference"):
+            for ask in asks:
+                refuse_beyond(
+                    ask, GENERATE_KNOWS, self._defaults(), f"{type(self).__name__}, whose {own[0]} is its own"
+                )
 
     def _reply(self, i: int, text: Any, ask: Ask, prompt: list[int]) -> Any:
         if not isinstance(text, str):
@@ -311,13 +344,21 @@ class GptHandler(BaseHandler):
     def describe_handle(self) -> Any:
         """What the engine is and how busy it is, for `describe?customized=true`."""
         assert self.engine is not None
-        state = self.engine.state
+        state, facts = self.engine.state, self.engine.facts
         return {
-            "context_length": self.engine.max_length,
+            "device": facts.device,
+            "dtype": facts.dtype,
+            "quantization": facts.quantization,
+            "speculation": facts.speculation,
+            "speculate_k": facts.speculate_k if facts.speculation else 0,
+            "compile": self.engine.config.compile,
+            "decode": facts.decode,
+            "context_length": facts.max_length,
             "vocabulary": self.engine.arch.vocab_size,
             "max_num_seqs": self.engine.config.max_num_seqs,
             "running": state.num_running,
             "waiting": state.num_waiting,
+            "block_size": facts.block_size,
             "blocks": state.num_blocks,
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,

@@ -16,8 +16,10 @@ from flambeau.llm.compute.forward import Forward
 from flambeau.llm.compute.runner import Runner
 from flambeau.llm.config import EngineConfig, SamplingParams
 from flambeau.llm.errors import BadRequest
+from flambeau.llm.facts import PLAIN, EngineFacts, dtype_of
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.outputs import Completion, Counts, Output
+from flambeau.llm.quantize.settings import read_settings
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.scheduling.blocks import BlockPool
 from flambeau.llm.scheduling.finishing import accept
@@ -97,6 +99,23 @@ class Engine:
     def draft_model(self) -> object:
         """The network that proposes tokens, where one does."""
         return getattr(self._draft.forward, "model", None) if self._draft else None
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What it runs with."""
+        config, written = self.config, read_settings(self.arch.source)
+        kind = config.speculation or ("draft" if self._draft else None)
+        return EngineFacts(
+            device=self.device,
+            dtype=dtype_of(self.model),
+            quantization=written.kind if written else config.quantization,
+            num_blocks=self._pool.num_blocks,
+            block_size=config.block_size,
+            max_length=self.max_length,
+            speculation=kind if config.speculate_k > 0 else None,
+            speculate_k=config.speculate_k,
+            decode=getattr(self._forward, "quicker", "") or PLAIN,
+        )
 
     # ---- requests ----
 

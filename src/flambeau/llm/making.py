@@ -113,16 +113,16 @@ def make_draft(
 ) -> Draft:
     """A draft with its cache, whose blocks are the target's."""
     cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
-    return Draft(forward_for(model, cache, config), model.arch.max_length)
+    return Draft(forward_for(model, cache, config, "the draft"), model.arch.max_length)
 
 
-def forward_for(model: Transformer, cache: KVCache, config: EngineConfig) -> Forward:
+def forward_for(model: Transformer, cache: KVCache, config: EngineConfig, name: str = "the model") -> Forward:
     """How steps are computed: compiled beside the first ones, unless that is not wanted."""
     if not config.compile:
         return EagerForward(model, cache)
     length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
     max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
-    return CompiledForward(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks)
+    return CompiledForward(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks, name=name)
 
 
 def device_for(config: EngineConfig) -> torch.device:

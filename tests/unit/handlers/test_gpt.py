@@ -105,6 +105,29 @@ def test_attributes_are_those_of_the_settings(handler):
     assert isinstance(handler.model, torch.nn.Module)
 
 
+def test_networks_are_there_also_where_steps_are_compiled(folder, tmp_path):
+    write_language_model(tmp_path / "draft", seed=1)
+    compiled = new_handler(folder, compile=True, speculative=True, draft_model_path=str(tmp_path / "draft"))
+    assert isinstance(compiled.model, torch.nn.Module)
+    assert isinstance(compiled.draft_model, torch.nn.Module)
+    compiled.engine.close()
+
+
+def test_engine_says_what_it_runs_with(folder, tmp_path, caplog):
+    caplog.set_level("INFO")
+    write_language_model(tmp_path / "draft", seed=1)
+    drafting = {"speculative": True, "draft_model_path": str(tmp_path / "draft"), "speculate_k": 3}
+    handler = new_handler(folder, quantization="int8", dtype="bfloat16", **drafting)
+    assert (
+        f": device cpu, dtype bfloat16, quantization int8, 64 blocks of 16 tokens, at most {CONTEXT} tokens in a "
+        "sequence, speculation draft of 3 tokens, decoding by plain PyTorch"
+    ) in caplog.text
+    told = handler.describe_handle()
+    assert (told["device"], told["dtype"], told["quantization"]) == ("cpu", "bfloat16", "int8")
+    assert (told["speculation"], told["speculate_k"], told["block_size"]) == ("draft", 3, 16)
+    assert (told["compile"], told["decode"], told["context_length"]) == (False, "plain PyTorch", CONTEXT)
+
+
 def test_handle_answers_each_request_by_its_own_settings(handler):
     long, short, without = handle(
         handler,
@@ -228,6 +251,36 @@ def test_chat_is_rendered_by_the_tokenizer(handler):
     assert piece.num_prompt_tokens == len(handler.tokenizer.encode_chat(chat))
     join(handler, {"messages": chat, "max_new_tokens": 3})
     assert json.loads(text_of(run(handler)[1]))["generated_text"] == piece.text
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+SHOWS_TOOLS = """
+{%- for tool in tools or [] %}tool {{ tool.function.name }};{% endfor %}
+{%- for message in messages %}
+    {%- for call in message.tool_calls or [] %}called {{ call.function.arguments.city }};{% endfor %}
+    {%- if message.content %}{{ message.role }} {{ message.content }};{% endif %}
+{%- endfor %}"""
+
+
+def test_tools_calls_and_their_results_reach_the_chat_template(tmp_path):
+    folder = write_language_model(tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": SHOWS_TOOLS}))
+    handler = new_handler(folder)
+    function = {"name": "weather", "arguments": '{"city": "the sea"}'}
+    messages = [
+        {"role": "user", "content": "to be"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "or not"},
+    ]
+    body = encode_request(Generate(messages=messages, tools=TOOLS))
+    [ids] = handler._reader.generate(body, None).prompts
+    assert handler.tokenizer.decode(ids) == "tool weather;user to be;called the sea;tool or not;"
+
+
+def test_tools_that_the_model_would_never_see_are_refused(handler):
+    body = encode_request(Generate(messages=[{"role": "user", "content": "to be"}], tools=TOOLS))
+    with pytest.raises(BadRequest, match="chat template does not show tools to the model; leave tools out"):
+        join(handler, body, kind="generate")
 
 
 def test_front_ends_request_is_as_long_as_the_context_unless_somebody_limits_it(handler, folder):
@@ -450,9 +503,32 @@ def test_stages_of_a_subclass_are_honoured_in_both_ways(folder):
     assert json.loads(part.body) == direct
 
 
-def test_subclass_with_its_own_inference_is_called_in_batches(folder):
+def test_stages_that_openai_s_api_goes_past_are_named_once(folder, caplog):
+    handler = new_handler(folder, Shouting)
+    assert handler.generation() is not None
+    [record] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "Shouting has its own preprocess and postprocess; /v1/chat/completions" in record.message
+    assert "openai: false" in record.message
+
+
+@pytest.mark.parametrize(("kind", "config"), [(Shouting, {"openai": False}), (GptHandler, {})])
+def test_nothing_is_said_of_openai_s_api_where_it_goes_past_nothing(folder, caplog, kind, config):
+    handler = kind()
+    handler.initialize(new_handler_context(model_dir=folder, config={"handler": GREEDY, **config}))
+    assert handler.generation() is not None
+    assert "/v1" not in caplog.text
+
+
+def test_openai_in_the_handler_section_is_sent_to_its_place(folder):
+    with pytest.raises(HandlerError, match="openai belongs beside the handler section"):
+        new_handler(folder, Shouting, openai=False)
+
+
+def test_subclass_with_its_own_inference_is_called_in_batches(folder, caplog):
+    caplog.set_level("INFO")
     handler = new_handler(folder, Own)
     assert handler.generation() is None
+    assert "Own has its own inference, so it is called in batches, and OpenAI's API at /v1 cannot" in caplog.text
     replies = handle(handler, {"data": PROMPT}, {"data": "the sea"})
     assert handler.asked[0] == 2
     assert [set(reply) for reply in replies] == [{"generated_text"}] * 2
@@ -475,6 +551,72 @@ def test_subclass_with_its_own_loop_gets_one_prompt_at_a_time(folder):
     assert handler.generation() is None
     ids = handler.tokenizer.encode(PROMPT)
     assert handle(handler, {"data": PROMPT}) == [{"generated_text": handler.tokenizer.decode(ids[::-1])}]
+
+
+class OwnGenerate(GptHandler):
+    def generate(self, prompt_tokens, max_new_tokens, temperature=1.0, top_k=None, callback=None):
+        self.told = (max_new_tokens, temperature, top_k)
+        return prompt_tokens
+
+
+@pytest.fixture(scope="module")
+def own_generate(folder):
+    return new_handler(folder, OwnGenerate)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", "x"),
+        ("stop", ["x"]),
+        ("n", 2),
+        ("logprobs", 0),
+        ("stream", True),
+        ("seed", 1),
+        ("top_p", 0.5),
+        ("min_new_tokens", 2),
+        ("return_full_text", False),
+        ("details", True),
+    ],
+)
+def test_field_that_an_own_generate_cannot_know_is_named(own_generate, field, value):
+    with pytest.raises(BadRequest, match=f"^{field} is not known to OwnGenerate, whose generate is its own; leave it"):
+        handle(own_generate, {"data": PROMPT, field: value})
+
+
+def test_fields_that_an_own_generate_is_told_or_that_change_nothing_are_taken(own_generate):
+    asked = {"data": PROMPT, "max_new_tokens": 3, "temperature": 0.5, "top_k": 7}
+    nothing = {"n": 1, "stream": False, "details": False, "return_full_text": True, "stop": None, "speculate": False}
+    assert handle(own_generate, {**asked, **nothing}) == [{"generated_text": PROMPT}]
+    assert own_generate.told == (3, 0.5, 7)
+
+
+def test_own_generate_is_called_also_where_there_is_a_draft(folder, tmp_path):
+    write_language_model(tmp_path / "draft", seed=1)
+    handler = new_handler(folder, OwnGenerate, speculative=True, draft_model_path=str(tmp_path / "draft"))
+    assert handle(handler, {"data": PROMPT, "max_new_tokens": 3}) == [{"generated_text": PROMPT}]
+    assert handler.told == (3, 0, None)
+
+
+def test_own_stage_may_read_the_fields_itself(folder):
+    class OwnBoth(OwnGenerate):
+        def inference(self, data, *args, **kwargs):
+            return super().inference(data)
+
+    assert handle(new_handler(folder, OwnBoth), {"data": PROMPT, "stream": True}) == [{"generated_text": PROMPT}]
+
+
+def test_own_speculative_decode_is_as_long_as_asked_for(folder, tmp_path):
+    class OwnSpeculation(GptHandler):
+        def speculative_decode(self, prompt_tokens, *args, **kwargs):
+            return super().speculative_decode(prompt_tokens, *args, **kwargs)
+
+    write_language_model(tmp_path / "draft", seed=1)
+    handler = new_handler(folder, OwnSpeculation, speculative=True, draft_model_path=str(tmp_path / "draft"))
+    short, usual = handle(handler, {"data": PROMPT, "max_new_tokens": 2}, {"data": PROMPT})
+    plain = new_handler(folder)
+    assert short == handle(plain, {"data": PROMPT, "max_new_tokens": 2})[0]
+    assert usual == handle(plain, {"data": PROMPT})[0]
 
 
 # ---- settings ----

@@ -112,7 +112,7 @@ def problem(
 ) -> bytes:
     """The body of an error answer; clients of OpenAI's API and of KServe's second protocol look for `error`."""
     if is_openai(path):
-        return openai_problem(status, message, error)
+        return openai_problem(status, message, error, cause)
     more = {"error": message} if path.startswith("/v2/") else {}
     return to_json(to_document(status, kind, message, cause, more))
 

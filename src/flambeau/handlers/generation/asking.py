@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,6 +59,7 @@ class Ask:
     has_events: bool = False  # a stream of server-sent events, rather than of plain text
     full_text: bool | None = None  # the prompt before the text; None: in a whole reply, but not in a stream
     details: bool = False
+    given: tuple[str, ...] = ()  # the fields that the request has
 
 
 def read_ask(
@@ -68,6 +69,7 @@ def read_ask(
     is_json = content_type.startswith("application/json")
     fields = fields_of(row, is_json=is_json)
     refuse_misspelt(fields)
+    refuse_two_prompts(fields)
     has_events = "text/event-stream" in accept.lower()
     stream = flag(fields, "stream")
     messages = fields.get("messages")
@@ -79,7 +81,20 @@ def read_ask(
         has_events=has_events,
         full_text=flag(fields, "return_full_text"),
         details=flag(fields, "details") or fields.get("logprobs") is not None,
+        given=tuple(name for name, value in fields.items() if value is not None),
     )
+
+
+def refuse_beyond(ask: Ask, known: Collection[str], defaults: SamplingParams, who: str) -> None:
+    """Name the first field that would change the reply and that `who` does not know: only `known` settings reach it."""
+    forms = {"stream": ask.stream, "return_full_text": ask.full_text is False, "details": ask.details}
+    for name in ask.given:
+        setting = SAMPLING.get(name, "speculate")  # which changes how a text is made, and not the text
+        is_known = setting in known or setting == "speculate"
+        changes = not is_known and getattr(ask.params, setting) != getattr(defaults, setting)
+        if changes or forms.get(name, False):
+            names = ", ".join(field for field, setting in SAMPLING.items() if setting in known)
+            raise BadRequest(f"{name} is not known to {who}; leave it out: of the settings it takes {names}")
 
 
 def fields_of(row: Any, *, is_json: bool = False) -> Mapping[str, Any]:
@@ -127,6 +142,14 @@ def prompt_of(fields: Mapping[str, Any], *, is_json: bool = False) -> str | list
     if not prompt:
         raise BadRequest(f"{name} is empty; a prompt has at least one character")
     return check_text(prompt, name)
+
+
+def refuse_two_prompts(fields: Mapping[str, Any]) -> None:
+    """A request with two prompts would be answered for one of them, and nobody could say which was meant."""
+    first, *others = [name for name in PROMPTS if fields.get(name) is not None] or [""]
+    for other in others:
+        if fields[first] != fields[other]:
+            raise BadRequest(f"{first} and {other} are both a prompt, and they differ; send one of them")
 
 
 def check_text(text: str, name: str) -> str:

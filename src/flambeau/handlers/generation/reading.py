@@ -21,6 +21,10 @@ CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, and is not even cut in
 class Tokenizer(Protocol):
     """What is asked of a tokenizer here."""
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether a chat's prompt tells the model of tools."""
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The ids of a text."""
 
@@ -142,6 +146,8 @@ class RequestReader:
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:
             return [self.encode(prompt) for prompt in request.prompts]
+        if request.tools and not self._tokenizer.shows_tools:
+            raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
         tools = {"tools": request.tools} if request.tools else {}
         return [self._encode_chat(request.messages, {**request.template_options, **tools})]
 

@@ -80,6 +80,8 @@ def section_of(config: Mapping[str, Any], *, allows_others: bool) -> dict[str, A
         section = {}
     if not isinstance(section, Mapping):
         raise HandlerError(f"the handler section of the model's YAML must hold keys and values, not {section!r}")
+    if "openai" in section:  # which a subclass's section could hold without a word
+        raise HandlerError("openai belongs beside the handler section of the model's YAML, not into it")
     for key in section:
         if key not in KNOWN and key != "name":
             refuse(str(key), is_error=not allows_others)

@@ -102,13 +102,16 @@ class CompiledForward:
         max_num_seqs: int = 64,
         max_blocks: int = 1,
         patience: int = STEPS_WORTH_COMPILING,
+        name: str = "the model",
     ) -> None:
-        self._model, self._cache = model, cache
+        self.model, self._cache = model, cache
         self._eager = EagerForward(model, cache)
         self._workshop = Workshop()
         self._patience = patience  # plain steps of a shape before the CPU's compiler is asked for it
         self._num_plain: Counter[Hashable] = Counter()
         self.device = cache.keys[0].device
+        self.quicker = ""  # what computes decode steps, where it is no longer PyTorch, operation by operation
+        self._name = name  # in logs
         self._native: NativeNetwork | None = None
         self._is_plain = can_compute(model, cache)
         self._graphs: Graphs | None = None
@@ -131,7 +134,11 @@ class CompiledForward:
         if self._graphs is not None:
             return self._graphs.decode(inputs)
         quick = self._find(inputs)
-        return self._eager.decode(inputs) if quick is None else quick(inputs)
+        if quick is None:
+            return self._eager.decode(inputs)
+        if not self.quicker:
+            self._tell("Inductor" if self._graphs is None else "CUDA graphs")
+        return quick(inputs)
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
@@ -164,14 +171,19 @@ class CompiledForward:
     def _make_native(self) -> Decode:
         if not kernels.load():
             return self._eager.decode
-        self._native = NativeNetwork(self._model, self._cache)
+        self._native = NativeNetwork(self.model, self._cache)
+        self._tell("CPU kernels")
         return self._native.run
+
+    def _tell(self, quicker: str) -> None:
+        """Say once what decodes from now on; other shapes of a step follow as they are asked for."""
+        self.quicker = quicker
+        log.info("%s is decoded by %s from now on", self._name, quicker)
 
     def _make_inductor(self, query_len: int, num_sequences: int) -> Decode:
         kernels.load()
         example = inductor.trash_inputs(num_sequences, query_len, 2, self.device)
-        step = inductor.compile_step(self._model, self._cache, query_len, choose_attention, example)
-        return step
+        return inductor.compile_step(self.model, self._cache, query_len, choose_attention, example)
 
 
 def summary(error: BaseException) -> str:

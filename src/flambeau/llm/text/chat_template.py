@@ -29,6 +29,11 @@ class ChatTemplate:
         self._compiled: dict[str, tuple[Template, bool]] = {}
         self._lock = threading.Lock()  # the budget belongs to one rendering at a time
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether a template has a place for tools; one that has none would leave them out without a word."""
+        return any("tools" in source for source in self._sources.values())
+
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> str:

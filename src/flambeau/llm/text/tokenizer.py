@@ -91,6 +91,11 @@ class Tokenizer:
         """The special token of this name."""
         return self._vocabulary.special_ids.get(text)
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether a chat's prompt tells the model of tools."""
+        return self.template is not None and self.template.shows_tools
+
     def render_chat(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> str:

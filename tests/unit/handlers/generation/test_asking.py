@@ -45,6 +45,24 @@ def test_text_that_only_begins_like_json_is_a_prompt_unless_it_says_it_is_json()
         ask(row, content_type="application/json")
 
 
+@pytest.mark.parametrize(
+    ("fields", "both"),
+    [
+        ({"data": "Once", "prompt": "Twice"}, "data and prompt"),
+        ({"data": bytearray(b"Once"), "prompt": bytearray(b"Twice")}, "data and prompt"),
+        ({"prompt": "Once", "body": [1, 2]}, "prompt and body"),
+        ({"prompt": "Once", "messages": [{"role": "user", "content": "Once"}]}, "prompt and messages"),
+    ],
+)
+def test_two_prompts_that_differ_are_refused_by_their_names(fields, both):
+    with pytest.raises(BadRequest, match=f"^{both} are both a prompt, and they differ; send one of them"):
+        ask({"body": fields} if "body" not in fields else fields)
+
+
+def test_the_same_prompt_twice_is_one():
+    assert ask({"body": {"data": "Once", "prompt": "Once", "messages": None}}).prompt == "Once"
+
+
 def test_every_sampling_parameter_is_read():
     found = ask(
         {

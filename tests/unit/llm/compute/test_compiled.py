@@ -21,7 +21,8 @@ def expected_tokens(model, asked, num_tokens=8):
     return greedy(EagerForward(model, room(model, len(asked))), asked, num_tokens)
 
 
-def test_a_plain_network_says_the_same_once_the_kernels_are_there():
+def test_a_plain_network_says_the_same_once_the_kernels_are_there(caplog):
+    caplog.set_level("INFO")
     if not binding.kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     model, asked = random_model(head_size=16), prompts(5)
@@ -29,6 +30,25 @@ def test_a_plain_network_says_the_same_once_the_kernels_are_there():
     assert forward.wait_until_compiled(timeout_s=250)
     assert forward._native is not None
     assert greedy(forward, asked, 8) == expected_tokens(model, asked)
+    assert caplog.text.count("the model is decoded by CPU kernels from now on") == 1
+    assert forward.quicker == "CPU kernels"
+    forward.close()
+
+
+def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    model = random_model(qkv_bias=True)
+    plain = EagerForward(model, room(model, 3))
+    monkeypatch.setattr(CompiledForward, "_make_inductor", lambda *_: plain.decode)
+    forward = CompiledForward(model, room(model, 3), patience=2, name="the draft")
+    inputs = [step_inputs({i: (0, [1]) for i in range(number)}, query_len=1) for number in (1, 2)]
+    forward.decode(inputs[0])
+    assert forward.quicker == ""
+    for _ in range(5):
+        for each in inputs:
+            forward.decode(each)
+        forward.wait_until_compiled(timeout_s=60)
+    assert caplog.messages == ["the draft is decoded by Inductor from now on"]
     forward.close()
 
 

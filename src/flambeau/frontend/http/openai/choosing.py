@@ -11,8 +11,8 @@ from flambeau.serving.registry import Registry
 Ability = Literal["generate", "chat", "embed"]
 
 LACKING: dict[Ability, str] = {
-    "generate": "generates no text; its handler must be gpt_handler, or another that generates. "
-    "For what it does answer, use /predictions",
+    "generate": "generates no text; its handler must be gpt_handler, without an inference or generate of its own, "
+    "or another that generates. For what it does answer, use /predictions",
     "chat": "has no chat template; use /v1/completions, or put a chat_template into its tokenizer_config.json",
     "embed": "makes no embeddings; its handler must be sentence_embedder, or another that embeds. "
     "For what it does answer, use /predictions",
@@ -24,6 +24,11 @@ def choose(registry: Registry, asked: str | None, ability: Ability) -> tuple[Mod
     if not asked:
         return the_only(registry, ability), None
     model, version = find(registry, asked, ability)
+    if not model.config.openai:
+        raise ModelNotFound(
+            f"The model {asked!r} is not at /v1: its model-config.yaml says openai: false. "
+            f"Use /predictions/{model.name}."
+        )
     # A model that has never been loaded may turn out to be able; its worker will tell.
     if model.has_loaded and ability not in model.abilities:
         lacking = LACKING["generate" if ability == "chat" and "generate" not in model.abilities else ability]
@@ -62,7 +67,9 @@ def the_only(registry: Registry, ability: Ability) -> Model:
 
 def able(registry: Registry, ability: Ability) -> list[Model]:
     """The models that can do something, in their default versions."""
-    return [model for model in registry.defaults() if model.is_listed and ability in model.abilities]
+    return [
+        model for model in registry.defaults() if model.is_listed and model.config.openai and ability in model.abilities
+    ]
 
 
 def check_envelope(model: Model) -> None:

@@ -81,7 +81,7 @@ class CompletionWriter(Writer):
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A text."""
         told = logprobs.of_completion(choice.tokens, 0) if self._has_logprobs else None
-        return {"text": choice.text, "logprobs": told}
+        return {"text": choice.text, "logprobs": told, "finish_reason": choice.finish_reason}
 
     def events(self, piece: Piece) -> bytes:
         """The event of a piece, if it says anything."""

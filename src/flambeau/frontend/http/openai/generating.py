@@ -71,7 +71,8 @@ class GenerationReply(Prediction):
             return
         self.log(error)
         status = openai_status(error, status_and_type(error)[0])
-        self.exchange.send((b"data: %b\n\n" % openai_problem(status, str(error), error),), ends=True)
+        cause = getattr(error, "cause", "") if self._details else ""
+        self.exchange.send((b"data: %b\n\n" % openai_problem(status, str(error), error, cause),), ends=True)
 
 
 def generate(

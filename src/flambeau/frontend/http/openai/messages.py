@@ -68,12 +68,15 @@ def tools_of(request: ChatRequest) -> list[Object] | None:
     choice = request.tool_choice
     if not (choice is None or choice in ("auto", "none")):
         raise InvalidField(
-            "tool_choice", f"tool_choice may be auto or none, not {shown(choice)}: no model can be made to call a tool"
+            "tool_choice",
+            f"tool_choice may be auto or none, not {shown(choice)}: no model can be made to call a tool; ask for it "
+            "in a message, and check the answer",
         )
     tools = request.tools or []
     for i, tool in enumerate(tools):
         function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
+        name = function.get("name") if isinstance(function, dict) else None
+        if tool.get("type") != "function" or not isinstance(name, str) or not name:
             raise InvalidField(f"tools[{i}]", f"tools[{i}] must have the type function, and a function with a name")
     return tools if tools and choice != "none" else None
 

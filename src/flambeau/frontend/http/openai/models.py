@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau.errors import ModelNotFound
-from flambeau.frontend.http.app import not_allowed, not_found
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openai.choosing import find
 from flambeau.frontend.http.openai.problems import openai_error
+from flambeau.frontend.http.openai.wrong_paths import not_allowed, not_found
 from flambeau.frontend.http.problems import respond_json, status_and_type, to_document
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -22,7 +22,7 @@ def models(server: Server, exchange: Exchange, segments: list[str]) -> None:
     if len(segments) > 3:
         not_found(exchange)
     elif exchange.method not in READING:
-        not_allowed(exchange)
+        not_allowed(exchange, "GET", "HEAD")
     elif len(segments) == 2:
         respond_json(exchange, 200, listed(server))
     else:
@@ -60,7 +60,7 @@ def respond_missing(exchange: Exchange, error: ModelNotFound) -> None:
 
 def is_able(model: Model) -> bool:
     """Whether OpenAI's clients have any use for a model."""
-    return not ABLE.isdisjoint(model.abilities)
+    return model.config.openai and not ABLE.isdisjoint(model.abilities)
 
 
 def entry(model: Model, name: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ ERROR: Schema = {
                 "type": TEXT,
                 "param": {"type": "string", "nullable": True, "description": "The field that is the reason."},
                 "code": {"type": "string", "nullable": True},
+                "cause": {**TEXTS, "description": "How a worker died, for callers who may know."},
             },
         }
     },

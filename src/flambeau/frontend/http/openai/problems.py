@@ -16,7 +16,7 @@ from flambeau.errors import (
     WorkersFailed,
 )
 
-PREFIXES = ("/v1/chat/", "/v1/completions", "/v1/embeddings")
+BOTH = "/v1/models"  # KServe has this path too
 STATUSES: dict[type[FlambeauError], int] = {InvalidKey: 401, QueueFull: 429}  # where TorchServe's table has others
 CODES: dict[type[FlambeauError], str] = {
     InvalidKey: "invalid_api_key",
@@ -31,7 +31,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 
 def is_openai(path: str) -> bool:
     """Whether a path belongs to OpenAI's API alone; /v1/models is KServe's too."""
-    return path.startswith(PREFIXES)
+    return path.startswith("/v1/") and path != BOTH and not path.startswith(f"{BOTH}/")
 
 
 def openai_status(error: FlambeauError, status: int) -> int:
@@ -39,16 +39,20 @@ def openai_status(error: FlambeauError, status: int) -> int:
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), status)
 
 
-def openai_problem(status: int, message: str, error: FlambeauError | None = None) -> bytes:
-    """The body of an error answer."""
-    return msgspec.json.encode({"error": openai_error(status, message, error)})
+def openai_problem(status: int, message: str, error: FlambeauError | None = None, cause: str = "") -> bytes:
+    """The body of an error answer; a cause is for callers who may know."""
+    return msgspec.json.encode({"error": openai_error(status, message, error, cause)})
 
 
-def openai_error(status: int, message: str, error: FlambeauError | None = None) -> dict[str, Any]:
+def openai_error(status: int, message: str, error: FlambeauError | None = None, cause: str = "") -> dict[str, Any]:
     """What an error answer, or the last event of a stream that failed, says."""
     code = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), None)
     if status == 400 and TOO_LONG in message:
         code = "context_length_exceeded"
     param = error.field if isinstance(error, InvalidField) else "model" if isinstance(error, ModelNotFound) else None
     kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-    return {"message": message, "type": kind, "param": param, "code": code}
+    document: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
+    if isinstance(error, WorkerDied) and (lines := cause.splitlines()):  # a handler's traceback is for the log
+        # Clients show their users no more than the message.
+        document |= {"message": f"{message.rstrip('.')}: {lines[0]}", "cause": lines}
+    return document

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from flambeau.frontend.http.app import Endpoint, not_allowed
+from flambeau.frontend.http.app import Endpoint
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.kserve import v1 as kserve_v1
 from flambeau.frontend.http.openai.chat import chat
 from flambeau.frontend.http.openai.completions import completions
 from flambeau.frontend.http.openai.embeddings import embeddings
 from flambeau.frontend.http.openai.models import models
+from flambeau.frontend.http.openai.wrong_paths import not_allowed, not_found
 from flambeau.serving.server import Server
 
 POSTED: dict[tuple[str, ...], Callable[[Server, Exchange], None]] = {
@@ -31,13 +32,15 @@ def v1(server: Server, exchange: Exchange, segments: list[str]) -> None:
     """OpenAI's paths, /v1/models, and those of KServe's first protocol."""
     answer = POSTED.get(tuple(segments[1:]))
     if answer is None:
-        if segments[1:2] == ["models"] and not segments[-1].endswith(VERBS):
-            models(server, exchange, segments)
-        else:
+        if segments[1:2] != ["models"]:
+            not_found(exchange)
+        elif segments[-1].endswith(VERBS):
             kserve_v1(server, exchange, segments)
+        else:
+            models(server, exchange, segments)
     elif exchange.method == "POST":
         answer(server, exchange)
     elif exchange.method == "OPTIONS":
         exchange.respond(200, b"")  # what a browser wants to know is in the headers of every response
     else:
-        not_allowed(exchange)
+        not_allowed(exchange, "POST")

@@ -72,7 +72,7 @@ class Writer(ABC):
 
     @abstractmethod
     def choice(self, choice: Choice) -> dict[str, Any]:
-        """What is shown of a choice, but for its index and the reason of its end."""
+        """What is shown of a choice, but for its index."""
 
     @abstractmethod
     def events(self, piece: Piece) -> bytes:
@@ -88,10 +88,7 @@ class Writer(ABC):
             if piece.finish_reason is not None:
                 choice.finish_reason = piece.finish_reason
                 self._usage.add(piece)
-        choices = [
-            {"index": index, **self.choice(choice), "finish_reason": choice.finish_reason}
-            for index, choice in sorted(found.items())
-        ]
+        choices = [{"index": index, **self.choice(choice)} for index, choice in sorted(found.items())]
         document = {"object": self.whole_object, **self._head, "choices": choices, "usage": self._usage.document()}
         return encode(document)
 
