@@ -88,7 +88,6 @@ class GptHandler(BaseHandler):
             self.initialized = True
             return
         self.engine = Engine.from_pretrained(settings.model_path, config)
-        logger.info("%s is loaded, in %.2f s", settings.model_path, time.perf_counter() - began)
         if words := shortened(self.engine.max_length, config.max_model_len, self.engine.arch.max_length):
             logger.warning(words)
         self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
@@ -99,6 +98,7 @@ class GptHandler(BaseHandler):
             settings.top_k,
         )
         self._connect(settings, context)
+        logger.info("%s is loaded, in %.2f s", settings.model_path, time.perf_counter() - began)
         self.initialized = True
 
     def _connect(self, settings: GptSettings, context: Context) -> None:
