@@ -35,7 +35,8 @@
     ├── HandlerError             the handler could not be found, loaded or called
     └── PredictionException      raised by a handler to answer with a status and text of its own
 
-No class here knows of HTTP or gRPC; each frontend has one table that does.
+No class here knows of HTTP or gRPC; each frontend has one table that does. An error whose `is_final` is true says that
+trying again would end the same: a worker that could not load its model for such a reason is not started anew.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ from __future__ import annotations
 class FlambeauError(Exception):
     """Base of every error raised on purpose; its text is written for the person who reads it."""
 
+    is_final = False
+
 
 class ConfigError(FlambeauError):
     """A setting is missing, misspelt or out of range."""
+
+    is_final = True
 
 
 class CannotListen(ConfigError):
@@ -63,6 +68,8 @@ class ArchiveError(FlambeauError):
 
 class BrokenArchive(ArchiveError):
     """The archive cannot be read; `cause` says more where the text is fixed."""
+
+    is_final = True
 
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
@@ -165,10 +172,11 @@ class DeadlinePassed(FlambeauError):
 class WorkersFailed(FlambeauError):
     """A model's workers could not start; `cause` says why."""
 
-    def __init__(self, message: str, *, cause: str = "", out_of_memory: bool = False) -> None:
+    def __init__(self, message: str, *, cause: str = "", out_of_memory: bool = False, is_final: bool = False) -> None:
         super().__init__(message)
         self.cause = cause
         self.out_of_memory = out_of_memory
+        self.is_final = is_final
 
 
 class PlacementFailed(FlambeauError):
@@ -238,6 +246,10 @@ class WorkerDied(FlambeauError):
 
 class HandlerError(FlambeauError, ValueError):
     """The handler could not be found, loaded or called."""
+
+    def __init__(self, message: str = "", *, is_final: bool = True) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 class PredictionException(FlambeauError):

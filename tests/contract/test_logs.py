@@ -94,6 +94,17 @@ def test_a_model_that_cannot_load_leaves_its_traceback_in_the_model_log(start, f
     assert "State change WORKER_STARTED -> WORKER_ERROR" in server.log
 
 
+def test_a_model_that_can_never_load_leaves_one_line_in_the_model_log(start, folder, tmp_path):
+    (tmp_path / "two.py").write_text("class A: ...\n\n\nclass B: ...\n")
+    server = start(tmp_path / "two.py", "--log-folder", folder).wait_started()
+    text = (folder / "model_log.log").read_text()
+    assert "MODEL_LOG - Backend worker process died." in text
+    assert "MODEL_LOG - Expected only one class" in text
+    assert "Traceback" not in text
+    assert re.search(r"\[ERROR\] \S+ \S+ - Backend worker error: worker 9000 of model two version: 1.0", server.log)
+    assert "Model two loaded." not in server.log
+
+
 def test_a_folder_that_cannot_be_written_leaves_stdout(start, tmp_path):
     (tmp_path / "logs").write_text("not a folder")
     server = start("measuring.py", "--name", "m", "--log-folder", tmp_path / "logs").wait_ready()

@@ -120,8 +120,14 @@ def test_a_smaller_checkpoint_is_written_and_its_price_told(tmp_path):
     assert (tmp_path / "smaller" / "config.json").is_file()
 
 
-@pytest.mark.parametrize(("words", "reason"), [("no/such", "does not exist"), (".", "holds no weights")])
-def test_what_is_no_checkpoint_is_refused_at_once(tmp_path, words, reason):
-    result = run(f"flambeau llm serve {words}", tmp_path)
+@pytest.mark.parametrize("command", ["serve {}", "bench {}", "quantize {} into", f"bench {TARGET} --draft {{}}"])
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [("no/such", "does not exist; name"), (".", "holds no weights"), ("notes.txt", "is no checkpoint; name")],
+)
+def test_what_is_no_checkpoint_is_refused_at_once(tmp_path, command, words, reason):
+    (tmp_path / "notes.txt").write_text("not a model")
+    result = run(f"flambeau llm {command.format(words)}", tmp_path)
     assert result.returncode == 1
     assert reason in result.stderr
+    assert len(result.stderr.splitlines()) == 1

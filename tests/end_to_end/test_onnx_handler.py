@@ -134,5 +134,5 @@ def test_models_that_cannot_be_loaded_say_why(start, tmp_path):
     }
     server = start(*(packed(tmp_path, name, file, config) for name, (config, _) in reasons.items()))
     for name, (_, reason) in reasons.items():
-        server.until(lambda line=f"Failed to start workers for model {name} ": line in server.log)
+        server.until(lambda line=f"of model {name} version: 1.0 is not tried again: ": line in server.log)
         assert reason in server.log

@@ -117,5 +117,5 @@ def test_models_that_cannot_be_loaded_say_why(start, tmp_path):
     recipes = [Recipe(model_name=f.name, handler="sentence_embedder", extra_files=[f]) for f in reasons]
     server = start(*(pack(recipe, store, format="no-archive") for recipe in recipes))
     for folder, reason in reasons.items():
-        server.until(lambda line=f"Failed to start workers for model {folder.name} ": line in server.log)
+        server.until(lambda line=f"of model {folder.name} version: 1.0 is not tried again: ": line in server.log)
         assert reason in server.log

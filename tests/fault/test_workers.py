@@ -242,6 +242,7 @@ def test_worker_that_cannot_start_is_told_in_readiness_and_describe(start):
     assert "a_module_that_nobody_has" in str(ready.json)
     server.until(lambda: server.describe("broken")["workers"][0].get("lastFailure"))
     assert "a_module_that_nobody_has" in str(server.describe("broken")["workers"][0]["lastFailure"])
+    assert "retry-after" in server.predict("broken", {}).headers
     assert server.request("GET", "/livez").status == 200
 
 

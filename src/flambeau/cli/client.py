@@ -24,11 +24,15 @@ class RequestFailed(BadRequest):
 
 def connect(url: str) -> http.client.HTTPConnection:
     """A connection to the server at `url`."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # brackets without an end, a port that is none
+        host = None
+    if host is None or parts.scheme not in ("http", "https"):
         raise ConfigError(f"{url!r} is not a server's address; write http://host:port")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname, parts.port)
+    return kind(host, port)
 
 
 def send(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,15 +12,15 @@ from typing import Any
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
+from flambeau.cli.checkpoints import check
 from flambeau.cli.llm_quantize import KINDS
 from flambeau.cli.serve import Wishes
 from flambeau.cli.serve import serve as serve_paths
 from flambeau.config.server import ServerConfig
-from flambeau.errors import ConfigError
+from flambeau.errors import ConfigError, WorkersFailed
 
 HANDLER = "gpt_handler"
 DTYPES = ("float32", "bfloat16", "float16")
-WEIGHTS = (".safetensors", ".pth", ".bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,33 +40,23 @@ class ServeFlags:
 
 
 def serve(config: ServerConfig, flags: ServeFlags, *, name: str | None, ranks: int, log_level: str) -> None:
-    """Serve a checkpoint until a signal."""
+    """Serve a checkpoint until a signal; one that cannot be loaded ends the process."""
     check(flags.model_path)
     check_flags(flags)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
         folder = write_model(Path(scratch), name or flags.model_path.resolve().name, to_model_config(flags, ranks))
-        serve_paths(config, [folder], Wishes(), log_level=log_level)
-
-
-def check(path: Path) -> None:
-    """Refuse at once what cannot be a checkpoint."""
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist; name the folder of a checkpoint, or its file{hub_hint(path)}")
-    if path.is_dir() and not any(file.suffix in WEIGHTS for file in path.iterdir()):
-        raise ConfigError(f"{path} holds no weights ({', '.join(WEIGHTS)}); name the folder of a checkpoint")
-
-
-def hub_hint(path: Path) -> str:
-    """What to do about a name of the Hugging Face hub, which nothing is downloaded from unasked."""
-    is_hub_name = len(path.parts) == 2 and not path.is_absolute() and not path.parts[0].startswith((".", "~"))
-    return f". To fetch one from the hub: hf download {path} --local-dir {path.name}" if is_hub_name else ""
+        try:
+            serve_paths(config, [folder], Wishes(must_load=True), log_level=log_level)
+        except WorkersFailed:  # the last line of the log says why
+            sys.exit(1)
 
 
 def check_flags(flags: ServeFlags) -> None:
     """Refuse at once what a worker would refuse each time it is started."""
-    for option, path in (("--draft", flags.draft_model_path), ("--tokenizer", flags.tokenizer_path)):
-        if path is not None and not path.exists():
-            raise ConfigError(f"{option} {path} does not exist")
+    if flags.draft_model_path is not None:
+        check(flags.draft_model_path, "--draft")
+    if flags.tokenizer_path is not None and not flags.tokenizer_path.exists():
+        raise ConfigError(f"--tokenizer {flags.tokenizer_path} does not exist; name its folder or its file")
     for option, value, values in (("--dtype", flags.dtype, DTYPES), ("--quantization", flags.quantization, KINDS)):
         if value is not None and value not in values:
             raise ConfigError(f"{option} may be {', '.join(values)}, not {value!r}")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flambeau.cli.checkpoints import check, folder_of
 from flambeau.cli.client import key_in, send
 from flambeau.cli.llm_chat import the_model
 from flambeau.cli.models import print_json, print_table
@@ -55,6 +56,9 @@ def to_row(row: dict[str, Any]) -> list[str]:
 
 def bench_engine(path: str, load: Load, options: dict[str, Any]) -> list[dict[str, Any]]:
     """The engine in this process, without a server; a first round warms it up."""
+    check(Path(path))
+    if "draft" in options:
+        check(Path(options["draft"]), "--draft")
     try:
         from flambeau.llm.bench import measure
         from flambeau.llm.engine import Engine
@@ -62,7 +66,7 @@ def bench_engine(path: str, load: Load, options: dict[str, Any]) -> list[dict[st
     except ImportError as error:
         raise ConfigError(f"the engine needs {error.name}: pip install 'flambeau[llm]'") from None
     try:
-        engine = Engine.from_pretrained(Path(path), **options)
+        engine = Engine.from_pretrained(folder_of(Path(path)), **options)
     except LLMError as error:
         raise ConfigError(str(error)) from error
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+from flambeau.cli.checkpoints import check, folder_of
 from flambeau.errors import ConfigError
 
 KINDS = ("int8", "int4", "fp8")
@@ -22,6 +23,8 @@ def quantize(checkpoint: Path, into: Path, kind: str, *, group_size: int, text: 
     except ImportError as error:
         raise ConfigError(f"quantizing needs {error.name}: pip install 'flambeau[llm]'") from None
     words = None if text is None else words_in(text)
+    check(checkpoint)
+    checkpoint = folder_of(checkpoint)
     try:
         save_quantized(checkpoint, into, cast("Quantization", kind), group_size=group_size)
         print(f"{into}: {size_mb(into):.1f} MB, from {size_mb(checkpoint):.1f} MB")

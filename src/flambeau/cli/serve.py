@@ -43,6 +43,7 @@ class Wishes:
     default_workers: int = 1
     name: str | None = None
     handler: str | None = None
+    must_load: bool = False  # one that cannot be loaded, now or later, ends the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +252,9 @@ def catch_signals(stop: asyncio.Event) -> None:
 
 
 async def load(server: Server, plan: Plan, wishes: Wishes, progress: Progress) -> Model | None:
-    """Load one model. A model that cannot start stays registered and is tried again; readiness says so."""
+    """Load one model. A model that cannot start stays registered, and is tried again where that may help; readiness
+    says so.
+    """
     name = plan.name or plan.path.name
     config = ModelConfig(
         min_workers=wishes.default_workers,
@@ -273,7 +276,10 @@ async def load(server: Server, plan: Plan, wishes: Wishes, progress: Progress) -
             )
         except WorkersFailed as error:
             outcome.failed = True
-            logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
+            if error.is_final and wishes.must_load:
+                raise
+            if not error.is_final:  # of which all is said
+                logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
         except FlambeauError as error:
             outcome.failed = True
             if plan.is_required:

@@ -208,7 +208,8 @@ async def wait_for_workers(model: Model) -> None:
     try:
         await model.supervisor.wait_started([*model.supervisor.slots])
     except WorkersFailed as error:
-        logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
+        if not error.is_final:  # of which all is said
+            logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
 
 
 if __name__ == "__main__":

@@ -91,8 +91,6 @@ class GptHandler(BaseHandler):
             self.initialized = True
             return
         self.engine = Engine.from_pretrained(settings.model_path, config)
-        took_s = time.perf_counter() - began
-        logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.facts)
         if words := shortened(self.engine.max_length, config.max_model_len, self.engine.arch.max_length):
             logger.warning(words)
         self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
@@ -103,6 +101,8 @@ class GptHandler(BaseHandler):
             settings.top_k,
         )
         self._connect(settings, context)
+        took_s = time.perf_counter() - began
+        logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.facts)
         self.initialized = True
 
     def _connect(self, settings: GptSettings, context: Context) -> None:

@@ -3,6 +3,7 @@
 LLMError
 ├── CheckpointError   files that are missing, broken or do not fit the architecture
 ├── TokenizerError    a tokenizer or chat template that cannot be used
+├── NoRoom            too little memory is free
 └── BadRequest        a request that cannot be generated for; `parameter` names what is wrong with it
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 class LLMError(Exception):
     """Anything the engine refuses; the message names the remedy."""
 
+    is_final = True  # trying again would end the same
+
 
 class CheckpointError(LLMError):
     """A checkpoint that cannot be loaded."""
@@ -19,6 +22,12 @@ class CheckpointError(LLMError):
 
 class TokenizerError(LLMError):
     """A tokenizer or chat template that cannot be used."""
+
+
+class NoRoom(LLMError):
+    """Too little memory is free; that may change."""
+
+    is_final = False
 
 
 class BadRequest(LLMError):

@@ -18,7 +18,7 @@ from flambeau.llm.compute.memory import num_blocks_for
 from flambeau.llm.compute.parallel import LeadingForward, Ranks, Shard, connect, follow, least, local_architecture
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
-from flambeau.llm.errors import LLMError
+from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.applying import build, while_loading
@@ -42,6 +42,8 @@ class Network:
 def make_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> Engine:
     """An engine for a checkpoint; options are fields of EngineConfig. With several ranks, this is rank 0's."""
     config = replace(config or EngineConfig(), **options)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint")
     device = device_for(config)
     ranks = Ranks.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails in no time

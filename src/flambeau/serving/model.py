@@ -47,6 +47,7 @@ class Model:
         self.max_length = 0  # of what it generates, with the prompt; 0: not known
         self.traffic = ModelTraffic(name, host.measures.traffic)
         self._is_closed = False
+        self._is_told = False  # that it has loaded
         self._workers: list[RemoteWorker] = []
         self.queue, self._dispatcher = new_dispatcher(
             config,
@@ -259,6 +260,11 @@ class Model:
         self._on_change()
         self._dispatcher.on_lost()
 
+    def _tell_loaded(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logger.info("Model %s loaded.", printable(self.name))  # TorchServe's words, which scripts wait for
+
     def _refuse_all(self, error: Unavailable) -> None:
         for job in self.queue.take_all():
             job.fail(error)
@@ -267,6 +273,7 @@ class Model:
         for worker in self._workers:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
+                self._tell_loaded()
         if self.queue:  # what a worker gave back on its way to bed
             self._wake()
         if not self.supervisor.has_hope:

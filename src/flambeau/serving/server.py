@@ -162,7 +162,6 @@ class Server:
             await asyncio.to_thread(self.store.discard, source)
             raise
         logger.info("registered %s from %s", model, shown(url))
-        logger.info("Model %s loaded.", model.name)
         if self.config.watch and source.is_temporary:
             logger.warning("%s is served from an archive, which is not watched; serve its folder instead", model)
         if model.config.min_workers > 0:
@@ -172,6 +171,8 @@ class Server:
                 if not at_startup:
                     await self._forget(model)
                 raise
+        else:  # the same words say that a worker has it, where one is wanted
+            logger.info("Model %s loaded.", model.name)
         self.on_change()
         return model
 

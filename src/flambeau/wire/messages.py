@@ -111,6 +111,7 @@ class Failed(Struct, array_like=True, tag=7, frozen=True):
     status: int
     message: str
     detail: str = ""  # what happened, with the traceback; for logs and for trusted callers
+    is_final: bool = False  # another try to load the model would end the same
 
 
 def cancelled(job_id: int) -> Failed:

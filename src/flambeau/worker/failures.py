@@ -28,11 +28,24 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     return Failed(job_ids, 503, "Prediction failed", detail)
 
 
-def load_failed(error: BaseException) -> Failed:
-    """The failure to load a model; the text names the error, since only operators see it."""
+def load_failed(error: BaseException, *, may_change: bool = False) -> Failed:
+    """The failure to load a model; the text names the error, since only operators see it.
+
+    An error that is final by its own word is its text alone, in one line; none is where the model's files
+    `may_change` at any time.
+    """
     status = OUT_OF_MEMORY if is_out_of_memory(error) else 500
+    detail = printable("".join(traceback.format_exception(error)))
+    words = " ".join(str(error).split())
+    if words and not may_change and is_final(error):
+        return Failed([], status, printable(words), detail, is_final=True)
     summary = "".join(traceback.format_exception_only(error)).strip()
-    return Failed([], status, printable(summary), printable("".join(traceback.format_exception(error))))
+    return Failed([], status, printable(summary), detail)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether an error says of itself that another try would end the same; memory may be free by then."""
+    return getattr(error, "is_final", False) is True and not is_out_of_memory(error)
 
 
 def status_of(error: PredictionException) -> int:

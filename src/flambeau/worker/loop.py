@@ -64,7 +64,7 @@ def serve(channel: WorkerChannel) -> int:
             if warmup and not (generation and load.rank):  # rank 0 calls upon the others itself
                 warm_up(entry, context, reader, loop, warmup)
         except (Exception, SystemExit) as error:
-            channel.send([load_failed(error)])
+            channel.send([load_failed(error, may_change=load.watch)])
             return 1
         entry = entry if generation else as_scheduled(entry, load.schedule, loop)
         is_continuous = load.schedule == "continuous"

@@ -71,7 +71,8 @@ def warm_up(
             for value in result if isinstance(result, list) else [result]:
                 finish(value, loop)
         except Exception as error:
-            raise HandlerError(f"the handler could not answer its own warm-up example: {error}") from error
+            text = f"the handler could not answer its own warm-up example: {error}"
+            raise HandlerError(text, is_final=False) from error
     context.begin([], [])
     if take := getattr(context.metrics, "take", None):
         take()  # nobody asked for these samples

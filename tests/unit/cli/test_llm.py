@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.cli.client import failure
-from flambeau.cli.llm import ServeFlags, check, check_flags
+from flambeau.cli.checkpoints import check
+from flambeau.cli.client import connect, failure
+from flambeau.cli.llm import ServeFlags, check_flags
 from flambeau.cli.llm_chat import the_model
 from flambeau.cli.llm_quantize import quantize
 from flambeau.errors import ConfigError
@@ -21,6 +22,18 @@ def test_a_folder_without_weights_is_no_checkpoint(tmp_path):
         check(tmp_path)
     (tmp_path / "model.safetensors").touch()
     check(tmp_path)
+
+
+def test_a_file_that_holds_no_weights_is_no_checkpoint(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"--draft .*notes.txt is no checkpoint; name the folder of one, or its file"):
+        check(tmp_path / "notes.txt", "--draft")
+
+
+@pytest.mark.parametrize("url", ["/no/such", "http://[bad", "http://127.0.0.1:99999", "http://x:port", "ftp://x"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(ConfigError, match="is not a server's address; write http://host:port"):
+        connect(url)
 
 
 def test_a_name_of_the_hub_gets_the_command_that_fetches_it():

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.errors import HandlerError
 from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.optional import need
 
@@ -29,11 +30,11 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
     """The model as an engine, set up by the `deepspeed` section of model-config.yaml."""
     section = ctx.model_yaml_config.get("deepspeed")
     if section is None:
-        raise ValueError(f"{ctx.model_name} has no deepspeed config in model config yaml file")
+        raise HandlerError(f"{ctx.model_name} has no deepspeed config in model config yaml file")
     folder, model_path = Path(ctx.system_properties["model_dir"]), ctx.model_yaml_config["handler"]["model_path"]
     config = folder / section["config"] if "config" in section else None
     if config is not None and not config.is_file():
-        raise ValueError(f"{ctx.model_name} has no deepspeed config file {config}")
+        raise HandlerError(f"{ctx.model_name} has no deepspeed config file {config}")
     deepspeed = need("deepspeed", "pip install deepspeed")
     checkpoint = folder / section["checkpoint"] if "checkpoint" in section else None
     if checkpoint is not None:

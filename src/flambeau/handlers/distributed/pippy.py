@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flambeau.errors import HandlerError
 from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.optional import need
 
@@ -84,7 +85,7 @@ def find_index(model_path: Path, name: str | None) -> str | None:
     if name is None:
         return None
     if not (model_path / name).is_file():
-        raise ValueError(f"Index file '{model_path / name}' not found: see index_filename in model-config.yaml")
+        raise HandlerError(f"Index file '{model_path / name}' not found: see index_filename in model-config.yaml")
     return str(model_path / name)
 
 
@@ -92,10 +93,10 @@ def section_of(config: Mapping[str, Any], name: str, *keys: str) -> Mapping[str,
     """A section of model-config.yaml that must be there, with these keys."""
     section = config.get(name)
     if not isinstance(section, Mapping):
-        raise ValueError(f"Missing '{name}' key in YAML config: a section with {', '.join(keys)}")
+        raise HandlerError(f"Missing '{name}' key in YAML config: a section with {', '.join(keys)}")
     for key in keys:
         if key not in section:
-            raise ValueError(f"Missing '{key}' key in YAML config, in section '{name}'")
+            raise HandlerError(f"Missing '{key}' key in YAML config, in section '{name}'")
     return section
 
 
@@ -104,11 +105,11 @@ def read_rank(environment: Mapping[str, str]) -> tuple[int, int]:
     try:
         return int(environment["LOCAL_RANK"]), int(environment["WORLD_SIZE"])
     except KeyError as error:
-        raise ValueError(f"{error} is not set: a PiPPy model needs parallelType: pp, which starts torchrun") from None
+        raise HandlerError(f"{error} is not set: a PiPPy model needs parallelType: pp, which starts torchrun") from None
 
 
 def num_devices() -> int:
     """How many GPUs the ranks share."""
     if (devices := torch.cuda.device_count()) == 0:
-        raise ValueError("a PiPPy model needs GPUs, and this host shows none")
+        raise HandlerError("a PiPPy model needs GPUs, and this host shows none")
     return devices

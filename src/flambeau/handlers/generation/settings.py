@@ -207,4 +207,5 @@ def fetch(name: str, download_dir: str | None, places: list[Path]) -> Path:
     try:
         return Path(hub.snapshot_download(name, cache_dir=download_dir, allow_patterns=[*HUB_FILES]))
     except Exception as error:
-        raise HandlerError(f"{name} could not be downloaded to {download_dir}: {error}") from error
+        text = f"{name} could not be downloaded to {download_dir}: {error}"
+        raise HandlerError(text, is_final=False) from error  # the network may be back soon

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from flambeau.errors import HandlerError
 from flambeau.handlers.loading.backends import check_valid_pt2_backend
 
 logger = logging.getLogger(__name__)
@@ -29,11 +30,11 @@ def read_pt2(section: Any) -> Options | None:
     if isinstance(section, str):
         return {"backend": section}
     if not isinstance(section, dict):
-        raise ValueError("pt2 should be str or dict")
+        raise HandlerError("pt2 should be str or dict")
     if "compile" in section:
         inner = section["compile"]
         if not isinstance(inner, dict) or "enable" not in inner:
-            raise ValueError("pt2: compile needs `enable: true` or `enable: false`")
+            raise HandlerError("pt2: compile needs `enable: true` or `enable: false`")
         return {key: value for key, value in inner.items() if key != "enable"} if inner["enable"] else None
     return None if "export" in section else dict(section)
 

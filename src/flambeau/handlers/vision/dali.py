@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flambeau.errors import HandlerError
 from flambeau.handlers.optional import need
 from flambeau.handlers.requests import decode_base64, value_of
 from flambeau.handlers.vision.handlers import ImageClassifier, VisionHandler
@@ -52,9 +53,9 @@ def get_dali_pipeline(ctx: Context) -> Any:
 def read_section(section: Any, model: str) -> Mapping[str, Any]:
     """The `dali` section, with everything that a pipeline needs."""
     if not isinstance(section, Mapping):
-        raise ValueError(f"{model} has no dali config in model config yaml file")
+        raise HandlerError(f"{model} has no dali config in model config yaml file")
     if missing := [key for key in (*REQUIRED, "pipeline_file") if key not in section]:
-        raise ValueError(
+        raise HandlerError(
             f"the dali section of {model} lacks {', '.join(missing)}: no pipeline is bundled with this server, so "
             "serialize yours with pipeline.serialize(filename=…), pack it as an extra file and name it; or use "
             "image_classifier"

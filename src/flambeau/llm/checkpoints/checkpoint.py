@@ -65,6 +65,8 @@ def load_model(
 
 def read_architecture(path: Path, files: list[WeightFile] | None = None) -> Architecture:
     """What config.json, params.json or the folder's name says about a checkpoint, in this order."""
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint or one of its files")
     folder = path.parent if path.is_file() else path
     if (folder / "config.json").is_file():
         return read_hugging_face(folder)

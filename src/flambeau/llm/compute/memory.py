@@ -8,7 +8,7 @@ import torch
 
 from flambeau.llm.compute.kv_cache import block_bytes
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.errors import LLMError
+from flambeau.llm.errors import LLMError, NoRoom
 from flambeau.llm.models.architecture import Architecture
 
 HOST_FRACTION = 0.25  # of the memory that is available on a CPU machine, which others need too …
@@ -30,8 +30,10 @@ def num_blocks_for(
     wanted = config.max_num_seqs * -(-length // config.block_size)
     size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
     affordable = available_bytes(config, device) // size_bytes
+    if affordable < 1 and config.kv_cache_bytes is not None:
+        raise LLMError(f"kv_cache_bytes is {config.kv_cache_bytes}, and one block takes {size_bytes}; raise it")
     if affordable < 1:
-        raise LLMError(
+        raise NoRoom(
             f"no memory is left on {device} for a single block of the KV cache; use a smaller model, quantization, or "
             "fewer models on this device"
         )

@@ -23,6 +23,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def section(config: Config, key: str) -> Config:
+    """The object under a key; an empty one where there is none."""
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"config.json has {value!r} for {key}, which must be an object")
+    return value
+
+
 def token_ids(value: object) -> tuple[int, ...]:
     """One token id, a list of them, or none."""
     values = value if isinstance(value, list) else [value]

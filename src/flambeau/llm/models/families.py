@@ -112,6 +112,7 @@ def family_of(config: Config) -> Family:
     """The family that `architectures` names, or else `model_type`."""
     names = config.get("architectures")
     if names:
+        names = [str(name) for name in names] if isinstance(names, list) else [str(names)]
         found = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     else:
         found = next((f for f in FAMILIES.values() if f.model_type == config.get("model_type")), None)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture, RopeKind, RopeScaling
-from flambeau.llm.models.config_values import Config, number, read_json, token_ids, whole
+from flambeau.llm.models.config_values import Config, number, read_json, section, token_ids, whole
 from flambeau.llm.models.families import Family, family_of
 
 SILENT_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
@@ -79,7 +79,7 @@ def refuse_unsupported(config: Config) -> None:
     for key, values in FINE.items():
         if key in config and config[key] not in values:
             raise CheckpointError(f"{key} {config[key]!r} is not supported; supported is {values[-1]!r}")
-    quantization = config.get("quantization_config")
+    quantization = section(config, "quantization_config")
     if quantization and quantization.get("quant_method") != "flambeau":
         raise CheckpointError(
             f"weights quantized by {quantization.get('quant_method')!r} are not supported; "
@@ -89,7 +89,7 @@ def refuse_unsupported(config: Config) -> None:
 
 def rope_parameters(config: Config) -> Config:
     """The keys about rotary positions: `rope_parameters` since transformers 5, `rope_scaling` before."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    parameters = section(config, "rope_parameters") or section(config, "rope_scaling")
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise CheckpointError("rope_parameters that differ between types of layers are not supported")
     return {key: value for key, value in parameters.items() if value is not None}

@@ -47,9 +47,13 @@ def save_quantized(
     partial = folder_out.with_name(folder_out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    copy_others(folder_in, partial)
-    write_config(folder_in, partial, settings)
-    write_weights(quantized_tensors(folder_in, settings, torch.device(device or default_device())), partial)
+    try:
+        copy_others(folder_in, partial)
+        write_config(folder_in, partial, settings)
+        write_weights(quantized_tensors(folder_in, settings, torch.device(device or default_device())), partial)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     folder_out.parent.mkdir(parents=True, exist_ok=True)
     if folder_out.exists():
         folder_out.rmdir()

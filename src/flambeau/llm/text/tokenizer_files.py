@@ -65,7 +65,11 @@ def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]:
     """Tokens added to a SentencePiece vocabulary."""
     described = settings.get("added_tokens_decoder") or {}
-    tokens = {token["content"]: int(token_id) for token_id, token in described.items()}
+    try:
+        tokens = {str(token["content"]): int(token_id) for token_id, token in described.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        text = "must have tokens by their ids, each with its content; copy it again from the model's source"
+        raise TokenizerError(f"added_tokens_decoder in {folder / 'tokenizer_config.json'} {text}") from None
     return {text: i for text, i in read_json(folder / "added_tokens.json").items() if isinstance(i, int)} | tokens
 
 
@@ -90,4 +94,5 @@ def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(given, str):
         return {"default": given}
     named = given if isinstance(given, list) else []
-    return {item["name"]: item["template"] for item in named if isinstance(item, dict) and "template" in item}
+    templates = [item for item in named if isinstance(item, dict) and {"name", "template"} <= item.keys()]
+    return {item["name"]: item["template"] for item in templates}

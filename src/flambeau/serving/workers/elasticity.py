@@ -43,7 +43,7 @@ class Elasticity:
         now = asyncio.get_running_loop().time()
         sight = self._sight(now)
         wanted = self._scaler.look(sight, limits, now)
-        if wanted > sight.present:
+        if wanted > sight.present and not self._supervisor.has_failed_for_good:
             self._grow(wanted)
         elif wanted < sight.present:
             text = "falls asleep" if wanted == 0 else f"is scaled down to {wanted} workers"

@@ -25,6 +25,7 @@ class Death:
     spares_jobs: bool = False  # … that has nothing to do with its jobs
     is_told: bool = False  # the model log has the traceback already
     while_loading: bool = False  # the model itself could not be loaded
+    is_final: bool = False  # … nor could it be by another try
     last_lines: tuple[str, ...] = ()
 
     @property

@@ -257,7 +257,8 @@ class RemoteWorker:
         if not failed.job_ids:
             assert isinstance(self._process, WorkerProcess)  # a group takes note of it by itself
             self._process.load_failure = failed
-            self._output.say("Backend worker process died.", *failed.detail.splitlines())
+            words = [failed.message] if failed.is_final else failed.detail.splitlines()
+            self._output.say("Backend worker process died.", *words)
             return
         for job_id in failed.job_ids:
             entry = self._jobs.get(job_id)

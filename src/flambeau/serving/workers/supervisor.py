@@ -54,6 +54,11 @@ class Slot:
         """Whether its last worker never got to answer anything, and no new one is loaded yet."""
         return not self.is_ready and self.failures > 0
 
+    @property
+    def has_failed_for_good(self) -> bool:
+        """Whether it was given up because another try would have ended the same."""
+        return self.has_given_up and self.last_death is not None and self.last_death.is_final
+
     def change(self, state: str) -> None:
         """Take another state, and say so."""
         if state != self.state:
@@ -121,6 +126,11 @@ class Supervisor:
         )
 
     @property
+    def has_failed_for_good(self) -> bool:
+        """Whether a worker could not load the model for a reason that another try would find again."""
+        return any(slot.has_failed_for_good for slot in self.slots)
+
+    @property
     def last_death(self) -> Death | None:
         """How the last worker to fail ended."""
         deaths = [slot.last_death for slot in self.slots if slot.last_death and slot.is_failing]
@@ -147,7 +157,10 @@ class Supervisor:
             if slot.failures and slot.last_death is not None:
                 death = slot.last_death
                 raise WorkersFailed(
-                    f"Failed to start workers for {self.name}", cause=death.cause, out_of_memory=death.out_of_memory
+                    f"Failed to start workers for {self.name}",
+                    cause=death.cause,
+                    out_of_memory=death.out_of_memory,
+                    is_final=death.is_final,
                 )
 
     async def close(self, *, now: bool = False) -> None:
@@ -184,10 +197,8 @@ class Supervisor:
             self.num_restarts += 1
             self._take_note(slot, death, was_ready=was_ready, was_useful=was_useful)
             slot.settled.set()
-            if not was_ready and is_hopeless(slot.failures, slot.waited_s, self._max_retry_s):
-                slot.has_given_up = True
-                logger.error("worker %d of %s: giving up: %s", slot.id, self.name, death.cause)
-                self._on_change()
+            if death.is_final or (not was_ready and is_hopeless(slot.failures, slot.waited_s, self._max_retry_s)):
+                self._give_up(slot, death)
                 return
             delay = backoff_s(slot.failures)
             if not death.is_told:
@@ -237,18 +248,32 @@ class Supervisor:
 
     @staticmethod
     def _tell_end(slot: Slot, death: Death) -> None:
-        """Say that a worker has ended and is to be replaced, in the words that scripts look for."""
+        """Say that a worker has ended, and whether it is to be replaced, in the words that scripts look for."""
         worker = {"worker": slot.name}
         logger.info("%d Worker disconnected. %s", slot.id, slot.state, extra=worker)
         if death.while_loading:
-            logger.error("Backend worker error", extra=worker)
+            if not death.is_final:  # of which the cause is told with these words
+                logger.error("Backend worker error", extra=worker)
             slot.change("WORKER_ERROR")
         slot.change("WORKER_STOPPED")
+        if death.is_final:
+            return
         if slot.is_recovering:
             logger.info("Auto recovery failed again", extra=worker)
         else:
             slot.is_recovering = True
             logger.info("Auto recovery start timestamp: %d", time.time() * 1000, extra=worker)
+
+    def _give_up(self, slot: Slot, death: Death) -> None:
+        """Leave the slot empty, until the model is scaled or registered anew."""
+        is_known = any(other.has_failed_for_good and other.last_death == death for other in self.slots)
+        slot.has_given_up = True
+        if not death.is_final:
+            logger.error("worker %d of %s: giving up: %s", slot.id, self.name, death.cause)
+        elif not is_known:  # once, however many workers fail alike
+            text = "Backend worker error: worker %d of %s is not tried again: %s"
+            logger.error(text, slot.id, self.name, death.reason, extra={"worker": slot.name})
+        self._on_change()
 
     @staticmethod
     def _take_note(slot: Slot, death: Death, *, was_ready: bool, was_useful: bool) -> None:
@@ -262,7 +287,8 @@ class Supervisor:
 
     async def _retire(self, slot: Slot, timeout_s: float | None = None) -> None:
         slot.is_retired = True
-        slot.change("WORKER_SCALED_DOWN")
+        if not slot.has_given_up:
+            slot.change("WORKER_SCALED_DOWN")
         slot.settled.set()
         if slot.worker is not None and not slot.worker.ended.done():
             await slot.worker.retire(self._drain_timeout_s if timeout_s is None else timeout_s)

@@ -170,14 +170,18 @@ class WorkerProcess:
         """Put together what is known about the end of the process."""
         words, by_signal = describe_exit(code)
         lines = self._output.tail.lines()
-        if self.load_failure is not None:
+        if (failure := self.load_failure) is not None:
+            if failure.is_final:  # its message says it all
+                logger.debug("%s could not load its model:\n%s", self._spec.name, failure.detail)
+                lines = ()
             return Death(
-                reason=f"the model could not be loaded: {self.load_failure.message}",
+                reason=f"the model could not be loaded: {failure.message}",
                 exit_code=code,
-                out_of_memory=self.load_failure.status == 507,
+                out_of_memory=failure.status == 507,
                 while_loading=True,
+                is_final=failure.is_final,
                 is_told=self._output.is_told,
-                last_lines=tuple(self.load_failure.detail.strip().splitlines()[-12:]) or lines,
+                last_lines=lines if failure.is_final else tuple(failure.detail.strip().splitlines()[-12:]) or lines,
             )
         if self._fate is not None:
             return Death(

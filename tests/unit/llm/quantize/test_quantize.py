@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -287,6 +288,12 @@ class TestFiles:
             save_quantized(folder, folder, "int8")
         with pytest.raises(CheckpointError, match=r"no config\.json"):
             save_quantized(tmp_path, tmp_path / "out", "int8")
+        damaged = tmp_path / "damaged"
+        shutil.copytree(folder, damaged)
+        (damaged / "model.safetensors").write_bytes(b"cut")
+        with pytest.raises(CheckpointError, match="is cut off or damaged"):
+            save_quantized(damaged, tmp_path / "out", "int8")
+        assert [file.name for file in tmp_path.iterdir()] == ["damaged"]  # nothing half-written
         save_quantized(folder, tmp_path / "small", "int8")
         with pytest.raises(CheckpointError, match="quantized already"):
             save_quantized(tmp_path / "small", tmp_path / "smaller", "int4")

@@ -180,6 +180,18 @@ class TestFiles:
         assert (tokenizer.vocab_size, tokenizer.special_id("<extra>")) == (1002, 1001)
         assert (tokenizer.decode([1001]), tokenizer.token_text(1001)) == ("", "<extra>")
 
+    @pytest.mark.parametrize("added", [[1], {"3": 4}, {"x": {"content": "a"}}, {"3": {}}])
+    def test_added_tokens_that_cannot_be_read_are_refused(self, tmp_path, added):
+        write_sentencepiece(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+        with pytest.raises(TokenizerError, match=r"added_tokens_decoder in .*tokenizer_config\.json must have tokens"):
+            load_tokenizer(tmp_path)
+
+    def test_chat_template_without_a_name_is_none(self, tmp_path):
+        write_sentencepiece(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"template": "x"}]}))
+        assert not load_tokenizer(tmp_path).has_chat_template
+
     def test_empty_folder_is_refused(self, tmp_path):
         with pytest.raises(TokenizerError, match=r"neither tokenizer\.json nor tokenizer\.model"):
             load_tokenizer(tmp_path)

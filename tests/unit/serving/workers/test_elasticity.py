@@ -23,6 +23,7 @@ class Supervisor:
         self.num_present = 1
         self.num_ready = 1
         self.load_s = 0.1
+        self.has_failed_for_good = False
         self.calls = []
 
     def scale(self, minimum, maximum):
@@ -104,3 +105,10 @@ def test_model_that_was_not_asked_for_longest_makes_room():
     assert [model.calls for model in models] == [[], [], [], [], ["sleep"]]
     server.registry = models[:3]
     assert not server._make_room()
+
+
+def test_model_that_cannot_be_loaded_any_more_does_not_grow():
+    supervisor = Supervisor()
+    supervisor.has_failed_for_good = True
+    look_for_3_s(supervisor, lambda: True)
+    assert supervisor.calls == []

@@ -11,12 +11,13 @@ from flambeau.serving.workers.recovery import Death
 from flambeau.serving.workers.supervisor import Slot, Supervisor
 
 CRASH = Death(reason="exited with code 1", exit_code=1)
+FINAL = Death(reason="the model could not be loaded: there is no tokenizer", while_loading=True, is_final=True)
 
 
 class Worker:
     """Lives as long as it is told, then ends as it is told."""
 
-    def __init__(self, loads: bool) -> None:
+    def __init__(self, loads: bool, death: Death = CRASH) -> None:
         self.ready = asyncio.get_running_loop().create_future()
         self.ended = asyncio.get_running_loop().create_future()
         self.started_at = time.time()
@@ -24,6 +25,7 @@ class Worker:
         self.has_answered = False
         self.is_ready = False
         self._loads = loads
+        self._death = death
 
     async def run(self):
         if self._loads:
@@ -31,13 +33,13 @@ class Worker:
             self.ready.set_result(None)
             return await self.ended
         self.ready.cancel()
-        return CRASH
+        return self._death
 
     async def retire(self, timeout_s):
         self.ended.set_result(Death(reason="retired"))
 
 
-def new_supervisor(slots, *, loads=True, max_retry_s=300):
+def new_supervisor(slots, *, loads=True, max_retry_s=300, death=CRASH):
     workers = []
 
     def new_slot():
@@ -47,7 +49,7 @@ def new_supervisor(slots, *, loads=True, max_retry_s=300):
 
     def new_worker(slot):
         slots.append(slot)
-        return Worker(loads)
+        return Worker(loads, death)
 
     supervisor = Supervisor(
         name="m",
@@ -212,3 +214,29 @@ def test_restarts_are_not_forgotten_with_their_slots():
         return supervisor.num_restarts
 
     assert asyncio.run(live()) == 1
+
+
+def test_load_that_cannot_succeed_is_tried_once_and_told_in_one_line(caplog):
+    caplog.set_level("INFO")
+
+    async def fail():
+        supervisor = new_supervisor(lives := [], loads=False, death=FINAL)
+        fresh = supervisor.scale(3, 3)
+        with pytest.raises(WorkersFailed) as caught:
+            await supervisor.wait_started(fresh)
+        await asyncio.gather(*(slot.task for slot in fresh))
+        assert supervisor.has_failed_for_good
+        assert not supervisor.has_hope
+        assert len(lives) == 3
+        assert [slot.task for slot in supervisor.scale(1, 1)]  # who scales it has mended it, or thinks so
+        await asyncio.gather(*(slot.task for slot in supervisor.slots))
+        await supervisor.close()
+        return caught.value, len(lives)
+
+    error, num_lives = asyncio.run(fail())
+    assert (error.cause, error.is_final, num_lives) == (FINAL.reason, True, 4)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    text = f"Backend worker error: worker {{}} of m is not tried again: {FINAL.reason}"
+    assert told == [text.format(0), text.format(3)]  # once for each time it was scaled
+    assert "Retry worker" not in caplog.text
+    assert "Auto recovery" not in caplog.text

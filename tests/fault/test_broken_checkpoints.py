@@ -1,0 +1,159 @@
+"""Checkpoints that cannot be loaded: told in one line, tried again only when asked, and loaded once they are mended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flambeau.examples import shakespeare
+from support.running import RunningServer, path
+
+TARGET, DRAFT = shakespeare.FOLDER / "target", shakespeare.FOLDER / "draft"
+CAUSES = {
+    "cut": "model.safetensors is cut off or damaged",
+    "wordless": "has neither tokenizer.json nor tokenizer.model; put the model's own there",
+    "foreign": "BertForMaskedLM is not supported; supported are LlamaForCausalLM",
+    "misspelt": "has max_new_token, which gpt_handler does not know; did you mean max_new_tokens?",
+    "misdrafted": "has 1000 tokens and the model 1536; a draft must have the vocabulary of the model",
+    "absent": "model_path is '/no/such/checkpoint', and there is no such file or folder",
+}
+
+
+def spoil(kind: str, folder: Path) -> dict[str, object]:
+    """Spoil a checkpoint; what is returned goes into the handler's section."""
+    if kind == "cut":
+        os.truncate(folder / "model.safetensors", 100_000)
+    elif kind == "wordless":
+        (folder / "tokenizer.model").unlink()
+    elif kind == "foreign":
+        edit(folder / "config.json", architectures=["BertForMaskedLM"])
+    elif kind == "misspelt":
+        return {"max_new_token": 8}
+    elif kind == "misdrafted":
+        shutil.copytree(DRAFT, folder / "draft")
+        edit(folder / "draft" / "config.json", vocab_size=1000)
+        return {"draft_model_path": str(folder / "draft"), "speculative": True}
+    elif kind == "absent":
+        return {"model_path": "/no/such/checkpoint"}
+    return {}
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def write_model(folder: Path, kind: str) -> Path:
+    """A model folder with a spoilt copy of the checkpoint in it."""
+    model = folder / kind
+    shutil.copytree(TARGET, model)
+    section = {"name": "gpt_handler", "num_blocks": 64, "compile": False, **spoil(kind, model)}
+    settings = {"minWorkers": 1, "maxWorkers": 1, "handler": section}
+    (model / "model-config.yaml").write_text(yaml.safe_dump(settings))
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    models = [str(write_model(folder, kind)) for kind in CAUSES]
+    server = RunningServer(folder / "log", *models, "--model-store", str(folder), env={"OMP_NUM_THREADS": "1"})
+    yield server.wait_started()
+    server.stop()
+
+
+def errors_about(server: RunningServer, model: str) -> list[str]:
+    return [line for line in server.log.splitlines() if f"of model {model} " in line and " ERROR " in line]
+
+
+@pytest.mark.parametrize("kind", CAUSES)
+def test_cause_is_told_in_one_line_everywhere(server, kind):
+    [worker] = server.describe(kind)["workers"]
+    assert worker["state"] == "failed"
+    assert CAUSES[kind] in worker["lastFailure"]["reason"]
+    assert "lastLines" not in worker["lastFailure"]
+    [unready] = [model for model in server.request("GET", "/readyz").json["models"] if model["modelName"] == kind]
+    assert unready["status"] == "failed"
+    assert [CAUSES[kind] in line for line in unready["lastFailure"]] == [True]
+    reply = server.predict(kind, {"prompt": "ROMEO:"})
+    assert reply.status == 503
+    assert CAUSES[kind] in reply.message
+    [line] = errors_about(server, kind)
+    assert "is not tried again: the model could not be loaded: " in line
+    assert CAUSES[kind] in line
+
+
+def test_nothing_is_tried_again_and_nothing_is_said_that_is_not_so(server):
+    assert server.request("GET", "/ping").status == 500
+    for words in ("Retry worker", "Auto recovery", "tried again;", "it will be tried", "Traceback", " is loaded"):
+        assert words not in server.log
+    for kind in CAUSES:
+        assert f"-{kind}_1.0 State change WORKER_STARTED -> WORKER_ERROR" in server.log
+        if kind != "wordless":  # it is mended below
+            assert f"Model {kind} loaded." not in server.log
+
+
+def test_scaling_tries_again_and_finds_what_was_mended(server, folder):
+    scale = "/models/wordless?min_worker=1&synchronous=true"
+    reply = server.manage("PUT", scale)
+    assert reply.status == 500
+    assert CAUSES["wordless"] in reply.cause
+    assert len(errors_about(server, "wordless")) == 2
+    assert "Model wordless loaded." not in server.log
+    shutil.copy(TARGET / "tokenizer.model", folder / "wordless")
+    assert server.manage("PUT", scale).status == 200
+    assert "Model wordless loaded." in server.log
+    assert server.predict("wordless", {"prompt": "ROMEO:", "max_new_tokens": 2}).status == 200
+
+
+def test_settings_that_were_mended_are_read_by_scaling(server, folder):
+    file = folder / "misspelt" / "model-config.yaml"
+    file.write_text(file.read_text().replace("max_new_token:", "max_new_tokens:"))
+    assert server.manage("PUT", "/models/misspelt?min_worker=1&synchronous=true").status == 200
+
+
+def test_registering_anew_tries_again(server, folder):
+    register = "/models?url=foreign&model_name=foreign&initial_workers=1&synchronous=true"
+    assert server.manage("DELETE", "/models/foreign").status == 200
+    reply = server.manage("POST", register)
+    assert reply.status == 500
+    assert CAUSES["foreign"] in reply.cause
+    shutil.copy(TARGET / "config.json", folder / "foreign")
+    assert server.manage("POST", register).status == 200
+    assert "Model foreign loaded." in server.log
+
+
+def llm_serve(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    ports = [word for port in ("--port", "--management-port", "--metrics-port") for word in (port, "0")]
+    return subprocess.run(
+        [sys.executable, "-m", "flambeau.cli.main", "llm", "serve", *map(str, arguments), *ports],
+        env={**os.environ, "PYTHONPATH": path(), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(("kind", "level"), [("cut", "info"), ("foreign", "debug")])
+def test_llm_serve_says_why_in_its_last_line_and_ends(tmp_path, kind, level):
+    shutil.copytree(TARGET, tmp_path / kind)
+    spoil(kind, tmp_path / kind)
+    result = llm_serve(tmp_path, tmp_path / kind, "--log-level", level)
+    assert result.returncode == 1
+    assert not result.stdout
+    assert result.stderr.count(" ERROR ") == 1
+    assert CAUSES[kind] in result.stderr.splitlines()[-1]
+    assert ("Traceback" in result.stderr) is (level == "debug")
+    assert "loaded." not in result.stderr
+    assert "started." not in result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == [kind]  # it leaves nothing behind
