@@ -27,8 +27,8 @@ import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
 from flambeau.llm.bench import measure  # noqa: E402
-from flambeau.llm.compute.compiled import CompiledForward  # noqa: E402
 from flambeau.llm.compute.forward import EagerForward  # noqa: E402
+from flambeau.llm.compute.graphed import GraphedForward  # noqa: E402
 from flambeau.llm.compute.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.config import SamplingParams  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
@@ -76,7 +76,7 @@ def new_engine(model: Transformer, num_seqs: int, length: int, *, compiled: bool
         model.arch, num_seqs * per_sequence + 1, config.block_size, device=weight.device, dtype=weight.dtype
     )
     forward = (
-        CompiledForward(model, cache, max_num_seqs=num_seqs, max_blocks=per_sequence)
+        GraphedForward(model, cache, max_num_seqs=num_seqs, max_blocks=per_sequence)
         if compiled
         else EagerForward(model, cache)
     )

@@ -13,6 +13,7 @@ import torch
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.compute.compiled import CompiledForward
 from flambeau.llm.compute.forward import EagerForward, Forward
+from flambeau.llm.compute.graphed import GraphedForward
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.memory import num_blocks_for
 from flambeau.llm.compute.parallel import LeadingForward, Ranks, Shard, connect, follow, least, local_architecture
@@ -122,9 +123,11 @@ def forward_for(model: Transformer, cache: KVCache, config: EngineConfig, name: 
     """How steps are computed: compiled beside the first ones, unless that is not wanted."""
     if not config.compile:
         return EagerForward(model, cache)
+    if cache.keys[0].device.type != "cuda":
+        return CompiledForward(model, cache, name=name)
     length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
     max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
-    return CompiledForward(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks, name=name)
+    return GraphedForward(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks, name=name)
 
 
 def device_for(config: EngineConfig) -> torch.device:

@@ -38,8 +38,9 @@ def options_for(device: torch.device) -> dict[str, Any]:
 
 
 def keep_compiled_code() -> None:
-    """Have the compiler's cache where it outlives the process, unless the user has named a place."""
+    """Have the compilers' caches where they outlive the process, unless the user has named a place."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton"))
 
 
 def compile_step(

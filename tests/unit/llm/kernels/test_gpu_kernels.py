@@ -9,6 +9,7 @@ import torch
 
 from flambeau.llm.compute.attention import PagedAttention
 from flambeau.llm.compute.forward import EagerForward
+from flambeau.llm.quantize.applying import quantize
 from support.llm_steps import random_model, room, step_inputs
 
 pytest.importorskip("triton", reason="there is no Triton here")
@@ -32,6 +33,11 @@ STEPS = {
     "verified": {0: (4, [1] * 4), 1: (17, [2] * 4)},
     "verified, one of them fewer": {0: (4, [1] * 4), 1: (17, [2] * 4)},
     "many": {i: (i % 20, [i, i + 1]) for i in range(40)},
+}
+PROMPTS = {
+    "one": {0: (0, [7, 8, 9])},
+    "chunks": {0: (0, [1] * 7), 1: (5, [2, 3] * 11), 2: (8, [3])},
+    "more than a tile": {i: (i, [i, 5] * 12) for i in range(4)},
 }
 NETWORKS = {
     "Llama": {},
@@ -97,6 +103,37 @@ def test_a_whole_step(case, network):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip((*cache.keys, *cache.values), (*twin.keys, *twin.values), strict=True):
         torch.testing.assert_close(ours[1:], theirs[1:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("network", ["Llama", "odd sizes", "Mistral", "Qwen 3"])
+@pytest.mark.parametrize("case", PROMPTS)
+def test_prompts(case, network):
+    model = with_random_vectors(random_model(**NETWORKS[network])).to(DEVICE)
+    cache, twin = caches(model, device=DEVICE)
+    inputs = step_inputs(PROMPTS[case])
+    rows = inputs.query_starts[1:] - 1
+    expected = EagerForward(model, twin).prefill(inputs, rows)
+    with torch.inference_mode():
+        found = GpuNetwork(model, cache).prefill(inputs, rows)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    for ours, theirs in zip((*cache.keys, *cache.values), (*twin.keys, *twin.values), strict=True):
+        torch.testing.assert_close(ours[1:], theirs[1:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("case", ["one sequence", "several", "many"])
+def test_quantized_networks(case, kind):
+    if DEVICE.type == "cpu" and kind == "fp8":
+        pytest.skip("the interpreter does not know 8-bit floating point numbers")
+    shape = {"hidden_size": 128, "intermediate_size": 256, "head_size": 32}
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    model = quantize(with_random_vectors(random_model(**shape)).to(DEVICE, dtype), kind)
+    cache, twin = caches(model, device=DEVICE, dtype=dtype)
+    inputs = inputs_of(case)
+    expected = EagerForward(model, twin).decode(inputs)
+    with torch.inference_mode():
+        found = GpuNetwork(model, cache).run(inputs)
+    assert (found - expected).norm() <= 0.02 * expected.norm()
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter does not know bfloat16")

@@ -1,8 +1,9 @@
-"""Paged attention of decode steps on a GPU, in Triton; its plain twin is attention.PagedAttention.
+"""Paged attention on a GPU, in Triton; its plain twin is attention.PagedAttention.
 
-A sequence's places are divided among several programs (a GPU has many more processors than there are sequences and
-heads), each of which keeps a running softmax; a second kernel puts their results together. The number of parts is
-fixed, so that a CUDA graph of the step serves any length.
+A program has a few tokens of a sequence and keeps a running softmax over the places they look at. In decode steps those
+are divided among several programs (a GPU has many more processors than there are sequences and heads), and a second
+kernel puts their results together; the number of parts is fixed, so that a CUDA graph of the step serves any length.
+Prompts are divided into tiles of tokens instead.
 
 Shapes: T tokens of the step · S sequences · B blocks of the longest · P blocks · K tokens of a block · H heads ·
 G key-value heads · D head size
@@ -10,6 +11,7 @@ G key-value heads · D head size
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -25,23 +27,34 @@ from flambeau.llm.kernels.gpu import linear
 PROGRAMS = 512  # about four for each of an H200's 132 multiprocessors
 MOST_PARTS = 32
 LEAST_ROWS = 16  # of a matrix product
+TILE_ROWS = 64  # of a prompt: its tokens times the heads that share keys and values
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["table_stride"])  # type: ignore[untyped-decorator]
 def attend_part(  # type: ignore[no-untyped-def]
-    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, sums_ptr, highs_ptr, totals_ptr, scale,
-    q_stride, table_stride,
+    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, tiles_ptr, out_ptr, sums_ptr, highs_ptr, totals_ptr,
+    scale, q_stride, table_stride,
     WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One part of the places of one sequence, for the heads of one key-value head."""
+    """One part of the places that a sequence's tokens look at, for the heads of one key-value head.
+
+    With a QUERY_LEN every sequence has so many tokens; else a tile says which sequence, and its tokens from where to
+    where.
+    """
     sequence, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
-    is_row = row < QUERY_LEN * group
-    token = sequence * QUERY_LEN + row // group
+    if QUERY_LEN > 0:
+        token = sequence * QUERY_LEN + row // group
+        is_row = row < QUERY_LEN * group
+    else:
+        tile = tiles_ptr + 3 * sequence
+        sequence = tl.load(tile).to(tl.int32)
+        token = tl.load(tile + 1).to(tl.int32) + row // group
+        is_row = (token < tl.load(tile + 2)) & (row < ROWS // group * group)
     head = kv_head * group + row % group
     dimension = tl.arange(0, PADDED)
     is_dimension = dimension < SIZE
@@ -84,11 +97,16 @@ def attend_part(  # type: ignore[no-untyped-def]
         total = total * shrink + tl.sum(weights, 1)
         sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         high = higher
-    kept = (token * HEADS + head) * PARTS + part
-    tl.store(highs_ptr + kept, high, mask=is_row)
-    tl.store(totals_ptr + kept, total, mask=is_row)
-    sums_at = sums_ptr + kept[:, None] * SIZE + dimension[None, :]
-    tl.store(sums_at, sums, mask=is_row[:, None] & is_dimension[None, :])
+    kept = (token.to(tl.int64) * HEADS + head) * PARTS + part
+    at = kept[:, None] * SIZE + dimension[None, :]
+    mask = is_row[:, None] & is_dimension[None, :]
+    if PARTS == 1:
+        y = sums / tl.maximum(total, 1.0)[:, None]  # the largest weight is 1; rows that are none have nothing
+        tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        tl.store(highs_ptr + kept, high, mask=is_row)
+        tl.store(totals_ptr + kept, total, mask=is_row)
+        tl.store(sums_ptr + at, sums, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -118,7 +136,23 @@ def num_parts(num_sequences: int, num_kv_heads: int) -> int:
     return min(MOST_PARTS, 1 << (wanted.bit_length() - 1))
 
 
-def attend_paged(
+def attend(
+    q_THD: Tensor, keys: Tensor, values: Tensor, inputs: StepInputs, scale: float, window: int, tiles: Tensor | None
+) -> Tensor:
+    """Let each token look at its sequence's keys and values [P, K, G, D]; a window of 0 is none.
+
+    Where sequences have different numbers of tokens, they are divided into tiles.
+    """
+    if tiles is None:
+        return attend_evenly(
+            q_THD, keys, values, inputs.positions_T, inputs.block_tables_SB, inputs.query_len, scale, window
+        )
+    return launch_parts(
+        q_THD, keys, values, inputs.positions_T, inputs.block_tables_SB, tiles, 0, TILE_ROWS, 1, scale, window
+    )
+
+
+def attend_evenly(
     q_THD: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -128,29 +162,60 @@ def attend_paged(
     scale: float,
     window: int,
 ) -> Tensor:
-    """Let each token look at its sequence's keys and values [P, K, G, D]; a window of 0 is none."""
+    """The same where every sequence has so many tokens."""
+    rows = max(LEAST_ROWS, triton.next_power_of_2(query_len * q_THD.shape[1] // keys.shape[2]))
+    parts = num_parts(tables_SB.shape[0], keys.shape[2])
+    return launch_parts(q_THD, keys, values, positions_T, tables_SB, None, query_len, rows, parts, scale, window)
+
+
+def launch_parts(
+    q_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions_T: Tensor,
+    tables_SB: Tensor,
+    tiles: Tensor | None,
+    query_len: int,
+    rows: int,
+    parts: int,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Run the kernels."""
     q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
     num_tokens, heads, size = q.shape
-    kv_heads, num_sequences = keys.shape[2], tables_SB.shape[0]
-    parts = num_parts(num_sequences, kv_heads)
-    rows, padded = triton.next_power_of_2(query_len * heads // kv_heads), triton.next_power_of_2(size)
-    sums = torch.empty((num_tokens, heads, parts, size), dtype=torch.float32, device=q.device)
-    highs = torch.empty((2, num_tokens, heads, parts), dtype=torch.float32, device=q.device)
+    kv_heads, padded = keys.shape[2], max(16, triton.next_power_of_2(size))
     out = torch.empty((num_tokens, heads, size), dtype=q.dtype, device=q.device)
+    sums = highs = totals = None
+    if parts > 1:
+        sums = torch.empty((num_tokens, heads, parts, size), dtype=torch.float32, device=q.device)
+        highs, totals = torch.empty((2, num_tokens, heads, parts), dtype=torch.float32, device=q.device)
     launch: Any = attend_part
-    launch[(num_sequences, kv_heads, parts)](
-        q, keys, values, tables_SB, positions_T, sums, highs[0], highs[1], scale,
-        q.stride(0), tables_SB.stride(0),
-        WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=max(16, padded),
-        BLOCK_SIZE=keys.shape[1], PARTS=parts, ROWS=max(LEAST_ROWS, rows), PLACES=64,
+    launch[(tables_SB.shape[0] if tiles is None else len(tiles), kv_heads, parts)](
+        q, keys, values, tables_SB, positions_T, tiles, out, sums, highs, totals,
+        scale, q.stride(0), tables_SB.stride(0),
+        WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=padded,
+        BLOCK_SIZE=keys.shape[1], PARTS=parts, ROWS=rows, PLACES=64,
         OVERLAPS=linear.OVERLAPS, num_warps=4, num_stages=3, launch_pdl=linear.OVERLAPS,
     )  # fmt: skip
-    launch = join_parts
-    launch[(num_tokens * heads,)](
-        sums, highs[0], highs[1], out, SIZE=size, PADDED=max(16, padded), PARTS=parts,
-        OVERLAPS=linear.OVERLAPS, num_warps=2, launch_pdl=linear.OVERLAPS,
-    )  # fmt: skip
+    if parts > 1:
+        launch = join_parts
+        launch[(num_tokens * heads,)](
+            sums, highs, totals, out, SIZE=size, PADDED=padded, PARTS=parts,
+            OVERLAPS=linear.OVERLAPS, num_warps=2, launch_pdl=linear.OVERLAPS,
+        )  # fmt: skip
     return out
+
+
+def tiles_of(query_starts: Tensor, num_heads_each: int) -> Tensor:
+    """The tiles [M, 3] of sequences with these tokens: which sequence, from where, to where."""
+    size, starts = TILE_ROWS // num_heads_each, query_starts.tolist()
+    tiles = [
+        (sequence, first, min(first + size, end))
+        for sequence, (start, end) in enumerate(itertools.pairwise(starts))
+        for first in range(start, end, size)
+    ]
+    return torch.tensor(tiles, dtype=torch.int64)
 
 
 def empty_output(q_THD: Tensor, *others: object) -> Tensor:
@@ -163,8 +228,8 @@ operators.define(
     "paged_decode(Tensor q, Tensor keys, Tensor values, Tensor positions, Tensor tables, int query_len, float scale, "
     "int window) -> Tensor"
 )
-operators.impl("paged_decode", attend_paged, "CUDA")
-operators.impl("paged_decode", attend_paged, "CPU")  # by Triton's interpreter, in tests
+operators.impl("paged_decode", attend_evenly, "CUDA")
+operators.impl("paged_decode", attend_evenly, "CPU")  # by Triton's interpreter, in tests
 operators._register_fake("paged_decode", empty_output)
 
 

@@ -1,30 +1,22 @@
-"""Graphs: decode steps as CUDA graphs, one for each of a few numbers of sequences; others are filled up to the next.
+"""Graph: a decode step as a CUDA graph, with its inputs where it looks for them.
 
-What a graph captures is made beside the steps, and captured between two of them, by the thread that runs the steps. Its
-inputs go to the GPU in one piece, and the likeliest tokens come back in one: a step is two copies and a launch.
+They go to the GPU in one piece, and the likeliest tokens come back in one: a step is two copies and a launch.
 
-Shapes: T tokens of the step · S sequences · Q tokens of each · B blocks of the longest one · J tokens of each that
-follow the step · V vocabulary
+Shapes: T tokens of the step · S sequences · B blocks of the longest one · V vocabulary
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.llm.compute.forward import EagerForward
-from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
-from flambeau.llm.kernels import inductor
-from flambeau.llm.models.transformer import Attend, Transformer
+from flambeau.llm.compute.workshop import Decode
 from flambeau.llm.sampling.sampler import chosen
-
-if TYPE_CHECKING:
-    from flambeau.llm.compute.compiled import Decode, Workshop
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -32,92 +24,6 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 def size_for(num_sequences: int) -> int | None:
     """The smallest size that holds so many sequences; None: there is none."""
     return next((size for size in SIZES if size >= num_sequences), None)
-
-
-def attention_on_gpu(cache: KVCache, inputs: StepInputs) -> Attend:
-    """The Triton kernel; imported where it is used, as a machine without a GPU has no Triton."""
-    from flambeau.llm.kernels.gpu.attention import TritonAttention
-
-    return TritonAttention(cache, inputs)
-
-
-def kernels_for(model: Transformer, cache: KVCache) -> Decode | None:
-    """The step by kernels alone, for a network that they can compute."""
-    from flambeau.llm.kernels.gpu.network import GpuNetwork, can_compute
-
-    return GpuNetwork(model, cache).run if can_compute(model, cache) else None
-
-
-class Graphs:
-    """What is captured so far; graphs share one pool of memory, and inputs of one shape their buffers."""
-
-    def __init__(
-        self, eager: EagerForward, cache: KVCache, workshop: Workshop, *, max_num_seqs: int, max_blocks: int
-    ) -> None:
-        self._eager, self._model, self._cache, self._workshop = eager, eager.model, cache, workshop
-        self._max_blocks = max_blocks
-        self._device = cache.keys[0].device
-        self._largest = size_for(max_num_seqs) or SIZES[-1]
-        self._captured: dict[tuple[int, int], Graph] = {}
-        self._kernels: Decode | None = None
-        self._is_known = False
-        self._pool: Any = None
-
-    def decode(self, inputs: StepInputs) -> Tensor:
-        """The logits [T, V]."""
-        graph = self._find(inputs)
-        return self._eager.decode(inputs) if graph is None else graph.run(inputs)
-
-    def choose(self, inputs: StepInputs) -> Tensor:
-        """The likeliest token after each [T], the first of equal ones; -1 where its logits are no numbers."""
-        graph = self._find(inputs)
-        return chosen(self._eager.decode(inputs)).cpu() if graph is None else graph.choose(inputs)
-
-    def go_ahead(self, first: StepInputs, positions_JS: Tensor, slots_JS: Tensor) -> Tensor:
-        """The likeliest token after each sequence, the likeliest after that one, and so on: [J + 1, S]."""
-        num_sequences = len(first.context_lens_S)
-        found = [self.choose(first).view(num_sequences, -1)[:, -1].clamp_(min=0)]
-        starts_S = torch.arange(num_sequences + 1)
-        for positions_S, slots_S in zip(positions_JS, slots_JS, strict=True):
-            step = StepInputs(
-                found[-1], positions_S, slots_S, starts_S, positions_S + 1, first.block_tables_SB, query_len=1
-            )
-            found.append(self.choose(step).clamp_(min=0))
-        return torch.stack(found)
-
-    def _find(self, inputs: StepInputs) -> Graph | None:
-        """The graph for such a step; captured here if it has been made since the last one."""
-        size = size_for(inputs.context_lens_S.shape[0])
-        if size is None or size > self._largest or inputs.block_tables_SB.shape[1] > self._max_blocks:
-            return None
-        key = (inputs.query_len, size)
-        graph = self._captured.get(key)
-        if graph is None:
-            made: Any = self._workshop.find(key, lambda: self._make(*key))
-            if made is None:
-                return None
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            graph = self._captured[key] = Graph(made, self._trash(*key), self._pool)
-        return graph
-
-    def _trash(self, query_len: int, size: int) -> StepInputs:
-        return inductor.trash_inputs(size, query_len, self._max_blocks, self._device)
-
-    @torch.inference_mode()
-    def _make(self, query_len: int, size: int) -> Decode:
-        """What to capture, run once: whatever is compiled at the first call is compiled here."""
-        if not self._is_known:
-            self._kernels, self._is_known = kernels_for(self._model, self._cache), True
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
-            example = self._trash(query_len, size)
-            if self._kernels is None:
-                step = inductor.compile_step(self._model, self._cache, query_len, attention_on_gpu, example)
-            else:
-                step = self._kernels
-                step(example)
-            stream.synchronize()
-        return step
 
 
 class Graph:

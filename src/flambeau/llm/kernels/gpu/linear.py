@@ -1,11 +1,11 @@
-"""Linear layers of decode steps on a GPU, in Triton: a few rows times a matrix that is read once.
+"""Linear layers of a few rows on a GPU, in Triton: the matrix is read once, and nothing else takes time.
 
-A layer of the network is four of them, and what stands between them is done on the way: one row is normalised, gated
-and added to the residual stream by the product itself. Several rows go through tensor cores; there a matrix with few
-outputs is divided along its inputs among several programs, whose sums the kernel that comes next adds up.
+One row is multiplied by plain threads, several by tensor cores. There a matrix with few outputs is divided along its
+inputs among several programs, whose sums whoever comes next adds up. Many rows are a matter of arithmetic, at which
+torch's own products are best. The plain twin of all is the layer itself.
 
-With `OVERLAPS`, a kernel begins while the one before it ends: one row's kernel reads its weights, which depend on
-nothing, before it waits for its input.
+With `OVERLAPS`, a kernel begins while the one before it ends: it reads the weights, which depend on nothing, before it
+waits for its input.
 
 Shapes: T rows · N outputs · K inputs · S parts that a sum is divided into
 """
@@ -19,10 +19,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 OVERLAPS = True
-MOST_ROWS = 64  # more of them are a matter of arithmetic, at which torch's own products are best
+MOST_ROWS = 64
 LEAST_ROWS = 16  # of a product on tensor cores
 PROGRAMS = 256  # about two for each of an H200's 132 multiprocessors
 MOST_PARTS = 4
@@ -30,58 +31,55 @@ MOST_PARTS = 4
 
 @triton.jit  # type: ignore[untyped-decorator]
 def multiply_one_row(  # type: ignore[no-untyped-def]
-    x_ptr, gain_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, epsilon,
-    N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
-    NORMALISES: tl.constexpr, GATES: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, OVERLAPS: tl.constexpr,
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, y_ptr,
+    N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
+    GATES: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One output; of a gated layer the product of two, which lie N rows apart."""
-    n = tl.program_id(0).to(tl.int64)
+    """Some outputs; of a gated layer each is the product of two, which lie N rows apart."""
+    n = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    is_output = n < N
     k = tl.arange(0, BLOCK)
-    row = weight_ptr + n * K
-    weights = tl.load(row + k, mask=k < K, other=0.0, eviction_policy="evict_first")
+    rows = weight_ptr + n[:, None].to(tl.int64) * K
+    mask = is_output[:, None] & (k < K)[None, :]
+    weights = tl.load(rows + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
     if GATES:
-        others = tl.load(row + N * K + k, mask=k < K, other=0.0, eviction_policy="evict_first")
+        others = tl.load(rows + N * K + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
     if OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
-    sums = tl.zeros([BLOCK], tl.float32)
-    other_sums = tl.zeros([BLOCK], tl.float32)
-    squares = tl.zeros([BLOCK], tl.float32)
+    sums = tl.zeros([EACH, BLOCK], tl.float32)
+    other_sums = tl.zeros([EACH, BLOCK], tl.float32)
     for start in tl.static_range(0, K, BLOCK):
         place = start + k
         if start > 0:
-            weights = tl.load(row + place, mask=place < K, other=0.0, eviction_policy="evict_first")
+            mask = is_output[:, None] & (place < K)[None, :]
+            weights = tl.load(rows + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             if GATES:
-                others = tl.load(row + N * K + place, mask=place < K, other=0.0, eviction_policy="evict_first")
+                others = tl.load(rows + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
         x = tl.load(x_ptr + place, mask=place < K, other=0.0).to(tl.float32)
-        if NORMALISES:  # the root of the mean square is the same for every product: it is divided by at the end
-            squares += x * x
-            x *= tl.load(gain_ptr + place, mask=place < K, other=0.0).to(tl.float32)
-        sums += weights.to(tl.float32) * x
+        sums += weights.to(tl.float32) * x[None, :]
         if GATES:
-            other_sums += others.to(tl.float32) * x
-    y = tl.sum(sums, 0)
-    other = tl.sum(other_sums, 0)
-    if NORMALISES:
-        root = tl.rsqrt(tl.sum(squares, 0) / K + epsilon)
-        y *= root
-        other *= root
+            other_sums += others.to(tl.float32) * x[None, :]
+    y = tl.sum(sums, 1)
+    other = tl.sum(other_sums, 1)
+    if HAS_SCALE:
+        y *= tl.load(scale_ptr + n, mask=is_output, other=0.0).to(tl.float32)
+        if GATES:
+            other *= tl.load(scale_ptr + N + n, mask=is_output, other=0.0).to(tl.float32)
     if HAS_BIAS:
-        y += tl.load(bias_ptr + n).to(tl.float32)
+        y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)
         if GATES:
-            other += tl.load(bias_ptr + N + n).to(tl.float32)
+            other += tl.load(bias_ptr + N + n, mask=is_output, other=0.0).to(tl.float32)
     if GATES:
         y = y / (1.0 + tl.exp(-y)) * other
-    if ADDS:
-        y += tl.load(residual_ptr + n).to(tl.float32)
-    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty))
+    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=is_output)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def multiply_rows(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, bias_ptr, y_ptr, T,
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, y_ptr, T,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, GATES: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+    PARTS: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all rows, or one part of their sums."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -89,7 +87,7 @@ def multiply_rows(  # type: ignore[no-untyped-def]
     t = tl.arange(0, ROWS)
     k = tl.arange(0, BLOCK)
     is_row, is_column = t < T, n < N
-    rows_at = weight_ptr + n[:, None].to(tl.int64) * K
+    columns = weight_ptr + n[:, None].to(tl.int64) * K
     share: tl.constexpr = (K + PARTS * BLOCK - 1) // (PARTS * BLOCK) * BLOCK
     if OVERLAPS:
         gdc_wait()
@@ -101,135 +99,89 @@ def multiply_rows(  # type: ignore[no-untyped-def]
         is_place = place < K
         x = tl.load(x_ptr + t[:, None] * K + place[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0)
         mask = is_column[:, None] & is_place[None, :]
-        weights = tl.load(rows_at + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        weights = tl.load(columns + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first").to(x.dtype)
         sums = tl.dot(x, tl.trans(weights), sums, input_precision="ieee")
         if GATES:
-            others = tl.load(rows_at + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            other_sums = tl.dot(x, tl.trans(others), other_sums, input_precision="ieee")
-    if HAS_BIAS:
-        is_first = part == 0
-        sums += tl.load(bias_ptr + n, mask=is_column & is_first, other=0.0).to(tl.float32)[None, :]
+            others = tl.load(columns + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            other_sums = tl.dot(x, tl.trans(others.to(x.dtype)), other_sums, input_precision="ieee")
+    if HAS_SCALE:
+        sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATES:
-            other_sums += tl.load(bias_ptr + N + n, mask=is_column & is_first, other=0.0).to(tl.float32)[None, :]
+            other_sums *= tl.load(scale_ptr + N + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if HAS_BIAS:
+        has_it = is_column & (part == 0)
+        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
+        if GATES:
+            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
     if GATES:
         sums = sums / (1.0 + tl.exp(-sums)) * other_sums
     y_at = y_ptr + (part * T + t[:, None]) * N + n[None, :]
     tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def add_and_normalise(  # type: ignore[no-untyped-def]
-    x_ptr, sums_ptr, gain_ptr, y_ptr, epsilon, T,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """Add the parts of a sum to a row of the residual stream, in its place, and normalise it."""
-    row = tl.program_id(0)
-    e = tl.arange(0, PADDED)
-    is_element = e < SIZE
-    gain = tl.load(gain_ptr + e, mask=is_element, other=0.0).to(tl.float32)
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
-    x = tl.load(x_ptr + row * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
-    if PARTS > 0:
-        for part in tl.static_range(PARTS):
-            x += tl.load(sums_ptr + (part * T + row) * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
-        kept = x.to(x_ptr.dtype.element_ty)
-        tl.store(x_ptr + row * SIZE + e, kept, mask=is_element)
-        x = kept.to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon) * gain
-    tl.store(y_ptr + row * SIZE + e, y.to(y_ptr.dtype.element_ty), mask=is_element)
-
-
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A linear layer's weights [N, K] as the kernels read them."""
+    """A linear layer, with its tensors as the kernels read them: weights [N, K], and scales [N] where they have any."""
 
-    layer: nn.Module  # what multiplies many rows
-    weight: Tensor
-    bias: Tensor | None
+    layer: nn.Module
+    weight: Tensor | None  # None: only the layer itself can read its weights
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+    gates: bool = False  # half of the outputs are gates of the other half
 
-    @classmethod
-    def of(cls, layer: nn.Module) -> Matrix:
-        """A layer's own tensors."""
-        weight, bias = layer.weight, getattr(layer, "bias", None)
-        assert isinstance(weight, Tensor)
-        return cls(layer, weight, bias)
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] to [T, N], or to parts [S, T, N] whose sum that is; of a gated layer to half of that."""
+        if self.weight is None or len(x) > MOST_ROWS:
+            y: Tensor = self.layer(x)
+            if not self.gates:
+                return y
+            gate, up = y.chunk(2, dim=-1)
+            return F.silu(gate) * up
+        return one_row(x, self, self.weight) if len(x) == 1 else few_rows(x, self, self.weight)
 
 
-def one_row(
-    x: Tensor,
-    matrix: Matrix,
-    *,
-    gain: Tensor | None = None,
-    epsilon: float = 0.0,
-    gates: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """[1, K] to [1, N], normalised before, gated or added to a residual [1, N] after it, which it then is."""
-    weight, bias = matrix.weight, matrix.bias
-    width, size = weight.shape[0] // (2 if gates else 1), weight.shape[1]
-    y = torch.empty((1, width), dtype=x.dtype, device=x.device) if residual is None else residual
-    block, warps = one_row_shape(size)
+def one_row(x: Tensor, matrix: Matrix, weight: Tensor) -> Tensor:
+    """[1, K] to [1, N]."""
+    width, size = weight.shape[0] // (1 + matrix.gates), weight.shape[1]
+    y = torch.empty((1, width), dtype=x.dtype, device=x.device)
+    each, block, warps = one_row_shape(size, weight.dtype, gates=matrix.gates)
     launch: Any = multiply_one_row
-    launch[(width,)](
-        x, gain, weight, bias, residual, y, epsilon,
-        N=width, K=size, BLOCK=block,
-        NORMALISES=gain is not None, GATES=gates, HAS_BIAS=bias is not None, ADDS=residual is not None,
+    launch[(triton.cdiv(width, each),)](
+        x, weight, matrix.scale, matrix.bias, y,
+        N=width, K=size, EACH=each, BLOCK=block,
+        GATES=matrix.gates, HAS_SCALE=matrix.scale is not None, HAS_BIAS=matrix.bias is not None,
         OVERLAPS=OVERLAPS, num_warps=warps, launch_pdl=OVERLAPS,
     )  # fmt: skip
     return y
 
 
-def one_row_shape(size: int) -> tuple[int, int]:
-    """How many inputs a program reads at a time, and its warps: few where there are more, each with much on its way."""
+def one_row_shape(size: int, dtype: torch.dtype, *, gates: bool) -> tuple[int, int, int]:
+    """How many outputs a program has, how many inputs it reads at a time, and its warps."""
     block = min(4096, triton.next_power_of_2(size))
-    return block, 2 if size > block else max(1, min(8, block // 512))
+    return 1, block, 2 if size > block else max(1, min(8, block // 512))
 
 
-def few_rows(x: Tensor, matrix: Matrix, *, gates: bool = False, parts: int = 1) -> Tensor:
-    """[T, K] to [T, N], gated where told; in several parts, to sums [S, T, N] in float32."""
-    weight, bias = matrix.weight, matrix.bias
-    width, size = weight.shape[0] // (2 if gates else 1), weight.shape[1]
-    num_rows = len(x)
+def few_rows(x: Tensor, matrix: Matrix, weight: Tensor) -> Tensor:
+    """[T, K] to [T, N], or in several parts to sums [S, T, N] in float32."""
+    width, size, num_rows = weight.shape[0] // (1 + matrix.gates), weight.shape[1], len(x)
+    columns, block, stages, parts = few_rows_shape(width, size, x.dtype, gates=matrix.gates)
     shape, dtype = ((num_rows, width), x.dtype) if parts == 1 else ((parts, num_rows, width), torch.float32)
     y = torch.empty(shape, dtype=dtype, device=x.device)
-    columns, block, stages = few_rows_shape(x.dtype, gates=gates, parts=parts)
     launch: Any = multiply_rows
     launch[(triton.cdiv(width, columns), parts)](
-        x, weight, bias, y, num_rows,
+        x, weight, matrix.scale, matrix.bias, y, num_rows,
         N=width, K=size, ROWS=max(LEAST_ROWS, triton.next_power_of_2(num_rows)), COLUMNS=columns, BLOCK=block,
-        PARTS=parts, GATES=gates, HAS_BIAS=bias is not None, OVERLAPS=OVERLAPS,
-        num_warps=4, num_stages=stages, launch_pdl=OVERLAPS,
+        PARTS=parts, GATES=matrix.gates, HAS_SCALE=matrix.scale is not None, HAS_BIAS=matrix.bias is not None,
+        OVERLAPS=OVERLAPS, num_warps=4, num_stages=stages, launch_pdl=OVERLAPS,
     )  # fmt: skip
     return y
 
 
-def few_rows_shape(dtype: torch.dtype, *, gates: bool, parts: int) -> tuple[int, int, int]:
-    """How many outputs a program has, how many inputs it reads at a time, and how many times ahead."""
-    columns = 32 if gates else 64
-    if dtype == torch.float32:
-        return columns, 64, 3
-    return (columns, 128, 3) if parts == 1 else (columns, 64, 5)
-
-
-def num_parts(matrix: Matrix) -> int:
-    """Into how many parts the inputs of a layer are divided, so that there are programs for the whole GPU."""
-    programs = -(-matrix.weight.shape[0] // 64)
+def few_rows_shape(width: int, size: int, dtype: torch.dtype, *, gates: bool) -> tuple[int, int, int, int]:
+    """How many outputs a program has, how many inputs it reads at a time and how often ahead; into how many parts."""
     parts = 1
-    while parts < MOST_PARTS and parts * programs < PROGRAMS:
+    while not gates and parts < MOST_PARTS and parts * -(-width // 64) < PROGRAMS:
         parts *= 2
-    return parts
-
-
-def normalise(x: Tensor, gain: Tensor, epsilon: float, sums: Tensor | None = None) -> Tensor:
-    """[T, E] normalised, after the sums [S, T, E] were added to it in its place."""
-    num_rows, size = x.shape
-    y = torch.empty_like(x)
-    launch: Any = add_and_normalise
-    launch[(num_rows,)](
-        x, sums, gain, y, epsilon, num_rows,
-        SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x.numel(),
-        OVERLAPS=OVERLAPS, num_warps=8, launch_pdl=OVERLAPS,
-    )  # fmt: skip
-    return y
+    if dtype == torch.float32:
+        return 32 if gates else 64, 64, 3, parts
+    return 64, 64, 4, parts

@@ -1,8 +1,8 @@
-"""A decode step of a dense Llama-shaped network by the GPU's kernels, which has EagerForward as its plain twin.
+"""Steps of a dense Llama-shaped network by the GPU's kernels, which have EagerForward as their plain twin.
 
-It is a list of launches, to be captured as a graph: nothing is compiled but the kernels themselves, in seconds.
+A step is a list of launches, to be captured as a graph: nothing is compiled but the kernels themselves, in seconds.
 
-Shapes: T tokens of the step · S parts that a sum is divided into · E hidden · V vocabulary
+Shapes: T tokens of the step · N rows of them · S parts that a sum is divided into · E hidden · V vocabulary
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from torch.nn import functional as F
 
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
-from flambeau.llm.kernels.gpu.attention import attend_paged
-from flambeau.llm.kernels.gpu.linear import MOST_ROWS, Matrix, few_rows, normalise, num_parts, one_row
+from flambeau.llm.kernels.gpu.attention import attend, tiles_of
+from flambeau.llm.kernels.gpu.linear import Matrix
+from flambeau.llm.kernels.gpu.norms import normalise
 from flambeau.llm.kernels.gpu.rotary import turn
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import MLP, Attention, Transformer
+from flambeau.llm.quantize.cuda_layers import CudaFp8Linear, CudaInt4Linear
+from flambeau.llm.quantize.rows import RowScaledLinear
+
+QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,46 +50,31 @@ class GpuNetwork:
         arch, body = model.arch, model.model
         self._epsilon, self._num_heads = arch.norm_epsilon, arch.num_heads
         self._embedding = body.embed_tokens.weight
-        self._head = Matrix.of(body.embed_tokens if model.lm_head is None else model.lm_head)
+        self._head = matrix_of(tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head)
         self._last_gain = body.norm.weight
+        self._device = self._last_gain.device
         self._tables = model.rotation.cos, model.rotation.sin
         self._layers = [gpu_layer(layer, cache, i) for i, layer in enumerate(body.layers)]
 
-    def run(self, inputs: StepInputs) -> Tensor:
-        """The logits [T, V] of all tokens, in float32."""
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        """The logits [N, V] of these tokens of a step whose sequences have any number of them."""
+        tiles = tiles_of(inputs.query_starts, self._num_heads // self._layers[0].keys.shape[2])
+        return self.run(inputs.to(self._device), rows_N.to(self._device), tiles.to(self._device))
+
+    def run(self, inputs: StepInputs, rows_N: Tensor | None = None, tiles: Tensor | None = None) -> Tensor:
+        """The logits [N, V] of these tokens, or [T, V] of all of them, in float32."""
         x_TE = F.embedding(inputs.ids_T, self._embedding)
-        if len(x_TE) == 1:
-            return self._one_row(x_TE, inputs).float()
-        run = self._few_rows if len(x_TE) <= MOST_ROWS else self._many_rows
-        return run(x_TE, inputs).float()
-
-    def _one_row(self, x: Tensor, inputs: StepInputs) -> Tensor:
-        for layer in self._layers:
-            qkv = one_row(x, layer.qkv, gain=layer.gains[0], epsilon=self._epsilon)
-            one_row(self._attend(layer, qkv, inputs), layer.out, residual=x)
-            gated = one_row(x, layer.gate_up, gain=layer.gains[1], epsilon=self._epsilon, gates=True)
-            one_row(gated, layer.down, residual=x)
-        return one_row(x, self._head, gain=self._last_gain, epsilon=self._epsilon)
-
-    def _few_rows(self, x: Tensor, inputs: StepInputs) -> Tensor:
         sums: Tensor | None = None
         for layer in self._layers:
-            qkv = few_rows(normalise(x, layer.gains[0], self._epsilon, sums), layer.qkv, parts=num_parts(layer.qkv))
-            sums = few_rows(self._attend(layer, qkv, inputs), layer.out, parts=num_parts(layer.out))
-            gated = few_rows(normalise(x, layer.gains[1], self._epsilon, sums), layer.gate_up, gates=True)
-            sums = few_rows(gated, layer.down, parts=num_parts(layer.down))
-        return few_rows(normalise(x, self._last_gain, self._epsilon, sums), self._head)
+            qkv = layer.qkv(normalise(x_TE, layer.gains[0], self._epsilon, sums))
+            sums = layer.out(self._attend(layer, qkv, inputs, tiles))
+            gated = layer.gate_up(normalise(x_TE, layer.gains[1], self._epsilon, sums))
+            sums = layer.down(gated)
+        hidden_TE = normalise(x_TE, self._last_gain, self._epsilon, sums)
+        logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
+        return logits.sum(0) if logits.dim() == 3 else logits.float()
 
-    def _many_rows(self, x: Tensor, inputs: StepInputs) -> Tensor:
-        sums: Tensor | None = None
-        for layer in self._layers:
-            qkv = layer.qkv.layer(normalise(x, layer.gains[0], self._epsilon, sums))
-            sums = layer.out.layer(self._attend(layer, qkv, inputs))
-            gate, up = layer.gate_up.layer(normalise(x, layer.gains[1], self._epsilon, sums)).chunk(2, dim=-1)
-            sums = layer.down.layer(F.silu(gate) * up)
-        return F.linear(normalise(x, self._last_gain, self._epsilon, sums), self._head.weight)
-
-    def _attend(self, layer: GpuLayer, qkv: Tensor, inputs: StepInputs) -> Tensor:
+    def _attend(self, layer: GpuLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None) -> Tensor:
         """What the tokens of a step see [T, H·D]."""
         attention = layer.attention
         q_THD = turn(
@@ -98,16 +88,8 @@ class GpuNetwork:
             self._epsilon,
             self._num_heads,
         )
-        return attend_paged(
-            q_THD,
-            layer.keys,
-            layer.values,
-            inputs.positions_T,
-            inputs.block_tables_SB,
-            inputs.query_len,
-            attention.scale,
-            attention.window or 0,
-        ).flatten(1)
+        window = attention.window or 0
+        return attend(q_THD, layer.keys, layer.values, inputs, attention.scale, window, tiles).flatten(1)
 
 
 def gpu_layer(layer: Any, cache: KVCache, number: int) -> GpuLayer:
@@ -118,17 +100,34 @@ def gpu_layer(layer: Any, cache: KVCache, number: int) -> GpuLayer:
         attention=attention,
         gains=(layer.input_layernorm.weight, layer.post_attention_layernorm.weight),
         qk_gains=None if q_norm is None else (q_norm.weight, k_norm.weight),
-        qkv=Matrix.of(attention.qkv_proj),
-        out=Matrix.of(attention.o_proj),
-        gate_up=Matrix.of(mlp.gate_up_proj),
-        down=Matrix.of(mlp.down_proj),
+        qkv=matrix_of(attention.qkv_proj),
+        out=matrix_of(attention.o_proj),
+        gate_up=matrix_of(mlp.gate_up_proj, gates=True),
+        down=matrix_of(mlp.down_proj),
         keys=cache.keys[number],
         values=cache.values[number],
     )
 
 
+def matrix_of(layer: nn.Module, *, gates: bool = False) -> Matrix:
+    """A layer as the kernels read it, where they can."""
+    bias = getattr(layer, "bias", None)
+    if isinstance(layer, nn.Linear):
+        return Matrix(layer, layer.weight, None, bias, gates)
+    if isinstance(layer, (RowScaledLinear, CudaFp8Linear)):
+        return Matrix(layer, layer.weight, layer.scale.flatten(), bias, gates)
+    return Matrix(layer, None, gates=gates)
+
+
+def tied_head(embedding: nn.Embedding) -> nn.Linear:
+    """A linear layer with the weights of the embedding."""
+    head = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False, device="meta")
+    head.weight = embedding.weight
+    return head
+
+
 def can_compute(model: Transformer, cache: KVCache) -> bool:
-    """Whether a network is plain enough: on an NVIDIA GPU, no experts, no quantised or divided layers."""
+    """Whether a network is plain enough: on an NVIDIA GPU, no experts, not divided among several."""
     if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or model.arch.num_experts:
         return False
     are_alike = all(p.dtype == cache.keys[0].dtype and p.is_contiguous() for p in model.parameters())
@@ -137,6 +136,6 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a part of the network is what the kernels compute; anything applied to it may have changed it."""
-    known = type(module) in (nn.Linear, nn.Embedding, MLP, Rotation, nn.ModuleList)
+    known = type(module) in (nn.Linear, nn.Embedding, MLP, Rotation, nn.ModuleList) or isinstance(module, QUANTIZED)
     hooks = module._forward_hooks or module._forward_pre_hooks
     return not hooks and (known or type(module).__module__ == Transformer.__module__)

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from flambeau.llm.kernels.gpu import linear
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def turn_and_keep(  # type: ignore[no-untyped-def]
     qkv_ptr, q_ptr, keys_ptr, values_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, q_gain_ptr, k_gain_ptr,
     epsilon, T,

@@ -1,0 +1,53 @@
+"""Normalisation on a GPU, in Triton, on its way to a linear layer.
+
+Shapes: T rows · E hidden · S parts that a sum is divided into
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from flambeau.llm.kernels.gpu import linear
+
+
+@triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
+def add_and_normalise(  # type: ignore[no-untyped-def]
+    x_ptr, sums_ptr, gain_ptr, y_ptr, epsilon, T,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Add the parts of a sum to a row of the residual stream, in its place, and normalise it."""
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, PADDED)
+    is_element = e < SIZE
+    gain = tl.load(gain_ptr + e, mask=is_element, other=0.0).to(tl.float32)
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
+    x = tl.load(x_ptr + row * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        for part in tl.static_range(PARTS):
+            x += tl.load(sums_ptr + (part * T + row) * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
+        kept = x.to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + row * SIZE + e, kept, mask=is_element)
+        x = kept.to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon) * gain
+    tl.store(y_ptr + row * SIZE + e, y.to(y_ptr.dtype.element_ty), mask=is_element)
+
+
+def normalise(x: Tensor, gain: Tensor, epsilon: float, sums: Tensor | None = None) -> Tensor:
+    """[T, E] normalised, after the sums [T, E] or [S, T, E] were added to it in its place."""
+    num_rows, size = x.shape
+    y = torch.empty_like(x)
+    launch: Any = add_and_normalise
+    launch[(num_rows,)](
+        x, sums, gain, y, epsilon, num_rows,
+        SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x.numel(),
+        OVERLAPS=linear.OVERLAPS, num_warps=8, launch_pdl=linear.OVERLAPS,
+    )  # fmt: skip
+    return y
