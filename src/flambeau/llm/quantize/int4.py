@@ -12,7 +12,8 @@ from torch.nn import functional as F
 GROUP_SIZES = (32, 64, 128)
 LARGEST = 15
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # how much of a group's range is kept: a little clipping often pays
-MAX_WEIGHTS_AT_ONCE = 1 << 18  # rows are quantized in portions that stay in a processor's cache
+MAX_WEIGHTS_AT_ONCE = 1 << 18  # rows are quantized in portions that stay in a processor's cache …
+MAX_WEIGHTS_ON_GPU = 1 << 25  # … or keep a GPU busy
 
 
 class Int4Linear(nn.Module):
@@ -50,7 +51,8 @@ class Int4Linear(nn.Module):
 
 def quantize_int4(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs of weights [O, P], and the scales and minimums [O, N] of their groups, known exactly in bfloat16."""
-    rows = max(1, MAX_WEIGHTS_AT_ONCE // weight_OI.shape[1])
+    limit = MAX_WEIGHTS_ON_GPU if weight_OI.is_cuda else MAX_WEIGHTS_AT_ONCE
+    rows = max(1, limit // weight_OI.shape[1])
     portions = [quantize_portion(portion, group_size) for portion in torch.split(weight_OI, rows)]
     weights, scales, minimums = zip(*portions, strict=True)
     return torch.cat(weights), torch.cat(scales), torch.cat(minimums)

@@ -159,12 +159,11 @@ def test_sizes_of_graphs_are_near_the_number_of_sequences():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", ["kernels", "Inductor"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda_graphs_give_the_tokens_of_eager_steps(dtype, kind):
+def test_cuda_graphs_give_the_tokens_of_eager_steps(kind):
     experts = {"num_experts": 4, "expert_size": 48} if kind == "Inductor" else {}
-    model = random_model(head_size=32, windows=(None, 6), **experts).to("cuda", dtype)
+    model = random_model(head_size=32, windows=(None, 6), **experts).to("cuda")
     asked = prompts(5)
-    on_gpu = {"device": "cuda", "dtype": dtype}
+    on_gpu = {"device": "cuda"}
     expected = greedy(EagerForward(model, room(model, 5, **on_gpu)), asked, 8)
     forward = GraphedForward(model, room(model, 5, **on_gpu), max_num_seqs=8, max_blocks=8)
     for _ in range(2):  # eager steps that ask for the graphs; then the graphs

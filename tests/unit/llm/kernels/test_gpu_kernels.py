@@ -120,20 +120,24 @@ def test_prompts(case, network):
         torch.testing.assert_close(ours[1:], theirs[1:], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "int4 in large groups"])
 @pytest.mark.parametrize("case", ["one sequence", "several", "many"])
 def test_quantized_networks(case, kind):
     if DEVICE.type == "cpu" and kind == "fp8":
         pytest.skip("the interpreter does not know 8-bit floating point numbers")
-    shape = {"hidden_size": 128, "intermediate_size": 256, "head_size": 32}
+    shape = {"hidden_size": 128, "intermediate_size": 384, "head_size": 32, "mlp_bias": True}
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
-    model = quantize(with_random_vectors(random_model(**shape)).to(DEVICE, dtype), kind)
+    model = quantize(
+        with_random_vectors(random_model(**shape)).to(DEVICE, dtype),
+        kind.split()[0],
+        group_size=128 if "large" in kind else 32,
+    )
     cache, twin = caches(model, device=DEVICE, dtype=dtype)
     inputs = inputs_of(case)
     expected = EagerForward(model, twin).decode(inputs)
     with torch.inference_mode():
         found = GpuNetwork(model, cache).run(inputs)
-    assert (found - expected).norm() <= 0.02 * expected.norm()
+    assert (found - expected).norm() <= (0.04 if DEVICE.type == "cuda" else 1e-4) * expected.norm()
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter does not know bfloat16")

@@ -22,9 +22,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
-from flambeau.llm.kernels.gpu import linear
+from flambeau.llm.kernels.gpu.linear import overlaps
 
-PROGRAMS = 512  # about four for each of an H200's 132 multiprocessors
+PROGRAMS = 256  # about two for each of an H200's 132 multiprocessors
 MOST_PARTS = 32
 LEAST_ROWS = 16  # of a matrix product
 TILE_ROWS = 64  # of a prompt: its tokens times the heads that share keys and values
@@ -196,13 +196,13 @@ def launch_parts(
         scale, q.stride(0), tables_SB.stride(0),
         WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=padded,
         BLOCK_SIZE=keys.shape[1], PARTS=parts, ROWS=rows, PLACES=64,
-        OVERLAPS=linear.OVERLAPS, num_warps=4, num_stages=3, launch_pdl=linear.OVERLAPS,
+        OVERLAPS=overlaps(num_tokens), num_warps=4, num_stages=3, launch_pdl=overlaps(num_tokens),
     )  # fmt: skip
     if parts > 1:
         launch = join_parts
         launch[(num_tokens * heads,)](
             sums, highs, totals, out, SIZE=size, PADDED=padded, PARTS=parts,
-            OVERLAPS=linear.OVERLAPS, num_warps=2, launch_pdl=linear.OVERLAPS,
+            OVERLAPS=overlaps(num_tokens), num_warps=2, launch_pdl=overlaps(num_tokens),
         )  # fmt: skip
     return out
 

@@ -4,8 +4,8 @@ One row is multiplied by plain threads, several by tensor cores. There a matrix 
 inputs among several programs, whose sums whoever comes next adds up. Many rows are a matter of arithmetic, at which
 torch's own products are best. The plain twin of all is the layer itself.
 
-With `OVERLAPS`, a kernel begins while the one before it ends: it reads the weights, which depend on nothing, before it
-waits for its input.
+Kernels of one row begin while the one before them ends, and read their weights, which depend on nothing, before they
+wait for their input.
 
 Shapes: T rows · N outputs · K inputs · S parts that a sum is divided into
 """
@@ -21,6 +21,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from flambeau.llm.kernels.gpu.int4 import multiply_one_row_int4, multiply_rows_int4
 
 OVERLAPS = True
 MOST_ROWS = 64
@@ -119,69 +121,96 @@ def multiply_rows(  # type: ignore[no-untyped-def]
     tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """A linear layer, with its tensors as the kernels read them: weights [N, K], and scales [N] where they have any."""
+    """A linear layer, with its tensors as the kernels read them."""
 
     layer: nn.Module
-    weight: Tensor | None  # None: only the layer itself can read its weights
-    scale: Tensor | None = None
+    weight: Tensor  # [N, K]; of 4 bits: two in a byte
     bias: Tensor | None = None
     gates: bool = False  # half of the outputs are gates of the other half
+    scale: Tensor | None = None  # of each output [N], or of each of its groups
+    minimums: Tensor | None = None  # of each group of weights of 4 bits
+    group_size: int = 0  # of weights of 4 bits
+
+    @property
+    def width(self) -> int:
+        """How many outputs there are, gates not counted."""
+        return self.weight.shape[0] // (2 if self.gates else 1)
+
+    @property
+    def size(self) -> int:
+        """How many inputs there are."""
+        return self.weight.shape[1] * (2 if self.group_size else 1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N], or to parts [S, T, N] whose sum that is; of a gated layer to half of that."""
-        if self.weight is None or len(x) > MOST_ROWS:
-            y: Tensor = self.layer(x)
-            if not self.gates:
-                return y
-            gate, up = y.chunk(2, dim=-1)
-            return F.silu(gate) * up
-        return one_row(x, self, self.weight) if len(x) == 1 else few_rows(x, self, self.weight)
+        if len(x) <= MOST_ROWS:
+            return one_row(x, self) if len(x) == 1 else few_rows(x, self)
+        y: Tensor = self.layer(x)
+        if not self.gates:
+            return y
+        gate, up = y.chunk(2, dim=-1)
+        return F.silu(gate) * up
 
 
-def one_row(x: Tensor, matrix: Matrix, weight: Tensor) -> Tensor:
+def overlaps(num_rows: int) -> bool:
+    """Whether kernels begin before the ones before them end: worth it where each takes little, and costs elsewhere."""
+    return OVERLAPS and num_rows == 1
+
+
+def one_row(x: Tensor, matrix: Matrix) -> Tensor:
     """[1, K] to [1, N]."""
-    width, size = weight.shape[0] // (1 + matrix.gates), weight.shape[1]
+    width, size = matrix.width, matrix.size
     y = torch.empty((1, width), dtype=x.dtype, device=x.device)
-    each, block, warps = one_row_shape(size, weight.dtype, gates=matrix.gates)
-    launch: Any = multiply_one_row
-    launch[(triton.cdiv(width, each),)](
-        x, weight, matrix.scale, matrix.bias, y,
-        N=width, K=size, EACH=each, BLOCK=block,
-        GATES=matrix.gates, HAS_SCALE=matrix.scale is not None, HAS_BIAS=matrix.bias is not None,
-        OVERLAPS=OVERLAPS, num_warps=warps, launch_pdl=OVERLAPS,
-    )  # fmt: skip
+    each, block, warps = one_row_shape(size, matrix.weight.dtype)
+    options = {"num_warps": warps, "OVERLAPS": overlaps(1), "launch_pdl": overlaps(1)}
+    tensors, flags, launch = arguments(x, matrix, y, multiply_one_row, multiply_one_row_int4)
+    launch[(triton.cdiv(width, each),)](*tensors, N=width, K=size, EACH=each, BLOCK=block, **flags, **options)
     return y
 
 
-def one_row_shape(size: int, dtype: torch.dtype, *, gates: bool) -> tuple[int, int, int]:
-    """How many outputs a program has, how many inputs it reads at a time, and its warps."""
-    block = min(4096, triton.next_power_of_2(size))
-    return 1, block, 2 if size > block else max(1, min(8, block // 512))
-
-
-def few_rows(x: Tensor, matrix: Matrix, weight: Tensor) -> Tensor:
+def few_rows(x: Tensor, matrix: Matrix) -> Tensor:
     """[T, K] to [T, N], or in several parts to sums [S, T, N] in float32."""
-    width, size, num_rows = weight.shape[0] // (1 + matrix.gates), weight.shape[1], len(x)
-    columns, block, stages, parts = few_rows_shape(width, size, x.dtype, gates=matrix.gates)
+    width, size, num_rows = matrix.width, matrix.size, len(x)
+    columns, block, stages, parts = few_rows_shape(width, x.dtype, gates=matrix.gates)
     shape, dtype = ((num_rows, width), x.dtype) if parts == 1 else ((parts, num_rows, width), torch.float32)
     y = torch.empty(shape, dtype=dtype, device=x.device)
-    launch: Any = multiply_rows
+    tensors, flags, launch = arguments(x, matrix, y, multiply_rows, multiply_rows_int4)
+    if not matrix.group_size:
+        flags["BLOCK"] = block
     launch[(triton.cdiv(width, columns), parts)](
-        x, weight, matrix.scale, matrix.bias, y, num_rows,
-        N=width, K=size, ROWS=max(LEAST_ROWS, triton.next_power_of_2(num_rows)), COLUMNS=columns, BLOCK=block,
-        PARTS=parts, GATES=matrix.gates, HAS_SCALE=matrix.scale is not None, HAS_BIAS=matrix.bias is not None,
-        OVERLAPS=OVERLAPS, num_warps=4, num_stages=stages, launch_pdl=OVERLAPS,
+        *tensors, num_rows,
+        N=width, K=size, ROWS=max(LEAST_ROWS, triton.next_power_of_2(num_rows)), COLUMNS=columns, PARTS=parts,
+        **flags, OVERLAPS=overlaps(num_rows), num_warps=4, num_stages=stages, launch_pdl=overlaps(num_rows),
     )  # fmt: skip
     return y
 
 
-def few_rows_shape(width: int, size: int, dtype: torch.dtype, *, gates: bool) -> tuple[int, int, int, int]:
+def arguments(x: Tensor, matrix: Matrix, y: Tensor, plain: Any, int4: Any) -> tuple[list[Any], dict[str, Any], Any]:
+    """The tensors and flags of a matrix, and the kernel that takes them."""
+    flags: dict[str, Any] = {"GATES": matrix.gates, "HAS_BIAS": matrix.bias is not None}
+    if matrix.group_size:
+        tensors = [x, matrix.weight, matrix.scale, matrix.minimums, matrix.bias, y]
+        return tensors, {**flags, "GROUP": matrix.group_size}, int4
+    return [x, matrix.weight, matrix.scale, matrix.bias, y], {**flags, "HAS_SCALE": matrix.scale is not None}, plain
+
+
+def one_row_shape(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """How many outputs a program has, how many inputs it reads at a time, and its warps: the best of those measured."""
+    if size > 4096:
+        return 1, 1024, 1
+    block = triton.next_power_of_2(size)
+    return 1, block, max(1, min(8 if dtype.itemsize > 1 else 4, block // 512))
+
+
+def few_rows_shape(width: int, dtype: torch.dtype, *, gates: bool) -> tuple[int, int, int, int]:
     """How many outputs a program has, how many inputs it reads at a time and how often ahead; into how many parts."""
-    parts = 1
-    while not gates and parts < MOST_PARTS and parts * -(-width // 64) < PROGRAMS:
-        parts *= 2
     if dtype == torch.float32:
-        return 32 if gates else 64, 64, 3, parts
-    return 64, 64, 4, parts
+        columns, block, stages = 32 if gates else 64, 64, 3
+    else:
+        columns, block, stages = (64, 128, 3) if gates else (64, 64, 5)
+    parts = 1
+    while not gates and parts < MOST_PARTS and parts * -(-width // columns) < PROGRAMS:
+        parts *= 2
+    return columns, block, stages, parts

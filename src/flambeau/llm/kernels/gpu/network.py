@@ -7,7 +7,7 @@ Shapes: T tokens of the step · N rows of them · S parts that a sum is divided 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ from flambeau.llm.kernels.gpu.norms import normalise
 from flambeau.llm.kernels.gpu.rotary import turn
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import MLP, Attention, Transformer
-from flambeau.llm.quantize.cuda_layers import CudaFp8Linear, CudaInt4Linear
+from flambeau.llm.quantize.cuda_layers import CudaFp8Linear
+from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.rows import RowScaledLinear
 
-QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear)
+QUANTIZED = (RowScaledLinear, CudaFp8Linear, Int4Linear)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +111,15 @@ def gpu_layer(layer: Any, cache: KVCache, number: int) -> GpuLayer:
 
 
 def matrix_of(layer: nn.Module, *, gates: bool = False) -> Matrix:
-    """A layer as the kernels read it, where they can."""
-    bias = getattr(layer, "bias", None)
-    if isinstance(layer, nn.Linear):
-        return Matrix(layer, layer.weight, None, bias, gates)
+    """A layer as the kernels read it."""
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    assert isinstance(weight, Tensor)
+    matrix = Matrix(layer=layer, weight=weight, bias=bias, gates=gates)
     if isinstance(layer, (RowScaledLinear, CudaFp8Linear)):
-        return Matrix(layer, layer.weight, layer.scale.flatten(), bias, gates)
-    return Matrix(layer, None, gates=gates)
+        return replace(matrix, scale=layer.scale.flatten())
+    if isinstance(layer, Int4Linear):
+        return replace(matrix, scale=layer.scales, minimums=layer.minimums, group_size=layer.group_size)
+    return matrix
 
 
 def tied_head(embedding: nn.Embedding) -> nn.Linear:
