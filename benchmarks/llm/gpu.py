@@ -136,7 +136,7 @@ def main() -> None:
     model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
     if asked.quantization:
         quantize(model, asked.quantization)
-        pack(model, torch.bfloat16, keeps_int4=True)
+        pack(model, torch.bfloat16)
     read, size = bandwidth(asked.device), weight_bytes(model)
     print(f"{size / 1e9:.2f} GB at {read / 1e9:.0f} GB/s: at most {read / size:.1f} tokens/s", file=sys.stderr)
     engine = new_engine(model, max(streams), asked.prompt + asked.tokens + 16, compiled=True)

@@ -79,7 +79,7 @@ def make_network(path: Path, config: EngineConfig, device: torch.device, ranks: 
         local = local_architecture(arch, ranks.size)
         model = load(build=lambda _: build(local), shard=Shard(arch, ranks.rank, ranks.size))
         connect(model)
-    pack(model, dtype, keeps_int4=ranks is None and not arch.num_experts)
+    pack(model, dtype)
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     num_blocks = num_blocks_for(local, config, device, dtype, draft.arch if draft else None)
     num_blocks = num_blocks if ranks is None else least(num_blocks, ranks)
@@ -107,7 +107,7 @@ def load_draft(
             "vocabulary of the model whose tokens it proposes"
         )
     draft = load_model(path, device=device, dtype=dtype)
-    pack(draft, dtype, keeps_int4=not draft.arch.num_experts)
+    pack(draft, dtype)
     return draft
 
 

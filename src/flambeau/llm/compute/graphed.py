@@ -111,12 +111,16 @@ class GraphedForward:
         graph = self._captured.get(key)
         if graph is None:
             made = self._workshop.find(key, lambda: self._make(*key))
-            if made is None:
-                return None
+            if made is None:  # a larger one will do meanwhile
+                return self._captured.get((inputs.query_len, min(self._sizes_of(inputs.query_len, size), default=0)))
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             graph = self._captured[key] = Graph(made, self._trash(*key), self._pool)
             self._tell()
         return graph
+
+    def _sizes_of(self, query_len: int, least: int) -> list[int]:
+        """The sizes of the graphs for steps of so many tokens each that hold so many sequences."""
+        return [size for length, size in self._captured if length == query_len and size >= least]
 
     def _tell(self) -> None:
         """Say once what decodes from now on; other shapes of a step follow as they are asked for."""

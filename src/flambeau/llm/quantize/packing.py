@@ -23,16 +23,13 @@ ROUNDING = 0.02  # of the largest output: what bfloat16 may cost
 INPUT_ROUNDING = 0.1  # where inputs have 8 bits, too
 
 
-def pack(model: nn.Module, dtype: torch.dtype, *, keeps_int4: bool = False) -> None:
-    """Exchange quantized layers for faster ones that give the same; those that have none stay as they are.
-
-    With `keeps_int4`, weights of 4 bits on a GPU are left to the kernels that read them as they are.
-    """
+def pack(model: nn.Module, dtype: torch.dtype) -> None:
+    """Exchange quantized layers for faster ones that give the same; those that have none stay as they are."""
     refused: set[type] = set()
     checked: set[type] = set()
     for name, layer in [*model.named_modules()]:
         make = faster_for(layer, dtype)
-        if make is None or type(layer) in refused or (keeps_int4 and make is CudaInt4Linear):
+        if make is None or type(layer) in refused:
             continue
         try:
             faster = make(layer)
@@ -51,7 +48,7 @@ def faster_for(layer: nn.Module, dtype: torch.dtype) -> Faster | None:
     """The faster kind of a layer on the device it is on; None: it has none."""
     if isinstance(layer, Int4Linear):
         if layer.weight.is_cuda:
-            return CudaInt4Linear if dtype == torch.bfloat16 and has_capability(layer.weight, 8, 0) else None
+            return CudaInt4Linear if has_capability(layer.weight, 8, 0) else None
         return CpuInt4Linear if layer.weight.device.type == "cpu" else None
     if isinstance(layer, Int8Linear):
         return CpuInt8Linear if layer.weight.device.type == "cpu" else None

@@ -10,6 +10,8 @@ import torch
 from flambeau.llm.compute.attention import PagedAttention
 from flambeau.llm.compute.forward import EagerForward
 from flambeau.llm.quantize.applying import quantize
+from flambeau.llm.quantize.cuda_layers import CudaInt4Linear
+from flambeau.llm.quantize.int4 import Int4Linear
 from support.llm_steps import random_model, room, step_inputs
 
 pytest.importorskip("triton", reason="there is no Triton here")
@@ -135,6 +137,9 @@ def test_quantized_networks(case, kind):
     cache, twin = caches(model, device=DEVICE, dtype=dtype)
     inputs = inputs_of(case)
     expected = EagerForward(model, twin).decode(inputs)
+    for name, layer in [*model.named_modules()]:
+        if isinstance(layer, Int4Linear):
+            model.set_submodule(name, CudaInt4Linear(layer))
     with torch.inference_mode():
         found = GpuNetwork(model, cache).run(inputs)
     assert (found - expected).norm() <= (0.04 if DEVICE.type == "cuda" else 1e-4) * expected.norm()

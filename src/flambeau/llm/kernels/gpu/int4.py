@@ -1,7 +1,7 @@
 """Linear layers of a few rows with weights of 4 bits on a GPU, in Triton; as linear.py, but for how weights are read.
 
-A byte has the weights of two neighbouring inputs, so that the inputs with even and those with odd numbers are taken
-apart: each half is multiplied with its own inputs, and nothing has to be put in order.
+A byte has the weights of two inputs that lie half a group apart: each half of the bytes is multiplied with its own half
+of the inputs, and nothing has to be put in order.
 
 Shapes: T rows · N outputs · K inputs · S parts that a sum is divided into
 """
@@ -15,12 +15,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit  # type: ignore[untyped-decorator]
 def group_sums(  # type: ignore[no-untyped-def]
-    pairs, scales, minimums, even, odd, EACH: tl.constexpr, GROUPS: tl.constexpr, HALF_GROUP: tl.constexpr
+    pairs, scales, minimums, first, second, EACH: tl.constexpr, GROUPS: tl.constexpr, HALF_GROUP: tl.constexpr
 ):  # fmt: skip
     """What each group of each output adds to it [EACH, GROUPS]: levels are multiplied before they are scaled."""
-    levels = (pairs >> 4).to(tl.float32) * even[None, :] + (pairs & 15).to(tl.float32) * odd[None, :]
+    levels = (pairs >> 4).to(tl.float32) * first[None, :] + (pairs & 15).to(tl.float32) * second[None, :]
     sums = tl.sum(tl.reshape(levels, [EACH, GROUPS, HALF_GROUP]), 2)
-    inputs = tl.sum(tl.reshape(even + odd, [GROUPS, HALF_GROUP]), 1)
+    inputs = tl.sum(tl.reshape(first + second, [GROUPS, HALF_GROUP]), 1)
     return sums * scales.to(tl.float32) + minimums.to(tl.float32) * inputs[None, :]
 
 
@@ -53,15 +53,16 @@ def multiply_one_row_int4(  # type: ignore[no-untyped-def]
         pairs = tl.load(rows + pair[None, :], mask=is_pair, other=0, eviction_policy="evict_first")
         scales = tl.load(scales_ptr + scale_rows + group[None, :], mask=is_group, other=0.0)
         minimums = tl.load(minimums_ptr + scale_rows + group[None, :], mask=is_group, other=0.0)
-        even = tl.load(x_ptr + 2 * pair, mask=pair < K // 2, other=0.0).to(tl.float32)
-        odd = tl.load(x_ptr + 2 * pair + 1, mask=pair < K // 2, other=0.0).to(tl.float32)
-        sums += group_sums(pairs, scales, minimums, even, odd, EACH, groups, half_group)
+        place = pair // half_group * GROUP + pair % half_group
+        first = tl.load(x_ptr + place, mask=pair < K // 2, other=0.0).to(tl.float32)
+        second = tl.load(x_ptr + place + half_group, mask=pair < K // 2, other=0.0).to(tl.float32)
+        sums += group_sums(pairs, scales, minimums, first, second, EACH, groups, half_group)
         if GATES:
             pairs = tl.load(rows + N * (K // 2) + pair[None, :], mask=is_pair, other=0, eviction_policy="evict_first")
             others = scale_rows + N * (K // GROUP) + group[None, :]
             scales = tl.load(scales_ptr + others, mask=is_group, other=0.0)
             minimums = tl.load(minimums_ptr + others, mask=is_group, other=0.0)
-            other_sums += group_sums(pairs, scales, minimums, even, odd, EACH, groups, half_group)
+            other_sums += group_sums(pairs, scales, minimums, first, second, EACH, groups, half_group)
     y = tl.sum(sums, 1)
     other = tl.sum(other_sums, 1)
     if HAS_BIAS:
@@ -89,39 +90,39 @@ def multiply_rows_int4(  # type: ignore[no-untyped-def]
     j = tl.arange(0, half_group)
     is_row, is_column = t < T, n < N
     columns = weight_ptr + n[:, None].to(tl.int64) * (K // 2) + j[None, :]
-    inputs = x_ptr + t[:, None] * K + 2 * j[None, :]
+    inputs = x_ptr + t[:, None] * K + j[None, :]
     if OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    other_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    other_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     for group in tl.range(part * share, tl.minimum(part * share + share, num_groups)):
-        even = tl.load(inputs + group * GROUP, mask=is_row[:, None], other=0.0)
-        odd = tl.load(inputs + group * GROUP + 1, mask=is_row[:, None], other=0.0)
+        x = tl.load(inputs + group * GROUP, mask=is_row[:, None], other=0.0)
+        other_x = tl.load(inputs + group * GROUP + half_group, mask=is_row[:, None], other=0.0)
         at = n * num_groups + group
         scale = tl.load(scales_ptr + at, mask=is_column, other=0.0).to(tl.float32)[:, None]
         minimum = tl.load(minimums_ptr + at, mask=is_column, other=0.0).to(tl.float32)[:, None]
         pairs = tl.load(columns + group * half_group, mask=is_column[:, None], other=0, eviction_policy="evict_first")
-        first = ((pairs >> 4).to(tl.float32) * scale + minimum).to(even.dtype)
-        second = ((pairs & 15).to(tl.float32) * scale + minimum).to(even.dtype)
-        sums = tl.dot(even, tl.trans(first), sums, input_precision="ieee")
-        sums = tl.dot(odd, tl.trans(second), sums, input_precision="ieee")
+        first = ((pairs >> 4).to(tl.float32) * scale + minimum).to(x.dtype)
+        second = ((pairs & 15).to(tl.float32) * scale + minimum).to(x.dtype)
+        sums = tl.dot(first, tl.trans(x), sums, input_precision="ieee")
+        sums = tl.dot(second, tl.trans(other_x), sums, input_precision="ieee")
         if GATES:
             at = (N + n) * num_groups + group
             scale = tl.load(scales_ptr + at, mask=is_column, other=0.0).to(tl.float32)[:, None]
             minimum = tl.load(minimums_ptr + at, mask=is_column, other=0.0).to(tl.float32)[:, None]
             others = columns + N * (K // 2) + group * half_group
             pairs = tl.load(others, mask=is_column[:, None], other=0, eviction_policy="evict_first")
-            first = ((pairs >> 4).to(tl.float32) * scale + minimum).to(even.dtype)
-            second = ((pairs & 15).to(tl.float32) * scale + minimum).to(even.dtype)
-            other_sums = tl.dot(even, tl.trans(first), other_sums, input_precision="ieee")
-            other_sums = tl.dot(odd, tl.trans(second), other_sums, input_precision="ieee")
+            first = ((pairs >> 4).to(tl.float32) * scale + minimum).to(x.dtype)
+            second = ((pairs & 15).to(tl.float32) * scale + minimum).to(x.dtype)
+            other_sums = tl.dot(first, tl.trans(x), other_sums, input_precision="ieee")
+            other_sums = tl.dot(second, tl.trans(other_x), other_sums, input_precision="ieee")
     if HAS_BIAS:
         has_it = is_column & (part == 0)
-        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
+        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[:, None]
         if GATES:
-            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
+            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[:, None]
     if GATES:
         sums = sums / (1.0 + tl.exp(-sums)) * other_sums
     y_at = y_ptr + (part * T + t[:, None]) * N + n[None, :]
-    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    tl.store(y_at, tl.trans(sums).to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])

@@ -94,31 +94,31 @@ def multiply_rows(  # type: ignore[no-untyped-def]
     if OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    other_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)  # weights come first: what they are widened to stays in registers
+    other_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     for start in tl.range(0, share, BLOCK):
         place = part * share + start + k
         is_place = place < K
         x = tl.load(x_ptr + t[:, None] * K + place[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0)
         mask = is_column[:, None] & is_place[None, :]
         weights = tl.load(columns + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first").to(x.dtype)
-        sums = tl.dot(x, tl.trans(weights), sums, input_precision="ieee")
+        sums = tl.dot(weights, tl.trans(x), sums, input_precision="ieee")
         if GATES:
             others = tl.load(columns + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            other_sums = tl.dot(x, tl.trans(others.to(x.dtype)), other_sums, input_precision="ieee")
+            other_sums = tl.dot(others.to(x.dtype), tl.trans(x), other_sums, input_precision="ieee")
     if HAS_SCALE:
-        sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[:, None]
         if GATES:
-            other_sums *= tl.load(scale_ptr + N + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            other_sums *= tl.load(scale_ptr + N + n, mask=is_column, other=0.0).to(tl.float32)[:, None]
     if HAS_BIAS:
         has_it = is_column & (part == 0)
-        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
+        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[:, None]
         if GATES:
-            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
+            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[:, None]
     if GATES:
         sums = sums / (1.0 + tl.exp(-sums)) * other_sums
     y_at = y_ptr + (part * T + t[:, None]) * N + n[None, :]
-    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    tl.store(y_at, tl.trans(sums).to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +198,10 @@ def arguments(x: Tensor, matrix: Matrix, y: Tensor, plain: Any, int4: Any) -> tu
 
 def one_row_shape(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """How many outputs a program has, how many inputs it reads at a time, and its warps: the best of those measured."""
-    if size > 4096:
-        return 1, 1024, 1
     block = triton.next_power_of_2(size)
-    return 1, block, max(1, min(8 if dtype.itemsize > 1 else 4, block // 512))
+    if dtype.itemsize == 1:  # to widen weights takes time too: inputs are read for several outputs at once
+        return (8, min(512, block), 4) if size <= 4096 else (4, 1024, 4)
+    return (1, block, max(1, min(8, block // 512))) if size <= 4096 else (1, 1024, 1)
 
 
 def few_rows_shape(width: int, dtype: torch.dtype, *, gates: bool) -> tuple[int, int, int, int]:

@@ -22,11 +22,10 @@ from flambeau.llm.kernels.gpu.norms import normalise
 from flambeau.llm.kernels.gpu.rotary import turn
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import MLP, Attention, Transformer
-from flambeau.llm.quantize.cuda_layers import CudaFp8Linear
-from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.cuda_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.rows import RowScaledLinear
 
-QUANTIZED = (RowScaledLinear, CudaFp8Linear, Int4Linear)
+QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def matrix_of(layer: nn.Module, *, gates: bool = False) -> Matrix:
     matrix = Matrix(layer=layer, weight=weight, bias=bias, gates=gates)
     if isinstance(layer, (RowScaledLinear, CudaFp8Linear)):
         return replace(matrix, scale=layer.scale.flatten())
-    if isinstance(layer, Int4Linear):
+    if isinstance(layer, CudaInt4Linear):
         return replace(matrix, scale=layer.scales, minimums=layer.minimums, group_size=layer.group_size)
     return matrix
 
