@@ -16,6 +16,7 @@
 namespace flambeau {
 
 constexpr int64_t kTokensAtOnce = 16;  // of a sequence, in one piece of work
+constexpr int64_t kBlocksAhead = 2, kLineBytes = 64;
 
 template <typename scalar>
 struct PagedStep {
@@ -49,13 +50,25 @@ inline void softmax(float* scores, int64_t length) {
   for (int64_t i = 0; i < length; ++i) scores[i] *= share;
 }
 
+// Has the rows of a block brought near; blocks lie anywhere, and nothing else guesses which is next.
+template <int64_t size, typename scalar>
+inline void fetch(const scalar* cache, int64_t block, int64_t block_size, int64_t stride) {
+  const scalar* row = cache + block * block_size * stride;
+  for (int64_t i = 0; i < block_size; ++i, row += stride)
+    for (size_t at = 0; at < size * sizeof(scalar); at += kLineBytes)
+      __builtin_prefetch(reinterpret_cast<const char*>(row) + at);
+}
+
 // Calls visit(place, rows, count) for each run of places from begin to end whose rows lie one after another.
-template <typename scalar, typename Visit>
+template <int64_t size, typename scalar, typename Visit>
 inline void walk(const scalar* cache, const int64_t* table, int64_t block_size, int64_t stride, int64_t begin,
                  int64_t end, const Visit& visit) {
+  const int64_t last = (end - 1) / block_size;
   for (int64_t place = begin; place < end;) {
-    const int64_t offset = place % block_size, stop = std::min(end, place - offset + block_size);
-    visit(place, cache + (table[place / block_size] * block_size + offset) * stride, stop - place);
+    const int64_t number = place / block_size, offset = place % block_size;
+    const int64_t stop = std::min(end, place - offset + block_size);
+    if (number + kBlocksAhead <= last) fetch<size>(cache, table[number + kBlocksAhead], block_size, stride);
+    visit(place, cache + (table[number] * block_size + offset) * stride, stop - place);
     place = stop;
   }
 }
@@ -77,7 +90,7 @@ void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, c
   Floats query[heads][parts], total[heads][parts] = {};
   for (int h = 0; h < heads; ++h)
     for (int i = 0; i < parts; ++i) query[h][i] = load(q + h * size + i * kLanes) * step.scale;
-  walk(step.keys + kv_head * size, table, step.block_size, stride, begin, end,
+  walk<size>(step.keys + kv_head * size, table, step.block_size, stride, begin, end,
        [&](int64_t at, const scalar* key, int64_t count) {
          float* score = scores + at - begin;
          for (; count >= 4; count -= 4, score += 4, key += 4 * stride)
@@ -91,7 +104,7 @@ void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, c
            for (int h = 0; h < heads; ++h) score[h * room] = sum(product_of<parts>(query[h], key));
        });
   for (int h = 0; h < heads; ++h) softmax(scores + h * room, end - begin);
-  walk(step.values + kv_head * size, table, step.block_size, stride, begin, end,
+  walk<size>(step.values + kv_head * size, table, step.block_size, stride, begin, end,
        [&](int64_t at, const scalar* value, int64_t count) {
          const float* weight = scores + at - begin;
          for (; count > 0; --count, value += stride, ++weight)
@@ -139,10 +152,13 @@ void attend_paged(const PagedStep<scalar>& step, int num_threads) {
     std::copy_n(step.k + t * step.k_stride, row, step.keys + step.slots[t] * row);
     std::copy_n(step.v + t * step.v_stride, row, step.values + step.slots[t] * row);
   }
-  Threads::of_process().share(pieces.size() * step.kv_heads, num_threads, [&](int64_t number) {
-    const Piece& piece = pieces[number / step.kv_heads];
+  // Heads lie beside each other: whoever reads one has the others near. They are shared out only if little else is.
+  const int64_t count = pieces.size(), splits = count < 4 * num_threads ? step.kv_heads : 1;
+  Threads::of_process().share(count * splits, num_threads, [&](int64_t number) {
+    const Piece& piece = pieces[number / splits];
     const int64_t* table = step.tables + piece.sequence * step.table_width;
-    for (int64_t t = piece.first; t < piece.last; ++t) attend_group<parts>(step, t, table, number % step.kv_heads);
+    for (int64_t head = number % splits; head < step.kv_heads; head += splits)
+      for (int64_t t = piece.first; t < piece.last; ++t) attend_group<parts>(step, t, table, head);
   });
 }
 
