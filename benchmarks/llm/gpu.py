@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,10 @@ import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
 from flambeau.llm.bench import measure  # noqa: E402
-from flambeau.llm.compute.forward import EagerForward  # noqa: E402
-from flambeau.llm.compute.graphed import GraphedForward  # noqa: E402
 from flambeau.llm.compute.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.config import SamplingParams  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
+from flambeau.llm.making import forward_for  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
@@ -39,7 +38,7 @@ from flambeau.llm.quantize.applying import quantize  # noqa: E402
 from flambeau.llm.quantize.packing import pack  # noqa: E402
 
 GPT_FAST = {"1": 216, "32": 5421}  # tokens/s of Llama-2-7B in bfloat16 on an H200, measured before with the same shapes
-READ_BYTES = 4 << 30
+READ_BYTES = 16 << 30
 
 
 def arguments() -> argparse.Namespace:
@@ -70,16 +69,12 @@ def random_network(arch: Architecture, device: str, dtype: torch.dtype) -> Trans
 def new_engine(model: Transformer, num_seqs: int, length: int, *, compiled: bool) -> Engine:
     """The whole engine around a network."""
     weight = model.model.embed_tokens.weight
-    config = EngineConfig(max_num_seqs=num_seqs, max_model_len=length, prefix_cache=False)
+    config = EngineConfig(max_num_seqs=num_seqs, max_model_len=length, prefix_cache=False, compile=compiled)
     per_sequence = -(-length // config.block_size)
     cache = KVCache(
         model.arch, num_seqs * per_sequence + 1, config.block_size, device=weight.device, dtype=weight.dtype
     )
-    forward = (
-        GraphedForward(model, cache, max_num_seqs=num_seqs, max_blocks=per_sequence)
-        if compiled
-        else EagerForward(model, cache)
-    )
+    forward = forward_for(model, cache, config)
     return Engine(model.arch, forward, num_blocks=cache.num_blocks, config=config, device=str(weight.device))
 
 
@@ -101,7 +96,7 @@ def same_tokens(arch: Architecture, device: str) -> bool:
 
 def bandwidth(device: str) -> float:
     """Bytes per second that a plain reduction reads."""
-    numbers = torch.ones(READ_BYTES // 2 if device != "cpu" else 1 << 26, dtype=torch.bfloat16, device=device)
+    numbers = torch.ones(READ_BYTES // 4 if device != "cpu" else 1 << 26, device=device)
     seconds = []
     for _ in range(8):
         synchronize(device)
@@ -109,7 +104,7 @@ def bandwidth(device: str) -> float:
         numbers.sum()
         synchronize(device)
         seconds.append(time.perf_counter() - began)
-    return numbers.numel() * 2 / min(seconds)
+    return numbers.nbytes / min(seconds)
 
 
 def synchronize(device: str) -> None:
@@ -123,6 +118,11 @@ def weight_bytes(model: Transformer) -> int:
     state = model.state_dict()
     skipped = 0 if model.lm_head is None else state["model.embed_tokens.weight"].nbytes
     return sum(tensor.nbytes for tensor in state.values()) - skipped
+
+
+def median(rounds: list[dict[str, Any]], streams: int, what: str) -> float:
+    """Of the rounds with so many streams."""
+    return statistics.median(each[what] for each in rounds if each["streams"] == streams)
 
 
 def main() -> None:
@@ -148,10 +148,10 @@ def main() -> None:
     rounds: list[dict[str, Any]] = []
     for number in range(asked.rounds):
         for figure in measure(engine, streams, **lengths):
-            rounds.append({"round": number + 1, "streams": figure.streams, "tokens_per_s": figure.tokens_per_s})
+            rounds.append({"round": number + 1, **asdict(figure)})
             print(rounds[-1], file=sys.stderr)
     engine.close()
-    medians = {str(n): statistics.median(r["tokens_per_s"] for r in rounds if r["streams"] == n) for n in streams}
+    medians = {str(n): median(rounds, n, "tokens_per_s") for n in streams}
     for number, rate in medians.items():
         beside = f", gpt-fast {GPT_FAST[number]}" if number in GPT_FAST and asked.preset == "Llama-2-7B" else ""
         share = f", {rate / (read / size):.0%} of the ceiling" if number == "1" else ""
@@ -172,9 +172,10 @@ def main() -> None:
         "ceiling_tokens_per_s": read / size,
         "first_round_with_compilation_s": compile_s,
         "medians_tokens_per_s": medians,
+        "medians_first_token_ms": {str(n): median(rounds, n, "first_token_ms") for n in streams},
         "rounds": rounds,
     }
-    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu.json"
+    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu-{asked.quantization or 'bf16'}.json"
     file.write_text(json.dumps(result, indent=1) + "\n")
     print(file)
 

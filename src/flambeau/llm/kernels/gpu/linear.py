@@ -94,31 +94,31 @@ def multiply_rows(  # type: ignore[no-untyped-def]
     if OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
-    sums = tl.zeros([COLUMNS, ROWS], tl.float32)  # weights come first: what they are widened to stays in registers
-    other_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    other_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, share, BLOCK):
         place = part * share + start + k
         is_place = place < K
         x = tl.load(x_ptr + t[:, None] * K + place[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0)
         mask = is_column[:, None] & is_place[None, :]
         weights = tl.load(columns + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first").to(x.dtype)
-        sums = tl.dot(weights, tl.trans(x), sums, input_precision="ieee")
+        sums = tl.dot(x, tl.trans(weights), sums, input_precision="ieee")
         if GATES:
             others = tl.load(columns + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            other_sums = tl.dot(others.to(x.dtype), tl.trans(x), other_sums, input_precision="ieee")
+            other_sums = tl.dot(x, tl.trans(others.to(x.dtype)), other_sums, input_precision="ieee")
     if HAS_SCALE:
-        sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[:, None]
+        sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATES:
-            other_sums *= tl.load(scale_ptr + N + n, mask=is_column, other=0.0).to(tl.float32)[:, None]
+            other_sums *= tl.load(scale_ptr + N + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
     if HAS_BIAS:
         has_it = is_column & (part == 0)
-        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[:, None]
+        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
         if GATES:
-            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[:, None]
+            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
     if GATES:
         sums = sums / (1.0 + tl.exp(-sums)) * other_sums
     y_at = y_ptr + (part * T + t[:, None]) * N + n[None, :]
-    tl.store(y_at, tl.trans(sums).to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def one_row(x: Tensor, matrix: Matrix) -> Tensor:
 def few_rows(x: Tensor, matrix: Matrix) -> Tensor:
     """[T, K] to [T, N], or in several parts to sums [S, T, N] in float32."""
     width, size, num_rows = matrix.width, matrix.size, len(x)
-    columns, block, stages, parts = few_rows_shape(width, x.dtype, gates=matrix.gates)
+    columns, block, stages, parts = few_rows_shape(width, x.dtype, matrix.weight.dtype, gates=matrix.gates)
     shape, dtype = ((num_rows, width), x.dtype) if parts == 1 else ((parts, num_rows, width), torch.float32)
     y = torch.empty(shape, dtype=dtype, device=x.device)
     tensors, flags, launch = arguments(x, matrix, y, multiply_rows, multiply_rows_int4)
@@ -198,18 +198,21 @@ def arguments(x: Tensor, matrix: Matrix, y: Tensor, plain: Any, int4: Any) -> tu
 
 def one_row_shape(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """How many outputs a program has, how many inputs it reads at a time, and its warps: the best of those measured."""
-    block = triton.next_power_of_2(size)
-    if dtype.itemsize == 1:  # to widen weights takes time too: inputs are read for several outputs at once
-        return (8, min(512, block), 4) if size <= 4096 else (4, 1024, 4)
-    return (1, block, max(1, min(8, block // 512))) if size <= 4096 else (1, 1024, 1)
+    block, is_long = triton.next_power_of_2(size), size > 4096
+    if dtype.itemsize > 1:
+        return (1, 1024, 1) if is_long else (1, block, max(1, min(8, block // 512)))
+    # To widen weights takes time too: inputs are read for several outputs at once.
+    return (4, min(512, block), 2) if dtype.is_floating_point and not is_long else (4, min(1024, block), 4)
 
 
-def few_rows_shape(width: int, dtype: torch.dtype, *, gates: bool) -> tuple[int, int, int, int]:
+def few_rows_shape(
+    width: int, dtype: torch.dtype, weight_dtype: torch.dtype, *, gates: bool
+) -> tuple[int, int, int, int]:
     """How many outputs a program has, how many inputs it reads at a time and how often ahead; into how many parts."""
     if dtype == torch.float32:
         columns, block, stages = 32 if gates else 64, 64, 3
     else:
-        columns, block, stages = (64, 128, 3) if gates else (64, 64, 5)
+        columns, block, stages = (64, 128, 3) if gates else (64, 64, 5) if weight_dtype.itemsize > 1 else (64, 128, 4)
     parts = 1
     while not gates and parts < MOST_PARTS and parts * -(-width // columns) < PROGRAMS:
         parts *= 2
