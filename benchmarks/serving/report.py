@@ -1,18 +1,13 @@
 """Turns a result of `run.py` into Markdown tables, and with `--docs` into a page and a plot."""
 
-import argparse
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
 from goals import OURS, RIVAL
-
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-PLOT = "benchmarks.svg"
+from page import report_main, table
 
 # Near zero when all is well, so their ratios mean nothing.
 NOT_PLOTTED = {"growth_mb", "bad_answers", "slow_delay_ms"}
@@ -57,11 +52,6 @@ def goal_row(result: Result, goal: Row) -> list[str]:
     ]
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def point_rows(result: Result) -> list[list[str]]:
     """Every loaded point of every peer, side by side."""
     points = list(dict.fromkeys(point for points in result["medians"].values() for point in points))
@@ -104,6 +94,7 @@ def markdown(result: Result) -> str:
     point_head = ["point", "server", "requests/s", "p50 ms", "p90 ms", "p99 ms", "server cores", "client cores"]
     return "\n\n".join(
         [
+            "![Ratios to TorchServe](benchmarks.svg)",
             conditions(result),
             table(head, [goal_row(result, goal) for goal in result["goals"]]),
             table(point_head, point_rows(result)),
@@ -173,29 +164,5 @@ def draw(bars: list[Bar]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def update_docs(page: Path, report: str, picture: str) -> None:
-    """Replaces what is between the markers of the page, and the plot beside it."""
-    text = page.read_text()
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"{page} lacks the markers {BEGIN} and {END}")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    image = f"![Ratios to TorchServe]({PLOT})"
-    page.write_text(f"{before}{BEGIN}\n\n{image}\n\n{report}\n\n{END}{after}")
-    (page.parent / PLOT).write_text(picture)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--docs", type=Path, help="a page to update, such as docs/benchmarks.md")
-    arguments = parser.parse_args()
-    result = json.loads(arguments.result.read_text())
-    report = markdown(result)
-    print(report)
-    if arguments.docs:
-        update_docs(arguments.docs, report, plot(result))
-
-
 if __name__ == "__main__":
-    main()
+    report_main(__doc__, "benchmarks", markdown, plot)
