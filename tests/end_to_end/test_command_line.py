@@ -11,14 +11,21 @@ import time
 
 import pytest
 
+from flambeau import __version__
 from support.archives import pack_handler
 from support.running import HANDLERS
 
-MODULE = [sys.executable, "-m", "flambeau.cli.main"]
+MODULE = [sys.executable, "-m", "flambeau"]
 
 
 def flambeau(*words, stdin=b"", **options):
     return subprocess.run([*MODULE, *map(str, words)], input=stdin, capture_output=True, timeout=100, **options)
+
+
+def test_it_says_which_version_it_is():
+    for word in ("version", "--version"):
+        result = flambeau(word)
+        assert (result.returncode, result.stdout.decode(), result.stderr) == (0, f"{__version__}\n", b"")
 
 
 def test_models_are_looked_after_from_the_terminal(start, tmp_path):

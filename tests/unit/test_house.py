@@ -47,6 +47,7 @@ ALLOWED = {  # who may import whom, at load time
     "testing": {"archive", "config", "worker", "wire", "(root)"},
     "handlers": {"llm", "wire", "errors", "importing"},
     "llm": set(),
+    "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},
     "migrating": {"archive", "config", "errors"},
     "archive": {"config", "errors", "(root)"},

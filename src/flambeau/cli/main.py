@@ -26,6 +26,22 @@ app.add_typer(archive_app, name="archive")
 app.add_typer(llm_app, name="llm")
 
 
+def say_version(is_asked: bool) -> None:
+    """What `flambeau version` says."""
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def flambeau(
+    _: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", is_eager=True, callback=say_version)
+    ] = False,
+) -> None:
+    """A model server for PyTorch."""
+
+
 @app.command()
 def serve(
     paths: Annotated[
