@@ -11,6 +11,7 @@ of each that follow the step · V vocabulary
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from torch import Tensor
 from flambeau.llm.compute.forward import EagerForward, Greedy
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
-from flambeau.llm.compute.workshop import Decode, Workshop
+from flambeau.llm.compute.workshop import Decode, Workshop, summary
 from flambeau.llm.kernels import inductor
 from flambeau.llm.kernels.gpu.graphs import SIZES, Buffers, Graph, size_for
 from flambeau.llm.models.transformer import Attend, Transformer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KERNELS = "kernels"
+COMPILING = threading.Lock()  # of the whole process: Inductor waits for the device, which must not be captured then
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # those for which the kernels are not the same
 
 
@@ -58,7 +60,9 @@ class GraphedForward:
         self._largest = size_for(max_num_seqs) or SIZES[-1]
         self._network: GpuNetwork | None = None
         self._captured: dict[tuple[int, int], Graph] = {}
+        self._refused: set[tuple[int, int]] = set()  # could not be captured
         self._pool: Any = None  # of memory, which the graphs share
+        self._side: Any = None  # the workshop's stream
         self._workshop.find(KERNELS, self._make_network)
 
     @property
@@ -69,20 +73,23 @@ class GraphedForward:
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:
         """The logits [T, V] of every token, where each sequence has `inputs.query_len` of them."""
-        graph = self._find(inputs)
-        return self._eager.decode(inputs) if graph is None else graph.run(inputs)
+        with torch.cuda.device(self.device):
+            graph = self._find(inputs)
+            return self._eager.decode(inputs) if graph is None else graph.run(inputs)
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of these tokens of a step whose sequences have any number of them."""
         forward = self._network or self._eager
-        return forward.prefill(inputs, rows_N)
+        with torch.cuda.device(self.device):
+            return forward.prefill(inputs, rows_N)
 
     @torch.inference_mode()
     def choose(self, inputs: StepInputs) -> Tensor:
         """The likeliest token after each [T], the first of equal ones; -1 where its logits are no numbers."""
-        graph = self._find(inputs)
-        return chosen(self._eager.decode(inputs)).cpu() if graph is None else graph.choose(inputs)
+        with torch.cuda.device(self.device):
+            graph = self._find(inputs)
+            return chosen(self._eager.decode(inputs)).cpu() if graph is None else graph.choose(inputs)
 
     def go_ahead(self, first: StepInputs, positions_JS: Tensor, slots_JS: Tensor) -> Tensor:
         """The likeliest token after each sequence, the likeliest after that one, and so on: [J + 1, S]."""
@@ -109,14 +116,30 @@ class GraphedForward:
             return None
         key = (inputs.query_len, size)
         graph = self._captured.get(key)
-        if graph is None:
+        if graph is None and key not in self._refused:
             made = self._workshop.find(key, lambda: self._make(*key))
-            if made is None:  # a larger one will do meanwhile
-                return self._captured.get((inputs.query_len, min(self._sizes_of(inputs.query_len, size), default=0)))
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            graph = self._captured[key] = Graph(made, self._trash(*key), self._pool)
-            self._tell()
+            graph = None if made is None else self._capture(key, made)
+        if graph is None:  # a larger one will do meanwhile
+            graph = self._captured.get((inputs.query_len, min(self._sizes_of(inputs.query_len, size), default=0)))
         return graph
+
+    def _capture(self, key: tuple[int, int], step: Decode) -> Graph | None:
+        """Make a graph of a step, between two steps; None: not now, or not at all."""
+        if not COMPILING.acquire(blocking=False):
+            return None
+        stream = torch.cuda.current_stream()
+        try:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._captured[key] = Graph(step, self._trash(*key), self._pool)
+        except RuntimeError as error:  # there is no memory for it, say
+            torch.cuda.set_stream(stream)  # a capture that fails may leave its own behind
+            self._refused.add(key)
+            log.warning("steps of %d sequences are not captured, and slower for it: %s", key[1], summary(error))
+            return None
+        finally:
+            COMPILING.release()
+        self._tell()
+        return self._captured[key]
 
     def _sizes_of(self, query_len: int, least: int) -> list[int]:
         """The sizes of the graphs for steps of so many tokens each that hold so many sequences."""
@@ -131,18 +154,24 @@ class GraphedForward:
     # ---- in the workshop ----
 
     def _make_network(self) -> Decode:
-        from flambeau.llm.kernels.gpu.network import GpuNetwork, can_compute  # a machine without a GPU has no Triton
-
+        """The kernels, compiled; where this GPU has no use for them, Inductor has to do."""
         inductor.keep_compiled_code()
-        if not can_compute(self.model, self._cache):
-            return self._eager.decode
-        network = GpuNetwork(self.model, self._cache)
-        with torch.inference_mode(), self._beside():
-            for length in PROMPT_LENGTHS:
-                prompt = inductor.trash_inputs(1, length, self._max_blocks, torch.device("cpu"))
-                network.prefill(prompt, torch.tensor([0]))
-        self._network = network
-        return network.run
+        try:
+            from flambeau.llm.kernels.gpu.network import GpuNetwork, can_compute  # not every machine has Triton
+
+            if can_compute(self.model, self._cache):
+                network = GpuNetwork(self.model, self._cache)
+                with torch.inference_mode(), self._beside():
+                    for length in PROMPT_LENGTHS:
+                        prompt = inductor.trash_inputs(1, length, self._max_blocks, torch.device("cpu"))
+                        network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
+                self._network = network
+        except ImportError as error:
+            log.warning("decoding is slower without Triton: pip install triton (%s)", error)
+        except Exception as error:
+            log.warning("the GPU kernels cannot be used here, Inductor is: %s", summary(error))
+            log.debug("the GPU kernels failed", exc_info=True)
+        return self._eager.decode
 
     @torch.inference_mode()
     def _make(self, query_len: int, size: int) -> Decode:
@@ -150,17 +179,18 @@ class GraphedForward:
         with self._beside():
             example = Buffers(self._trash(query_len, size)).inputs  # as it will be: kernels look at addresses
             if self._network is None:
-                return inductor.compile_step(self.model, self._cache, query_len, attention_on_gpu, example)
+                with COMPILING:
+                    return inductor.compile_step(self.model, self._cache, query_len, attention_on_gpu, example)
             self._network.run(example)
             return self._network.run
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
         """On a stream of its own, whose work is done at the end."""
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self.device), torch.cuda.stream(stream):
+        self._side = self._side or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.device), torch.cuda.stream(self._side):
             yield
-            stream.synchronize()
+            self._side.synchronize()
 
     def _trash(self, query_len: int, size: int) -> StepInputs:
         return inductor.trash_inputs(size, query_len, self._max_blocks, self.device)

@@ -29,7 +29,7 @@ def num_blocks_for(
     length = min(config.max_model_len or arch.max_length, arch.max_length)
     wanted = config.max_num_seqs * -(-length // config.block_size)
     size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
-    affordable = available_bytes(config, device) // size_bytes
+    affordable = available_bytes(arch, config, device) // size_bytes
     if affordable < 1 and config.kv_cache_bytes is not None:
         raise LLMError(f"kv_cache_bytes is {config.kv_cache_bytes}, and one block takes {size_bytes}; raise it")
     if affordable < 1:
@@ -40,12 +40,15 @@ def num_blocks_for(
     return min(wanted, affordable) + 1
 
 
-def available_bytes(config: EngineConfig, device: torch.device) -> int:
+def available_bytes(arch: Architecture, config: EngineConfig, device: torch.device) -> int:
     """The memory that the cache may take."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading needed for a moment is free
         free, _ = torch.cuda.mem_get_info(device)
-        return max(0, int(free * config.kv_cache_fraction) - RESERVE_BYTES)
+        # The graphs of all numbers of sequences keep their logits: about four times those of the largest number.
+        logits_bytes = 4 * config.max_num_seqs * arch.vocab_size * torch.float32.itemsize
+        return max(0, int(free * config.kv_cache_fraction) - RESERVE_BYTES - logits_bytes)
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(int(available * HOST_FRACTION), HOST_BYTES)

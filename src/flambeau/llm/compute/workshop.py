@@ -51,8 +51,8 @@ class Workshop:
                 if not self._has_failed:
                     self._made[key] = make()
             except Exception as error:
-                # Steps go on as they are; what failed once would fail again, for every number of sequences.
-                self._has_failed = True
+                # Steps go on as they are; where nothing was ever made, the next would fail, too.
+                self._has_failed = self._has_failed or not self._made
                 log.warning("decoding is not compiled, and slower for it: %s", summary(error))
                 log.debug("compilation failed", exc_info=True)
             del order, make  # else this thread would be the one to free the model, perhaps as the process ends

@@ -27,7 +27,8 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
     """Exchange quantized layers for faster ones that give the same; those that have none stay as they are."""
     refused: set[type] = set()
     checked: set[type] = set()
-    for name, layer in [*model.named_modules()]:
+    for name in [name for name, _ in model.named_modules()]:  # names alone: layers are to go as others take their place
+        layer: Any = model.get_submodule(name)
         make = faster_for(layer, dtype)
         if make is None or type(layer) in refused:
             continue

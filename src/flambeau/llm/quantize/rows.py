@@ -47,6 +47,8 @@ class RowScaledLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]. In this form a compiler reads 8 bits and widens them on the way."""
+        if x.dtype == torch.float16:  # sums that are not scaled yet would be too large for it
+            return F.linear(x, self.dequantize(x.dtype), self.bias)
         y = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
         return y if self.bias is None else y + self.bias
 

@@ -16,7 +16,6 @@ from support.llm_steps import random_model, room, step_inputs
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
-from flambeau.llm.kernels.gpu import linear
 from flambeau.llm.kernels.gpu.attention import TritonAttention
 from flambeau.llm.kernels.gpu.network import GpuNetwork
 
@@ -55,9 +54,8 @@ NETWORKS = {
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    """What the interpreter does not know, and how many programs it has patience for."""
+    """How many programs the interpreter has patience for."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(linear, "OVERLAPS", False)
         monkeypatch.setattr("flambeau.llm.kernels.gpu.attention.PROGRAMS", 16)
 
 

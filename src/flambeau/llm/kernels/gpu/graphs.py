@@ -39,7 +39,7 @@ class Graph:
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # Of this thread only: another may be compiling, and allocate.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._logits_TV = step(self._buffers.inputs)
             self._chosen.copy_(chosen(self._logits_TV), non_blocking=True)
 

@@ -12,6 +12,7 @@ Shapes: T rows · N outputs · K inputs · S parts that a sum is divided into
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from flambeau.llm.kernels.gpu.int4 import multiply_one_row_int4, multiply_rows_i
 
 OVERLAPS = True
 MOST_ROWS = 64
+MOST_INT4_ROWS = 4 * MOST_ROWS  # to widen 4 bits beforehand takes as long as several turns
 LEAST_ROWS = 16  # of a product on tensor cores
 PROGRAMS = 256  # about two for each of an H200's 132 multiprocessors
 MOST_PARTS = 4
@@ -145,8 +147,12 @@ class Matrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N], or to parts [S, T, N] whose sum that is; of a gated layer to half of that."""
+        if not len(x):
+            return x.new_empty(0, self.width)
         if len(x) <= MOST_ROWS:
             return one_row(x, self) if len(x) == 1 else few_rows(x, self)
+        if self.group_size and len(x) <= MOST_INT4_ROWS:
+            return torch.cat([few_rows(some, self) for some in torch.split(x, MOST_ROWS)], dim=-2)
         y: Tensor = self.layer(x)
         if not self.gates:
             return y
@@ -154,9 +160,16 @@ class Matrix:
         return F.silu(gate) * up
 
 
-def overlaps(num_rows: int) -> bool:
+def overlapping(num_rows: int) -> dict[str, bool]:
     """Whether kernels begin before the ones before them end: worth it where each takes little, and costs elsewhere."""
-    return OVERLAPS and num_rows == 1
+    overlaps = OVERLAPS and num_rows == 1 and can_overlap()
+    return {"OVERLAPS": True, "launch_pdl": True} if overlaps else {"OVERLAPS": False}
+
+
+@functools.cache
+def can_overlap() -> bool:
+    """Whether the GPU knows how: NVIDIA's from Hopper on."""
+    return torch.version.hip is None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def one_row(x: Tensor, matrix: Matrix) -> Tensor:
@@ -164,7 +177,7 @@ def one_row(x: Tensor, matrix: Matrix) -> Tensor:
     width, size = matrix.width, matrix.size
     y = torch.empty((1, width), dtype=x.dtype, device=x.device)
     each, block, warps = one_row_shape(size, matrix.weight.dtype)
-    options = {"num_warps": warps, "OVERLAPS": overlaps(1), "launch_pdl": overlaps(1)}
+    options = {"num_warps": warps, **overlapping(1)}
     tensors, flags, launch = arguments(x, matrix, y, multiply_one_row, multiply_one_row_int4)
     launch[(triton.cdiv(width, each),)](*tensors, N=width, K=size, EACH=each, BLOCK=block, **flags, **options)
     return y
@@ -182,7 +195,7 @@ def few_rows(x: Tensor, matrix: Matrix) -> Tensor:
     launch[(triton.cdiv(width, columns), parts)](
         *tensors, num_rows,
         N=width, K=size, ROWS=max(LEAST_ROWS, triton.next_power_of_2(num_rows)), COLUMNS=columns, PARTS=parts,
-        **flags, OVERLAPS=overlaps(num_rows), num_warps=4, num_stages=stages, launch_pdl=overlaps(num_rows),
+        **flags, **overlapping(num_rows), num_warps=4, num_stages=stages,
     )  # fmt: skip
     return y
 

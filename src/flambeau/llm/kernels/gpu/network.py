@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
-from flambeau.llm.kernels.gpu.attention import attend, tiles_of
+from flambeau.llm.kernels.gpu.attention import TILE_ROWS, attend, tiles_of
 from flambeau.llm.kernels.gpu.linear import Matrix
 from flambeau.llm.kernels.gpu.norms import normalise
 from flambeau.llm.kernels.gpu.rotary import turn
@@ -130,7 +130,10 @@ def tied_head(embedding: nn.Embedding) -> nn.Linear:
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether a network is plain enough: on an NVIDIA GPU, no experts, not divided among several."""
-    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or model.arch.num_experts:
+    arch = model.arch
+    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or arch.num_experts:
+        return False
+    if arch.num_heads // arch.num_kv_heads > TILE_ROWS:
         return False
     are_alike = all(p.dtype == cache.keys[0].dtype and p.is_contiguous() for p in model.parameters())
     return are_alike and all(is_plain(module) for module in model.modules())

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flambeau.llm.kernels.gpu.linear import overlaps
+from flambeau.llm.kernels.gpu.linear import overlapping
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
@@ -48,6 +48,6 @@ def normalise(x: Tensor, gain: Tensor, epsilon: float, sums: Tensor | None = Non
     launch[(num_rows,)](
         x, sums, gain, y, epsilon, num_rows,
         SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x.numel(),
-        OVERLAPS=overlaps(num_rows), num_warps=8, launch_pdl=overlaps(num_rows),
+        **overlapping(num_rows), num_warps=8,
     )  # fmt: skip
     return y

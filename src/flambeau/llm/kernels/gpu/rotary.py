@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flambeau.llm.kernels.gpu.linear import overlaps
+from flambeau.llm.kernels.gpu.linear import overlapping
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
@@ -99,6 +99,6 @@ def turn(
         epsilon, num_tokens,
         HEADS=num_heads, KV_HEADS=kv_heads, SIZE=size, HALF_PADDED=triton.next_power_of_2(size // 2),
         PARTS=qkv.shape[0] if qkv.dim() == 3 else 1, TURNS=tables is not None, NORMALISES=gains is not None,
-        OVERLAPS=overlaps(num_tokens), num_warps=1, launch_pdl=overlaps(num_tokens),
+        **overlapping(num_tokens), num_warps=1,
     )  # fmt: skip
     return q
