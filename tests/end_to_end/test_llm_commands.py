@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -118,6 +119,15 @@ def test_a_smaller_checkpoint_is_written_and_its_price_told(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "perplexity" in result.stdout
     assert (tmp_path / "smaller" / "config.json").is_file()
+
+
+def test_a_broken_chat_template_ends_serve_in_one_line(tmp_path):
+    shutil.copytree(TARGET, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{% if %}")
+    result = run("flambeau llm serve model --port 0 --management-port 0 --metrics-port 0", tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert "the chat template is broken: TemplateSyntaxError" in result.stderr + result.stdout
+    assert "Traceback" not in result.stderr + result.stdout
 
 
 @pytest.mark.parametrize("command", ["serve {}", "bench {}", "quantize {} into", f"bench {TARGET} --draft {{}}"])

@@ -408,6 +408,12 @@ def test_method_that_a_path_does_not_take_is_answered_with_those_that_it_does(se
     assert error["message"] == f"{path} does not take {method}; use {allowed.replace(', ', ' or ')}."
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/v1/models/scripted"])
+def test_a_browser_may_ask_before_it_asks(server, path):
+    reply = server.request("OPTIONS", path)
+    assert (reply.status, reply.body) == (200, b"")
+
+
 def test_openai_s_client_understands_a_path_that_is_not_there(client):
     with pytest.raises(openai.NotFoundError, match="There is no POST /v1/responses here"):
         client.responses.create(model="scripted", input="a")

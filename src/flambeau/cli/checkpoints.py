@@ -28,5 +28,6 @@ def folder_of(path: Path) -> Path:
 
 def hub_hint(path: Path) -> str:
     """What to do about a name of the Hugging Face hub, which nothing is downloaded from unasked."""
-    is_hub_name = len(path.parts) == 2 and not path.is_absolute() and not path.parts[0].startswith((".", "~"))
+    is_relative = len(path.parts) == 2 and not path.is_absolute() and not path.parts[0].startswith((".", "~"))
+    is_hub_name = is_relative and not path.parent.is_dir()  # where it is one, only the rest is wrong
     return f". To fetch one from the hub: hf download {path} --local-dir {path.name}" if is_hub_name else ""

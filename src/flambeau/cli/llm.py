@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
-from flambeau.cli.checkpoints import check
+from flambeau.cli.checkpoints import check, folder_of
 from flambeau.cli.llm_quantize import KINDS
 from flambeau.cli.serve import Wishes
 from flambeau.cli.serve import serve as serve_paths
@@ -44,7 +44,9 @@ def serve(config: ServerConfig, flags: ServeFlags, *, name: str | None, ranks: i
     check(flags.model_path)
     check_flags(flags)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
-        folder = write_model(Path(scratch), name or flags.model_path.resolve().name, to_model_config(flags, ranks))
+        folder = write_model(
+            Path(scratch), name or folder_of(flags.model_path).resolve().name, to_model_config(flags, ranks)
+        )
         try:
             serve_paths(config, [folder], Wishes(must_load=True), log_level=log_level)
         except WorkersFailed:  # the last line of the log says why

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from flambeau.cli import llm
 from flambeau.cli.checkpoints import check
 from flambeau.cli.client import connect, failure
 from flambeau.cli.llm import ServeFlags, check_flags
 from flambeau.cli.llm_chat import the_model
 from flambeau.cli.llm_quantize import quantize
+from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 
 
@@ -41,6 +43,24 @@ def test_a_name_of_the_hub_gets_the_command_that_fetches_it():
         check(Path("someone/some-model"))
     with pytest.raises(ConfigError, match=r"or its file$"):
         check(Path("/no/such/folder"))
+
+
+def test_a_folder_that_is_there_is_no_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ConfigError, match=r"or its file$"):
+        check(Path("models/lama"))
+
+
+@pytest.mark.parametrize("named", ["ok", "ok/config.json", "ok/model.safetensors"])
+def test_a_model_has_the_name_of_its_folder(tmp_path, monkeypatch, named):
+    (tmp_path / "ok").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "ok" / file).touch()
+    served = []
+    monkeypatch.setattr(llm, "serve_paths", lambda config, paths, *others, **options: served.extend(paths))
+    llm.serve(ServerConfig(), ServeFlags(model_path=tmp_path / named), name=None, ranks=1, log_level="INFO")
+    assert [path.name for path in served] == ["ok"]
 
 
 @pytest.mark.parametrize(

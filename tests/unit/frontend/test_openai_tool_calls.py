@@ -16,6 +16,8 @@ NAMES = ("weather", "time")
 WEATHER = '{"name": "weather", "arguments": {"city": "Ulm"}}'
 CALL = Call("weather", '{"city": "Ulm"}')
 TAGGED = f"<tool_call>\n{WEATHER}\n</tool_call>"
+CLOSING = '<tool_call>{"name": "time", "arguments": {"a": "x</tool_call>y"}}</tool_call>'
+CLOSED, OPENING = Call("time", '{"a": "x</tool_call>y"}'), '{"a": "<tool_call>"}'
 LLAMA = '{"name": "weather", "parameters": {"city": "Ulm"}}'
 
 CASES = [
@@ -31,6 +33,24 @@ CASES = [
     ('<tool_call>{"name": "time"}</tool_call>', "", [Call("time", "{}")]),
     ('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', "", [Call("unknown", "{}")]),  # it is said plainly
     ('<tool_call>{"name": "time", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [Call("time", '{"a": 1}')]),
+    ('<tool_call>{"name": "time", "arguments": ""}</tool_call>', "", [Call("time", "{}")]),
+    ('<tool_call>{"name": "time", "arguments": {"a": "x\ny"}}</tool_call>', "", [Call("time", '{"a": "x\\ny"}')]),
+    (f"<tool_call>\n{WEATHER}\n{WEATHER}\n</tool_call>", "", [CALL, CALL]),
+    (f"<tool_call>[{WEATHER}, {WEATHER}]</tool_call>.", ".", [CALL, CALL]),
+    # tags within strings, and calls within what is none
+    (f"a {CLOSING} b", "a b", [CLOSED]),
+    (f"{CLOSING}\n{CLOSING}", "", [CLOSED, CLOSED]),
+    (CLOSING.removesuffix("</tool_call>"), "", [CLOSED]),
+    ('<tool_call>{"name": "time", "arguments": {"a": "<tool_call>"}}</tool_call>', "", [Call("time", OPENING)]),
+    (f"<tool_call>oops {TAGGED} b", "<tool_call>oops b", [CALL]),
+    (f"<tool_call>oops <tool_call>{WEATHER}", "<tool_call>oops", [CALL]),
+    (f"<tool_call>oops {CLOSING}", "<tool_call>oops", [CLOSED]),
+    (f'<tool_call>{{"no}}</tool_call> {TAGGED} b', '<tool_call>{"no}</tool_call> b', [CALL]),
+    (f'<tool_call>{{"no}}</tool_call> <tool_call>{WEATHER}', '<tool_call>{"no}</tool_call>', [CALL]),
+    ('<tool_call>{"no}</tool_call> b ', '<tool_call>{"no}</tool_call> b ', []),
+    (f"<tool_call>{WEATHER} or so</tool_call>", f"<tool_call>{WEATHER} or so</tool_call>", []),
+    (f"<tool_call>[{WEATHER}, 1]</tool_call>", f"<tool_call>[{WEATHER}, 1]</tool_call>", []),
+    ("<tool_call></tool_call>", "<tool_call></tool_call>", []),
     # what only looks like a call
     ("a < b, <tool", "a < b, <tool", []),
     ("x\n<tool_call>{no}</tool_call> y", "x\n<tool_call>{no}</tool_call> y", []),
@@ -43,6 +63,7 @@ CASES = [
     (f"\n{LLAMA}\n", "", [CALL]),
     (f'{LLAMA}; {{"type": "function", "name": "time", "parameters": {{}}}}', "", [CALL, Call("time", "{}")]),
     ('{ "name" : "time" , "parameters" : null }', "", [Call("time", "{}")]),
+    ('{"name": "time", "parameters": {"a": "x\ny"}}', "", [Call("time", '{"a": "x\\ny"}')]),
     ('{"name": "Ann", "age": 7}', '{"name": "Ann", "age": 7}', []),
     (f"{LLAMA} is how.", f"{LLAMA} is how.", []),
     (f"Try {LLAMA}", f"Try {LLAMA}", []),
@@ -75,6 +96,11 @@ def test_text_is_given_on_at_once_and_a_call_when_it_is_closed():
     assert reader.take(f"call>{WEATHER}</tool_call") == ("", [])
     assert reader.take(">") == ("", [CALL])
     assert reader.take('{"name": ') == ('{"name":', [])  # bare calls stand alone
+
+
+def test_text_after_what_is_no_call_is_given_on_at_once():
+    reader = CallReader(NAMES)
+    assert reader.take("<tool_call>{no}</tool_call> b") == ("<tool_call>{no}</tool_call> b", [])
 
 
 def test_json_that_is_no_call_is_not_held_back():

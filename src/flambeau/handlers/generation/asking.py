@@ -123,8 +123,8 @@ def parsed(text: str, *, is_json: bool) -> Any:
 
 
 def prompt_of(fields: Mapping[str, Any], *, is_json: bool = False) -> str | list[int]:
-    """The prompt: the first of its names that is there."""
-    name = next((name for name in PROMPTS if fields.get(name) is not None), None)
+    """The prompt, by the first of its names."""
+    name = next(iter(prompt_names(fields)), None)
     if name is None:
         given = [key for key in fields if key != "body"]
         found = ", ".join(repr(str(key)[:40]) for key in given[:5]) or "nothing"
@@ -144,9 +144,15 @@ def prompt_of(fields: Mapping[str, Any], *, is_json: bool = False) -> str | list
     return check_text(prompt, name)
 
 
+def prompt_names(fields: Mapping[str, Any]) -> list[str]:
+    """The names under which there is a prompt; an empty one counts only where there is no other."""
+    names = [name for name in PROMPTS if fields.get(name) is not None]
+    return [name for name in names if fields[name] not in ("", b"")] or names
+
+
 def refuse_two_prompts(fields: Mapping[str, Any]) -> None:
     """A request with two prompts would be answered for one of them, and nobody could say which was meant."""
-    first, *others = [name for name in PROMPTS if fields.get(name) is not None] or [""]
+    first, *others = prompt_names(fields) or [""]
     for other in others:
         if fields[first] != fields[other]:
             raise BadRequest(f"{first} and {other} are both a prompt, and they differ; send one of them")

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.asking import Ask, check_text, read_ask, read_sampling
 from flambeau.handlers.generation.progress import Progress
 from flambeau.handlers.generation.replies import EventReply, Finish, PieceReply, Reply, TextReply, WholeReply
 from flambeau.llm.config import SamplingParams
-from flambeau.llm.errors import LLMError
+from flambeau.llm.errors import BadRequest as Refused
+from flambeau.llm.errors import TokenizerError
 from flambeau.wire.generation import Generate, decode_request
 
 MAX_CHOICES = 1024  # of one request: prompts times n
@@ -103,8 +104,10 @@ class RequestReader:
         self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
         try:
             return self._tokenizer.encode_chat(messages, **options)
-        except (LLMError, TypeError, RecursionError) as error:
+        except (Refused, TypeError, RecursionError) as error:
             raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
+        except TokenizerError as error:  # the template's fault, not the client's
+            raise PredictionException(str(error)) from error
 
     def predict(self, ask: Ask, ids: list[int], progress: Progress | None, finish: Finish | None = None) -> Prompted:
         """A prediction whose prompt is in tokens; `finish` makes the answer of the whole, whatever form was wanted."""

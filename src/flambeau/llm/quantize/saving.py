@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from flambeau.llm.checkpoints.fitting import cuts, is_harmless
+from flambeau.llm.checkpoints.fitting import cuts, fit, is_harmless
 from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
@@ -44,6 +44,7 @@ def save_quantized(
     """
     settings = QuantizationSettings(kind=kind, group_size=group_size, lm_head=lm_head)
     check_folders(folder_in, folder_out)
+    check_weights(folder_in)
     partial = folder_out.with_name(folder_out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -68,6 +69,14 @@ def check_folders(folder_in: Path, folder_out: Path) -> None:
         raise CheckpointError(f"{folder_in} is quantized already; use the original checkpoint")
     if folder_out.exists() and (not folder_out.is_dir() or any(folder_out.iterdir())):
         raise CheckpointError(f"{folder_out} is there already; name a new folder")
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse weights that do not fit their description, by names and shapes; none is read."""
+    arch = read_hugging_face(folder)
+    with torch.device("meta"):
+        model = Transformer(arch)
+    fit(model, arch, open_weights(folder), None)
 
 
 def default_device() -> str:

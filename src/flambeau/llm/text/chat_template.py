@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from flambeau.llm.text.chat_sandbox import Sandbox
 
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
+USED = ("default", "tool_use")  # of the names that templates may have
+REMEDY = "copy it again from the model's source, or remove it from tokenizer_config.json or chat_template.jinja"
 
 
 class ChatTemplate:
-    """The templates of a model, compiled when first used."""
+    """The templates of a model; those that are used are compiled at once, so that none is found broken later."""
 
     def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str]) -> None:
         self._sources = sources
         self._tokens = dict(tokens)
         self._budget = Budget()
-        self._sandbox: Sandbox | None = None
-        self._compiled: dict[str, tuple[Template, bool]] = {}
+        self._sandbox = open_sandbox(self._budget)
+        names = [name for name in USED if name == "default" or name in sources]
+        self._compiled = {name: self._compile(name) for name in names}
         self._lock = threading.Lock()  # the budget belongs to one rendering at a time
 
     @property
@@ -39,7 +42,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt of a conversation. Raises BadRequest for messages that the template refuses."""
         with self._lock:
-            template, takes_parts = self._template("tool_use" if tools and "tool_use" in self._sources else "default")
+            template, takes_parts = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
             given = list(messages) if takes_parts else [joined_parts(message) for message in messages]
             known = {"documents": None, **self._tokens, **variables}
             return self._run(template, {**known, "messages": given, "tools": list(tools) if tools else None})
@@ -55,23 +58,18 @@ class ChatTemplate:
         except Exception as error:  # a template can fail in any way Python can
             raise TokenizerError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
-    def _template(self, name: str) -> tuple[Template, bool]:
-        if name not in self._compiled:
-            self._compiled[name] = self._compile(name)
-        return self._compiled[name]
-
     def _compile(self, name: str) -> tuple[Template, bool]:
         source = self._sources.get(name)
         if source is None:
-            raise TokenizerError(f"there is no chat template named {name!r}, only {', '.join(self._sources)}")
+            names = ", ".join(self._sources)
+            raise TokenizerError(f"there is no chat template named {name!r}, only {names}; give one this name")
+        which = "the chat template" if len(self._sources) == 1 else f"the chat template {name!r}"
         if len(source) > MAX_TEMPLATE_CHARACTERS:
-            raise TokenizerError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
-        if self._sandbox is None:
-            self._sandbox = open_sandbox(self._budget)
+            raise TokenizerError(f"{which} is longer than {MAX_TEMPLATE_CHARACTERS} characters; {REMEDY}")
         try:
             return self._sandbox.compile_counted(source)
         except Exception as error:  # a template can be wrong in any way
-            raise TokenizerError(f"the chat template is broken: {type(error).__name__}: {error}") from error
+            raise TokenizerError(f"{which} is broken: {type(error).__name__}: {error}; {REMEDY}") from error
 
 
 def open_sandbox(budget: Budget) -> Sandbox:

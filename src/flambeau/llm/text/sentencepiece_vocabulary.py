@@ -8,6 +8,7 @@ from typing import Any
 
 from flambeau.llm.errors import TokenizerError
 from flambeau.llm.text.characters import LeadingSpaces
+from flambeau.llm.text.tokenizer_files import AddedToken
 from flambeau.llm.text.vocabulary import SPACE, check_unicode
 
 
@@ -17,16 +18,19 @@ class SentencePieceVocabulary:
     has_bytes = True
     finds_special = False
 
-    def __init__(self, path: Path, added: Mapping[str, int], add_bos: bool = True) -> None:
+    def __init__(self, path: Path, added: Mapping[str, AddedToken], add_bos: bool = True) -> None:
         self._processor = p = open_sentencepiece(path)
-        self._added = {token_id: content for content, token_id in added.items() if token_id >= p.vocab_size()}
         self._pieces = p.vocab_size()
+        added = {text: token for text, token in added.items() if token.token_id >= self._pieces}
+        self._added = {token.token_id: text for text, token in added.items()}
         self.size = max(self._pieces, *self._added, -1) + 1 if self._added else self._pieces
         self.bos_id = p.bos_id() if p.bos_id() >= 0 else None
         self.eos_id = p.eos_id() if p.eos_id() >= 0 else None
         self._add_bos = add_bos and self.bos_id is not None
         controls = {p.id_to_piece(i): i for i in range(self._pieces) if p.is_control(i)}
-        self.special_ids: Mapping[str, int] = controls | {text: i for i, text in self._added.items()}
+        special = {text: token.token_id for text, token in added.items() if token.is_special}
+        self.special_ids: Mapping[str, int] = controls | special
+        self.named_ids: Mapping[str, int] = controls | {text: token.token_id for text, token in added.items()}
         self.leading_spaces: LeadingSpaces = dropped_spaces(p)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:

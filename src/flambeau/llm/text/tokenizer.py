@@ -36,8 +36,8 @@ class Tokenizer:
     ) -> None:
         self._vocabulary = vocabulary
         self._special = frozenset(vocabulary.special_ids.values())
-        self._special_texts = sorted(filter(None, vocabulary.special_ids), key=len, reverse=True)
-        self._special_pattern = re.compile("|".join(map(re.escape, self._special_texts)) or "(?!)")
+        names = sorted(filter(None, vocabulary.named_ids), key=len, reverse=True)
+        self._name_pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._visible: dict[int, bytes] = {}
         self.bos_id = vocabulary.bos_id
         own = () if vocabulary.eos_id is None else (vocabulary.eos_id,)
@@ -119,7 +119,7 @@ class Tokenizer:
     def _mask(self, value: Any) -> Any:
         """A copy in which the name of no special token is whole."""
         if isinstance(value, str):
-            return self._special_pattern.sub(lambda found: found[0][0] + MASK + found[0][1:], value)
+            return self._name_pattern.sub(lambda found: found[0][0] + MASK + found[0][1:], value)
         if isinstance(value, Mapping):
             return {self._mask(key): self._mask(item) for key, item in value.items()}
         return [self._mask(item) for item in value] if isinstance(value, list | tuple) else value
@@ -128,9 +128,9 @@ class Tokenizer:
         """Ids of a rendered conversation: special tokens where a name is whole, text between them."""
         ids: list[int] = []
         at = 0
-        for found in self._special_pattern.finditer(text):
+        for found in self._name_pattern.finditer(text):
             ids += self._encode_text(text[at : found.start()])
-            ids.append(self._vocabulary.special_ids[found[0]])
+            ids.append(self._vocabulary.named_ids[found[0]])
             at = found.end()
         return ids + self._encode_text(text[at:])
 

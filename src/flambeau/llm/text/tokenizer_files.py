@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,27 @@ def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens added to a SentencePiece vocabulary."""
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that a SentencePiece model does not have itself."""
+
+    token_id: int
+    is_special: bool = True  # and so no text
+
+
+def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, AddedToken]:
+    """Tokens added to a SentencePiece vocabulary, by their texts; special unless it is said that they are not."""
     described = settings.get("added_tokens_decoder") or {}
     try:
-        tokens = {str(token["content"]): int(token_id) for token_id, token in described.items()}
+        tokens = {
+            str(token["content"]): AddedToken(int(token_id), token.get("special") is not False)
+            for token_id, token in described.items()
+        }
     except (AttributeError, KeyError, TypeError, ValueError):
         text = "must have tokens by their ids, each with its content; copy it again from the model's source"
         raise TokenizerError(f"added_tokens_decoder in {folder / 'tokenizer_config.json'} {text}") from None
-    return {text: i for text, i in read_json(folder / "added_tokens.json").items() if isinstance(i, int)} | tokens
+    others = read_json(folder / "added_tokens.json")
+    return {text: AddedToken(i) for text, i in others.items() if isinstance(i, int)} | tokens
 
 
 def end_ids(folder: Path) -> list[int]:
@@ -94,5 +107,5 @@ def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(given, str):
         return {"default": given}
     named = given if isinstance(given, list) else []
-    templates = [item for item in named if isinstance(item, dict) and {"name", "template"} <= item.keys()]
-    return {item["name"]: item["template"] for item in templates}
+    pairs = [(item.get("name"), item.get("template")) for item in named if isinstance(item, dict)]
+    return {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}

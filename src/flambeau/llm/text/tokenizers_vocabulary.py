@@ -28,6 +28,7 @@ class TokenizersVocabulary:
         self.special_ids: Mapping[str, int] = {
             token.content: i for i, token in t.get_added_tokens_decoder().items() if token.special
         }
+        self.named_ids: Mapping[str, int] = self.special_ids  # the others are found in any text
         self.size = max(t.get_vocab_size(), *(i + 1 for i in self._added), 0)
         begin = t.encode("").ids  # what comes before an empty text: the id that begins a sequence, where there is one
         self.bos_id = t.token_to_id(tokens["bos_token"]) if "bos_token" in tokens else begin[0] if begin else None

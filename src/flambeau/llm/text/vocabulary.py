@@ -18,6 +18,7 @@ class Vocabulary(Protocol):
     bos_id: int | None
     eos_id: int | None
     special_ids: Mapping[str, int]  # tokens that steer the model and are no text
+    named_ids: Mapping[str, int]  # tokens that come from no plain text, only from their names in a template
     leading_spaces: LeadingSpaces
     has_bytes: bool  # whether each token has bytes of its own; else `decode` is needed
     finds_special: bool  # whether `encode` reads "<s>" and the like as the token of that name

@@ -63,6 +63,11 @@ def test_the_same_prompt_twice_is_one():
     assert ask({"body": {"data": "Once", "prompt": "Once", "messages": None}}).prompt == "Once"
 
 
+@pytest.mark.parametrize("fields", [{"data": "Once", "prompt": ""}, {"data": "", "prompt": "Once"}])
+def test_an_empty_prompt_beside_another_is_none(fields):
+    assert ask({"body": fields}).prompt == "Once"
+
+
 def test_every_sampling_parameter_is_read():
     found = ask(
         {

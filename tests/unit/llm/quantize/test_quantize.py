@@ -298,6 +298,18 @@ class TestFiles:
         with pytest.raises(CheckpointError, match="quantized already"):
             save_quantized(tmp_path / "small", tmp_path / "smaller", "int4")
 
+    @pytest.mark.parametrize(
+        ("key", "factor", "says"), [("hidden_size", 2, "of another shape"), ("num_hidden_layers", 2, "missing: model")]
+    )
+    def test_weights_that_do_not_fit_their_description_are_refused(self, folder, tmp_path, key, factor, says):
+        other, out = tmp_path / "other", tmp_path / "out"
+        shutil.copytree(folder, other)
+        config = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps(config | {key: config[key] * factor}))
+        with pytest.raises(CheckpointError, match=f"do not fit the architecture: .*{says}"):
+            save_quantized(other, out, "int8")
+        assert [file.name for file in tmp_path.iterdir()] == ["other"]
+
     def test_what_cannot_be_read_is_refused(self, folder, tmp_path):
         save_quantized(folder, tmp_path / "small", "int8")
         arch = read_architecture(tmp_path / "small")

@@ -139,9 +139,14 @@ class TestNames:
         assert tokenizer_with(tmp_path, "from the settings").render_chat(CHAT) == "from the file"
 
     def test_no_default_is_told(self, tmp_path):
-        tokenizer = tokenizer_with(tmp_path, [{"name": "rag", "template": "x"}])
-        with pytest.raises(TokenizerError, match="named 'default', only rag"):
-            tokenizer.render_chat(CHAT)
+        with pytest.raises(TokenizerError, match="named 'default', only rag; give one this name"):
+            tokenizer_with(tmp_path, [{"name": "rag", "template": "x"}])
+
+    def test_which_one_is_broken_is_told_and_one_that_is_never_used_may_be(self, tmp_path):
+        named = [{"name": "default", "template": "plain"}, {"name": "rag", "template": "{% if %}"}]
+        assert tokenizer_with(tmp_path, named).render_chat(CHAT) == "plain"
+        with pytest.raises(TokenizerError, match="the chat template 'tool_use' is broken"):
+            tokenizer_with(tmp_path, [*named, {"name": "tool_use", "template": "{% if %}"}])
 
 
 class TestSpecialTokens:
@@ -293,9 +298,12 @@ class TestSandbox:
         assert [template.render([]) for _ in range(8)] == ["done"] * 8
 
     @pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% unknown %}", "{{ x | nofilter }}"])
-    def test_broken_template_is_told(self, source):
-        with pytest.raises(TokenizerError, match=r"is broken: Template(Syntax|Assertion)Error"):
-            render(source)
+    def test_broken_template_is_told_at_once(self, tmp_path, source):
+        says = (
+            r"^the chat template is broken: Template(Syntax|Assertion)Error: .*; copy it again from the model's source"
+        )
+        with pytest.raises(TokenizerError, match=says):
+            tokenizer_with(tmp_path, source)
 
     def test_huge_template_is_refused(self, monkeypatch):
         monkeypatch.setattr(chat_template, "MAX_TEMPLATE_CHARACTERS", 10)

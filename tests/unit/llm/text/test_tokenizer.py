@@ -180,6 +180,18 @@ class TestFiles:
         assert (tokenizer.vocab_size, tokenizer.special_id("<extra>")) == (1002, 1001)
         assert (tokenizer.decode([1001]), tokenizer.token_text(1001)) == ("", "<extra>")
 
+    def test_added_tokens_that_are_not_special_are_text_and_templates_write_them(self, tmp_path):
+        write_sentencepiece(tmp_path)
+        added = {"1000": {"content": "<call>", "special": False}, "1001": {"content": "<end>", "special": True}}
+        settings = {"added_tokens_decoder": added, "chat_template": "<call>{{ messages[0].content }}<end>"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        (tmp_path / "added_tokens.json").write_text('{"<call>": 1000, "<end>": 1001}')
+        tokenizer = load_tokenizer(tmp_path)
+        ids = tokenizer.encode_chat([{"role": "user", "content": "To <call> be"}])
+        assert (ids[0], ids[-1], ids.count(1000)) == (1000, 1001, 1)  # what a message says is only text
+        assert tokenizer.decode(ids) == "<call> To <call> be"
+        assert (tokenizer.special_id("<call>"), tokenizer.special_id("<end>")) == (None, 1001)
+
     @pytest.mark.parametrize("added", [[1], {"3": 4}, {"x": {"content": "a"}}, {"3": {}}])
     def test_added_tokens_that_cannot_be_read_are_refused(self, tmp_path, added):
         write_sentencepiece(tmp_path)

@@ -21,6 +21,8 @@ def models(server: Server, exchange: Exchange, segments: list[str]) -> None:
     """/v1/models and /v1/models/{model}."""
     if len(segments) > 3:
         not_found(exchange)
+    elif exchange.method == "OPTIONS":
+        exchange.respond(200, b"")  # what a browser wants to know is in the headers of every response
     elif exchange.method not in READING:
         not_allowed(exchange, "GET", "HEAD")
     elif len(segments) == 2:

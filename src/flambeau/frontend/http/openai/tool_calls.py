@@ -15,8 +15,8 @@ from typing import Any
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 BARE = ('{"name"', '{"type"', '{"parameters"', '{"arguments"')  # how an object that is a call begins, without spaces
 _NAME = re.compile(r"[\w.:/-]{1,256}")
-_BETWEEN = re.compile(r"[\s;,]*")  # bare calls
-_decode = json.JSONDecoder().raw_decode
+_BETWEEN = re.compile(r"[\s;,]*")  # calls
+_decode = json.JSONDecoder(strict=False).raw_decode  # models write line breaks into strings as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,17 @@ class CallReader:
             self._held, self.has_called = "", True
             return "", calls
         said, calls = self._advance()
+        while self._open_at is not None:
+            if found := calls_of(self._held[self._open_at + len(OPEN) :]):
+                self._held, self.has_called = "", True
+                return said, calls + found
+            inner = self._held.rfind(OPEN, self._open_at + len(OPEN))
+            if inner < 0:
+                break
+            said += self._begin(inner)
+            more_said, more_calls = self._advance()
+            said, calls = said + more_said, calls + more_calls
         rest, self._held = self._held, ""
-        if self._open_at is not None and (call := call_of(rest[self._open_at + len(OPEN) :])):
-            self.has_called = True
-            return said, [*calls, call]
         is_gap = self.has_called and not rest.strip()
         return said if is_gap else said + rest, calls
 
@@ -81,22 +88,38 @@ class CallReader:
             if end < 0:
                 self._looked = max(self._looked, len(self._held) - len(CLOSE) + 1)
                 return said, calls
+            found = calls_of(self._held[self._open_at + len(OPEN) : end])
+            if found is None:  # the tag is within a string: the call goes on
+                self._looked = end + len(CLOSE)
+                continue
+            inner = -1 if found else self._held.rfind(OPEN, self._open_at + len(OPEN), end)
+            if inner >= 0:  # a call may have begun anew
+                said += self._begin(inner)
+                continue
             whole, self._held = self._held[: end + len(CLOSE)], self._held[end + len(CLOSE) :]
-            if call := call_of(whole[self._open_at + len(OPEN) : end]):
-                calls.append(call)
+            if found:
+                calls += found
                 self.has_called = True
             else:
                 said += whole
             self._open_at, self._looked = None, 0
 
     def _say(self) -> str:
-        """Give on what is before the next call; the space before it is held, for it belongs to the call's form."""
+        """Give on what is before the next call."""
         at = self._held.find(OPEN)
-        length = len((self._held[:at] if at >= 0 else without_beginning(self._held)).rstrip())
-        said, self._held = self._held[:length], self._held[length:]
-        if at >= 0:
-            self._open_at = at - length
-            self._looked = self._open_at + len(OPEN)
+        return self._begin(at) if at >= 0 else self._give(without_beginning(self._held))
+
+    def _begin(self, at: int) -> str:
+        """Give on what is before a call that begins there."""
+        said = self._give(self._held[:at])
+        self._open_at = at - len(said)
+        self._looked = self._open_at + len(OPEN)
+        return said
+
+    def _give(self, text: str) -> str:
+        """Let go of a text but for the space after it, which belongs to the form of a call that may follow."""
+        said = text.rstrip()
+        self._held = self._held[len(said) :]
         return said
 
 
@@ -118,27 +141,28 @@ def begins_bare(text: str) -> bool | None:
 
 def bare_calls(text: str, names: Collection[str]) -> list[Call]:
     """The calls of a text that has nothing else; none where it is anything but calls of these tools."""
-    text, at, calls = text.strip(), 0, []
+    calls = calls_of(text) or []
+    return calls if all(call.name in names for call in calls) else []
+
+
+def calls_of(text: str) -> list[Call] | None:
+    """The calls of a text, in lists or not; none where it has anything else, None where it ends within a string."""
+    text, at = text.strip(), 0
+    calls: list[Call] = []
     while at < len(text):
         try:
             value, at = _decode(text, at)
+        except json.JSONDecodeError as error:
+            return None if error.msg.startswith("Unterminated string") else []
         except (ValueError, RecursionError):
             return []
-        call = to_call(value)
-        if call is None or call.name not in names:
-            return []
-        calls.append(call)
+        for item in value if isinstance(value, list) else [value]:
+            if (call := to_call(item)) is None:
+                return []
+            calls.append(call)
         between = _BETWEEN.match(text, at)
         at = between.end() if between else at
     return calls
-
-
-def call_of(text: str) -> Call | None:
-    """The call between two tags; None where there is none."""
-    try:
-        return to_call(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
 
 
 def to_call(value: Any) -> Call | None:
@@ -149,7 +173,7 @@ def to_call(value: Any) -> Call | None:
     try:
         arguments = value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):  # some write JSON within JSON
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
         if not isinstance(arguments, dict | None):
             return None
         return Call(name, to_json(arguments or {}))
