@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from flambeau.errors import BadRequest, PredictionException
+from flambeau.errors import BadRequest
 from flambeau.handlers.generation.asking import Ask, check_text, read_ask, read_sampling
 from flambeau.handlers.generation.progress import Progress
 from flambeau.handlers.generation.replies import EventReply, Finish, PieceReply, Reply, TextReply, WholeReply
 from flambeau.llm.config import SamplingParams
-from flambeau.llm.errors import BadRequest as Refused
-from flambeau.llm.errors import TokenizerError
+from flambeau.llm.errors import LLMError
 from flambeau.wire.generation import Generate, decode_request
 
 MAX_CHOICES = 1024  # of one request: prompts times n
@@ -104,10 +103,8 @@ class RequestReader:
         self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
         try:
             return self._tokenizer.encode_chat(messages, **options)
-        except (Refused, TypeError, RecursionError) as error:
+        except (LLMError, TypeError, RecursionError) as error:  # that it can be compiled is known since it was loaded
             raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
-        except TokenizerError as error:  # the template's fault, not the client's
-            raise PredictionException(str(error)) from error
 
     def predict(self, ask: Ask, ids: list[int], progress: Progress | None, finish: Finish | None = None) -> Prompted:
         """A prediction whose prompt is in tokens; `finish` makes the answer of the whole, whatever form was wanted."""
