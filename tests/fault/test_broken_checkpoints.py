@@ -177,8 +177,7 @@ from pathlib import Path
 from flambeau.cli.serve import Wishes, serve
 from flambeau.config.server import Address, ServerConfig
 
-anywhere = Address("127.0.0.1", 0)
-config = ServerConfig(inference=anywhere, management=anywhere, metrics=anywhere)
+config = ServerConfig(inference=Address(), management=Address(), metrics=Address())
 serve(config, [Path(sys.argv[1])], Wishes(must_load=True), log_level="info")
 """
 
