@@ -8,6 +8,8 @@ import signal
 
 import pytest
 
+from support.archives import pack_handler
+
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 FILES = {"access_log.log", "ts_log.log", "model_log.log", "ts_metrics.log", "model_metrics.log"}
 
@@ -82,6 +84,23 @@ def test_the_life_of_a_worker_in_torchserves_words(server, folder):
     server.until(lambda: "State change WORKER_MODEL_LOADED -> WORKER_SCALED_DOWN" in server.log)
     server.stop()
     assert (folder / "ts_log.log").read_text() == server.log  # stdout has the same lines
+
+
+def test_that_a_model_is_loaded_is_said_once(server):
+    assert server.manage("PUT", "/models/m?min_worker=2&synchronous=true").status == 200
+    assert server.log.count("Model m loaded.") == 1
+
+
+def test_that_a_model_without_workers_is_loaded_is_said_once(start, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    pack_handler(store, "measuring")
+    server = start("--model-store", store).wait_started()
+    assert server.manage("POST", "/models?url=measuring.mar&model_name=idle&initial_workers=0").status == 200
+    assert server.log.count("Model idle loaded.") == 1
+    assert server.manage("PUT", "/models/idle?min_worker=1&synchronous=true").status == 200
+    server.until(lambda: "idle_1.0 State change WORKER_STARTED -> WORKER_MODEL_LOADED" in server.log)
+    assert server.log.count("Model idle loaded.") == 1
 
 
 def test_a_model_that_cannot_load_leaves_its_traceback_in_the_model_log(start, folder):

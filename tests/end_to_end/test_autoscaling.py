@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import pytest
@@ -126,6 +127,55 @@ def test_model_that_cannot_wake_says_why_and_recovers(start, tmp_path):
     trouble.unlink()
     server.until(lambda: server.predict("napper", {}).status == 200)
     assert server.request("GET", "/readyz").status == 200
+
+
+@pytest.mark.parametrize("max_retry_s", [0, 300])  # it is given up at once, or tried again
+def test_model_whose_files_were_broken_while_it_slept_wakes_when_they_are_mended(start, tmp_path, max_retry_s):
+    trouble = tmp_path / "trouble"
+    config = f"{SLEEPY}maxRetryTimeoutInSec: {max_retry_s}\n"
+    server = serve(start, tmp_path, config, env={"NAPPER_FAILS_WHILE": str(trouble)}).wait_ready()
+    server.until(lambda: state(server) == "sleeping")
+    trouble.write_text("final")
+    reply = server.predict("napper", {})
+    assert reply.status == 503
+    assert "the weights are cut off" in reply.message
+    trouble.unlink()
+    server.until(lambda: server.predict("napper", {}).status == 200)
+    assert "is not tried again" not in server.log
+
+
+def test_request_is_a_reason_to_try_a_model_that_never_woke(start, tmp_path):
+    trouble = tmp_path / "trouble"
+    trouble.write_text("final")
+    server = serve(start, tmp_path, SLEEPY, env={"NAPPER_FAILS_WHILE": str(trouble)}).wait_started()
+    assert state(server) == "failed"
+    assert server.predict("napper", {}).status == 503
+    assert server.log.count("is not tried again") == 2
+    assert state(server) == "failed"
+    trouble.unlink()
+    assert server.predict("napper", {}).status == 200
+
+
+def test_worker_of_a_loaded_model_comes_back_when_its_files_do(start, tmp_path):
+    trouble = tmp_path / "trouble"
+    config = "minWorkers: 2\nmaxWorkers: 2\n"
+    server = serve(start, tmp_path, config, env={"NAPPER_FAILS_WHILE": str(trouble)}).wait_ready()
+    trouble.write_text("final")
+    os.kill(server.worker_pids("napper")[0], signal.SIGKILL)
+    server.until(lambda: "the weights are cut off" in str(server.describe("napper")["workers"]))
+    trouble.unlink()
+    server.until(lambda: num_ready(server) == 2)
+
+
+def test_model_grows_after_all_when_its_files_are_mended(start, tmp_path):
+    trouble = tmp_path / "trouble"
+    server = serve(start, tmp_path, ELASTIC, env={"NAPPER_FAILS_WHILE": str(trouble)}).wait_ready()
+    trouble.write_text("final")
+    with Load(lambda: server.predict("napper", {"sleep_s": 0.1}), threads=6) as load:
+        server.until(lambda: "the weights are cut off" in str(server.describe("napper")["workers"]))
+        trouble.unlink()
+        server.until(lambda: num_ready(server) > 1)
+    assert {reply.status for reply in load.replies} == {200}
 
 
 def test_start_that_takes_too_long_is_not_waited_for(start, tmp_path):

@@ -157,3 +157,44 @@ def test_llm_serve_says_why_in_its_last_line_and_ends(tmp_path, kind, level):
     assert "loaded." not in result.stderr
     assert "started." not in result.stderr
     assert [file.name for file in tmp_path.iterdir()] == [kind]  # it leaves nothing behind
+
+
+UNSTEADY = """
+from pathlib import Path
+from flambeau.errors import HandlerError
+
+class Unsteady:
+    def initialize(self, context):
+        was_here = Path(__file__).with_name("was_here")
+        if was_here.exists():
+            raise HandlerError("the weights are cut off")
+        was_here.touch()
+        raise RuntimeError("no memory is left")
+
+    def handle(self, rows, context):
+        return rows
+"""
+SERVE = """
+import sys
+from pathlib import Path
+from flambeau.cli.serve import Wishes, serve
+from flambeau.config.server import Address, ServerConfig
+
+config = ServerConfig(inference=Address(), management=Address(), metrics=Address())
+serve(config, [Path(sys.argv[1])], Wishes(must_load=True), log_level="info")
+"""
+
+
+def test_model_that_must_load_ends_the_server_also_when_a_later_try_is_the_last(tmp_path):
+    (tmp_path / "unsteady.py").write_text(UNSTEADY)
+    result = subprocess.run(
+        [sys.executable, "-c", SERVE, str(tmp_path / "unsteady.py")],
+        env={**os.environ, "PYTHONPATH": path(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert "no memory is left; it will be tried again" in result.stderr
+    assert "is not tried again: the model could not be loaded: the weights are cut off" in result.stderr
+    assert "Model server started." not in result.stderr

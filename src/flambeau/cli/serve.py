@@ -93,6 +93,9 @@ class Loading(Life):
         server.on_progress = progress.note
         with progress:
             await asyncio.gather(*(load(server, plan, self._wishes, progress) for plan in self._plans))
+            if self._wishes.must_load:
+                named = [model for model in server.registry if model.loaded_at_startup]
+                await asyncio.gather(*(model.supervisor.wait_decided() for model in named))
         settle(server)
         logger.info("Model server started.")
         progress.announce(address, [model for model in server.registry if model.is_ready])
@@ -276,8 +279,6 @@ async def load(server: Server, plan: Plan, wishes: Wishes, progress: Progress) -
             )
         except WorkersFailed as error:
             outcome.failed = True
-            if error.is_final and wishes.must_load:
-                raise
             if not error.is_final:  # of which all is said
                 logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
         except FlambeauError as error:

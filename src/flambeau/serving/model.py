@@ -105,6 +105,8 @@ class Model:
 
     def _check_hope(self, requested_version: str | None) -> None:
         """Where no worker is ready: wake the model if it sleeps; refuse a job that would wait for nothing."""
+        if self.limits.allow_sleep and not self.supervisor.has_hope:
+            self.supervisor.drop_given_up()  # as if it slept: to be asked for is a reason to try again
         self._wake()
         if not self.supervisor.has_hope:
             raise no_worker(self.name, requested_version, self.supervisor.last_death)
@@ -260,7 +262,8 @@ class Model:
         self._on_change()
         self._dispatcher.on_lost()
 
-    def _tell_loaded(self) -> None:
+    def tell_loaded(self) -> None:
+        """Say once that it is there: with a worker, or registered without one where none is wanted."""
         if not self._is_told:
             self._is_told = True
             logger.info("Model %s loaded.", printable(self.name))  # TorchServe's words, which scripts wait for
@@ -273,7 +276,7 @@ class Model:
         for worker in self._workers:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
-                self._tell_loaded()
+                self.tell_loaded()
         if self.queue:  # what a worker gave back on its way to bed
             self._wake()
         if not self.supervisor.has_hope:

@@ -171,8 +171,8 @@ class Server:
                 if not at_startup:
                     await self._forget(model)
                 raise
-        else:  # the same words say that a worker has it, where one is wanted
-            logger.info("Model %s loaded.", model.name)
+        else:
+            model.tell_loaded()
         self.on_change()
         return model
 

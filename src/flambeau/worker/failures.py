@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 
 from flambeau.errors import BadRequest, PredictionException
@@ -10,6 +11,7 @@ from flambeau.worker.replies import BadResult
 
 OUT_OF_MEMORY = 507
 MAX_CHARACTERS = 16_000
+MISPLACED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # until somebody mends it
 
 
 def to_failed(job_ids: list[int], error: BaseException) -> Failed:
@@ -34,7 +36,7 @@ def load_failed(error: BaseException, *, may_change: bool = False) -> Failed:
     An error that is final by its own word is its text alone, in one line; none is where the model's files
     `may_change` at any time.
     """
-    status = OUT_OF_MEMORY if is_out_of_memory(error) else 500
+    status = OUT_OF_MEMORY if any(map(lacks_memory, origins(error))) else 500
     detail = printable("".join(traceback.format_exception(error)))
     words = " ".join(str(error).split())
     if words and not may_change and is_final(error):
@@ -44,8 +46,34 @@ def load_failed(error: BaseException, *, may_change: bool = False) -> Failed:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether an error says of itself that another try would end the same; memory may be free by then."""
-    return getattr(error, "is_final", False) is True and not is_out_of_memory(error)
+    """Whether an error says of itself that another try would end the same, and nothing that led to it may pass."""
+    if getattr(error, "is_final", False) is not True:
+        return False
+    links = origins(error)
+    return not any(map(lacks_memory, links)) and not any(map(may_pass, links[1:]))
+
+
+def origins(error: BaseException) -> list[BaseException]:
+    """An error and what led to it, newest first; also what `from None` hides, which is for readers."""
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and not any(link is other for other in links):
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    return links
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether it is trouble of the system, with a disk or a connection, and not of the file that was asked for."""
+    if not isinstance(error, OSError) or isinstance(error, MISPLACED):
+        return False
+    return error.errno != errno.EINVAL  # a place in a file that was cut off
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether a load met too little memory, which may be free at the next try."""
+    words = str(error).lower()
+    return is_out_of_memory(error) or "allocate memory" in words or "out of memory" in words
 
 
 def status_of(error: PredictionException) -> int:

@@ -4,11 +4,14 @@ import os
 import time
 from pathlib import Path
 
+from flambeau.errors import HandlerError
+
 
 class Napper:
     def initialize(self, context):
-        if Path(os.environ.get("NAPPER_FAILS_WHILE", "/nonexistent")).exists():
-            raise RuntimeError("no weights today")
+        trouble = Path(os.environ.get("NAPPER_FAILS_WHILE", "/nonexistent"))
+        if trouble.exists():
+            raise HandlerError("the weights are cut off") if trouble.read_text() else RuntimeError("no weights today")
         while Path(os.environ.get("NAPPER_HANGS_WHILE", "/nonexistent")).exists():
             time.sleep(0.05)
         time.sleep(float(os.environ.get("NAPPER_STARTS_S", "0")))

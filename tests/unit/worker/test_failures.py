@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from flambeau.errors import ConfigError, HandlerError
@@ -46,6 +48,66 @@ def test_other_errors_may_be_gone_at_the_next_try(error, message):
     failed = raised(error)
     assert not failed.is_final
     assert failed.message == message
+
+
+def wrapped(cause, *, is_hidden=False):
+    try:
+        raise cause
+    except Exception as error:
+        try:
+            raise HandlerError("model.pt could not be loaded") from (None if is_hidden else error)
+        except HandlerError as outer:
+            return load_failed(outer)
+
+
+NO_MEMORY = "unable to mmap 8 bytes from file <model.pt>: Cannot allocate memory (12)"
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+@pytest.mark.parametrize(
+    ("cause", "status"),
+    [
+        (MemoryError(), 507),
+        (RuntimeError(NO_MEMORY), 507),
+        (RuntimeError("CUDA error: out of memory"), 507),
+        (RuntimeError("hip: Out of memory"), 507),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 507),
+        (OSError(errno.EIO, "Input/output error"), 500),
+        (OSError(errno.EMFILE, "Too many open files"), 500),
+        (TimeoutError("the share did not answer"), 500),
+    ],
+)
+def test_error_is_not_final_where_what_led_to_it_may_pass(cause, status, is_hidden):
+    failed = wrapped(cause, is_hidden=is_hidden)
+    assert not failed.is_final
+    assert failed.status == status
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        IsADirectoryError(errno.EISDIR, "Is a directory"),
+        NotADirectoryError(errno.ENOTDIR, "Not a directory"),
+        OSError(errno.EINVAL, "Invalid argument"),  # what a file that was cut off leads to
+        RuntimeError("size mismatch"),
+    ],
+)
+def test_error_is_final_where_what_led_to_it_stays(cause):
+    failed = wrapped(cause)
+    assert failed.is_final
+    assert failed.status == 500
+
+
+def test_depth_and_circles_of_causes_are_followed():
+    inner, outer = MemoryError(), HandlerError("no model")
+    outer.__cause__ = ValueError("no weights")
+    outer.__cause__.__cause__ = inner
+    inner.__cause__ = outer
+    assert not load_failed(outer).is_final
+    outer.__cause__ = outer
+    assert load_failed(outer).is_final
 
 
 def test_nothing_is_final_where_files_are_watched():

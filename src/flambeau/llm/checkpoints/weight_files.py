@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.errors import CheckpointError, LLMError, NoRoom
 from flambeau.llm.models.config_values import read_json
 
 KNOWN_FILES = (  # the first that is there
@@ -78,8 +78,8 @@ class SafetensorsFile:
         self.path = path
         try:
             self._file: Any = safe_open(str(path), framework="pt", device="cpu")
-        except (SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(f"{path} {what_is_wrong(path, error)}") from error
+        except (SafetensorError, OSError, ValueError, MemoryError) as error:
+            raise unreadable(path, error) from error
 
     def __iter__(self) -> Iterator[Stored]:
         """The tensors by their places in the file, so that it is read from front to back."""
@@ -106,8 +106,8 @@ class TorchFile:
             raise CheckpointError(
                 f"{path} holds other things than tensors, or is damaged; save its state_dict again, best as safetensors"
             ) from error
-        except (RuntimeError, OSError, EOFError, ValueError) as error:
-            raise CheckpointError(f"{path} {what_is_wrong(path, error)}") from error
+        except (RuntimeError, OSError, EOFError, ValueError, MemoryError) as error:
+            raise unreadable(path, error) from error
         if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
             raise CheckpointError(f"{path} must hold a state_dict: tensors by name")
         self._tensors: Mapping[str, Tensor] = content
@@ -159,6 +159,15 @@ def indexed_paths(index: Path) -> list[Path]:
             "download the checkpoint again"
         )
     return [index.parent / name for name in names]
+
+
+def unreadable(path: Path, error: Exception) -> LLMError:
+    """The error to raise for a file that cannot be opened: whose fault it is, the file's or the machine's."""
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return NoRoom(
+            f"{path} cannot be loaded: too little memory is free ({error}); end what else takes it, or get more"
+        )
+    return CheckpointError(f"{path} {what_is_wrong(path, error)}")
 
 
 def what_is_wrong(path: Path, error: Exception) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flambeau.errors import WorkersFailed
 from flambeau.serving.workers.recovery import Death, backoff_s, is_hopeless
@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Word for word what TorchServe's log has, since scripts wait for it.
 SLOW_START = "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time"
+POLL_S = 0.1
 STEADY_S = 30.0  # a worker that was ready this long, or answered anything, ends a series of failures
 
 
@@ -138,7 +139,7 @@ class Supervisor:
 
     def scale(self, minimum: int, maximum: int) -> list[Slot]:
         """Start workers up to `minimum`, retire those beyond `maximum`; return the slots that are new."""
-        self.slots[:] = [slot for slot in self.slots if not slot.has_given_up]
+        self.drop_given_up()
         fresh = []
         while len(self.slots) < minimum:  # one by one: each is placed in view of those before it
             slot = self._new_slot()
@@ -150,18 +151,31 @@ class Supervisor:
         del self.slots[maximum:]
         return fresh
 
+    def drop_given_up(self) -> None:
+        """Forget the places whose workers could not be started."""
+        self.slots[:] = [slot for slot in self.slots if not slot.has_given_up]
+
     async def wait_started(self, slots: list[Slot]) -> None:
         """Wait until each of these has loaded; raise with the cause when one has failed."""
         for slot in slots:
             await slot.settled.wait()
             if slot.failures and slot.last_death is not None:
-                death = slot.last_death
-                raise WorkersFailed(
-                    f"Failed to start workers for {self.name}",
-                    cause=death.cause,
-                    out_of_memory=death.out_of_memory,
-                    is_final=death.is_final,
-                )
+                raise self._failure(slot.last_death)
+
+    async def wait_decided(self) -> None:
+        """Wait until a worker has the model, however many tries it takes; raise with the cause if all are given up."""
+        while self.has_hope and not self.has_ready:
+            await asyncio.sleep(POLL_S)
+        if not self.has_ready and (death := self.last_death) is not None:
+            raise self._failure(death)
+
+    def _failure(self, death: Death) -> WorkersFailed:
+        return WorkersFailed(
+            f"Failed to start workers for {self.name}",
+            cause=death.cause,
+            out_of_memory=death.out_of_memory,
+            is_final=death.is_final,
+        )
 
     async def close(self, *, now: bool = False) -> None:
         """Retire every worker, or kill them; then wait until all are gone."""
@@ -193,6 +207,8 @@ class Supervisor:
             death, was_ready, was_useful = await self._one_life(slot)
             if slot.is_retired:
                 break
+            if self.load_s is not None:  # it was loaded before: its files may just be exchanged
+                death = replace(death, is_final=False)
             self._tell_end(slot, death)
             self.num_restarts += 1
             self._take_note(slot, death, was_ready=was_ready, was_useful=was_useful)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -16,7 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.checkpoints.weight_files import open_weights
+from flambeau.llm.errors import CheckpointError, NoRoom
 from flambeau.llm.models import presets
 from flambeau.llm.models.transformer import Transformer
 from support.tiny_models import ARCH, tiny_model
@@ -266,6 +268,26 @@ def test_a_cut_off_file_of_torch_is_named(tmp_path, model, kept):
     path = tmp_path / "model.pth"
     os.truncate(path, kept if kept >= 0 else path.stat().st_size + kept)
     assert str(path) in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "opener", "error"),
+    [
+        ("model.safetensors", "safe_open", MemoryError("Cannot allocate memory (os error 12)")),
+        ("model.pth", "torch.load", MemoryError()),
+        ("model.pth", "torch.load", RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)")),
+        ("model.pth", "torch.load", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
+        ("model.pth", "torch.load", OSError(errno.ENOMEM, "Cannot allocate memory")),
+    ],
+)
+def test_too_little_memory_is_not_the_fault_of_the_file(tmp_path, monkeypatch, name, opener, error):
+    def fail(*_, **__):
+        raise error
+
+    (tmp_path / name).touch()
+    monkeypatch.setattr(f"flambeau.llm.checkpoints.weight_files.{opener}", fail)
+    with pytest.raises(NoRoom, match=f"{name} cannot be loaded: too little memory is free"):
+        open_weights(tmp_path)
 
 
 def test_a_damaged_header_is_named(tmp_path, model):

@@ -240,3 +240,58 @@ def test_load_that_cannot_succeed_is_tried_once_and_told_in_one_line(caplog):
     assert told == [text.format(0), text.format(3)]  # once for each time it was scaled
     assert "Retry worker" not in caplog.text
     assert "Auto recovery" not in caplog.text
+
+
+def with_lives(*lives):
+    """A supervisor whose workers end like this, one after the other; None: it loads."""
+    supervisor, left = new_supervisor([]), [*lives]
+
+    def new_worker(slot):
+        death = left.pop(0)
+        return Worker(loads=death is None, death=death)
+
+    supervisor._new_worker = new_worker
+    return supervisor
+
+
+def test_model_that_was_loaded_before_is_tried_again_whatever_the_cause(caplog):
+    async def live():
+        supervisor = with_lives(None, FINAL, None)
+        await supervisor.wait_started(supervisor.scale(1, 1))
+        [slot] = supervisor.slots
+        slot.worker.ended.set_result(CRASH)
+        async with asyncio.timeout(30):
+            while not (slot.restarts == 2 and slot.is_ready):
+                await asyncio.sleep(0.01)
+        assert slot.last_death.reason == FINAL.reason
+        assert not supervisor.has_failed_for_good
+        await supervisor.close()
+
+    asyncio.run(live())
+    assert "is not tried again" not in caplog.text
+
+
+def test_waiting_for_a_decision_goes_on_until_all_are_given_up():
+    async def fail():
+        supervisor = with_lives(CRASH, CRASH, FINAL)
+        supervisor.scale(1, 1)
+        async with asyncio.timeout(30):
+            with pytest.raises(WorkersFailed) as caught:
+                await supervisor.wait_decided()
+        await supervisor.close()
+        return caught.value
+
+    error = asyncio.run(fail())
+    assert (error.cause, error.is_final) == (FINAL.reason, True)
+
+
+@pytest.mark.parametrize("lives", [[None], [CRASH, None]])
+def test_waiting_for_a_decision_ends_when_a_worker_has_the_model(lives):
+    async def live():
+        supervisor = with_lives(*lives)
+        supervisor.scale(1, 1)
+        async with asyncio.timeout(30):
+            await supervisor.wait_decided()
+        await supervisor.close()
+
+    asyncio.run(live())
