@@ -88,7 +88,7 @@ def test_cause_is_told_in_one_line_everywhere(server, kind):
     reply = server.predict(kind, {"prompt": "ROMEO:"})
     assert reply.status == 503
     assert CAUSES[kind] in reply.message
-    [line] = errors_about(server, kind)
+    [line] = server.until(lambda: errors_about(server, kind))  # the log is written beside the answers
     assert "is not tried again: the model could not be loaded: " in line
     assert CAUSES[kind] in line
 
@@ -98,7 +98,8 @@ def test_nothing_is_tried_again_and_nothing_is_said_that_is_not_so(server):
     for words in ("Retry worker", "Auto recovery", "tried again;", "it will be tried", "Traceback", " is loaded"):
         assert words not in server.log
     for kind in CAUSES:
-        assert f"-{kind}_1.0 State change WORKER_STARTED -> WORKER_ERROR" in server.log
+        change = f"-{kind}_1.0 State change WORKER_STARTED -> WORKER_ERROR"
+        server.until(lambda change=change: change in server.log)
         if kind != "wordless":  # it is mended below
             assert f"Model {kind} loaded." not in server.log
 
@@ -112,7 +113,7 @@ def test_scaling_tries_again_and_finds_what_was_mended(server, folder):
     assert "Model wordless loaded." not in server.log
     shutil.copy(TARGET / "tokenizer.model", folder / "wordless")
     assert server.manage("PUT", scale).status == 200
-    assert "Model wordless loaded." in server.log
+    server.until(lambda: "Model wordless loaded." in server.log)
     assert server.predict("wordless", {"prompt": "ROMEO:", "max_new_tokens": 2}).status == 200
 
 
@@ -130,7 +131,7 @@ def test_registering_anew_tries_again(server, folder):
     assert CAUSES["foreign"] in reply.cause
     shutil.copy(TARGET / "config.json", folder / "foreign")
     assert server.manage("POST", register).status == 200
-    assert "Model foreign loaded." in server.log
+    server.until(lambda: "Model foreign loaded." in server.log)
 
 
 def llm_serve(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
