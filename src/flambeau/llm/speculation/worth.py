@@ -9,6 +9,8 @@ WINDOW = 16  # times that are remembered of each number of tokens
 TRIAL = 6  # steps that a number of tokens is given before it is judged
 FIRST_WAIT, LONGEST_WAIT = 64, 1024  # steps until another number is tried; twice as many each time nothing changes
 MEMORY = 32  # steps over which what is kept is averaged
+DEAR = 4  # times longer waits where nothing is proposed: a draft has to catch up before it can be tried
+LEAST_GAIN = 1.1  # less is none: with proposals, steps are longer, and sequences end at different times
 
 
 def sensible_numbers(most: int) -> list[int]:
@@ -90,12 +92,13 @@ class _Choice:
         known = self._numbers if self._wait == FIRST_WAIT else (before, number)
         self._best = max(known, key=self._tokens_per_s)
         self._wait = min(2 * self._wait, LONGEST_WAIT) if self._best == before else FIRST_WAIT
-        self._trial, self._left = None, self._wait
+        self._trial, self._left = None, self._wait * (1 if self._best else DEAR)
 
     def _tokens_per_s(self, number: int) -> float:
         # One of the quicker steps counts: anything may hold a step up, and nothing makes it quicker than it is.
         seconds = sorted(self._seconds[number])
-        return self._kept.num_tokens(number) / max(seconds[len(seconds) // 4], 1e-9)
+        rate = self._kept.num_tokens(number) / max(seconds[len(seconds) // 4], 1e-9)
+        return rate / LEAST_GAIN if number else rate
 
 
 class Worth:
