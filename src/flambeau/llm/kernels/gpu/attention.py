@@ -18,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
+from flambeau.llm.kernels.gpu.common import take_turn
 from flambeau.llm.kernels.gpu.linear import overlapping
 
 PROGRAMS = 256  # about two for each of an H200's 132 multiprocessors
@@ -67,9 +67,7 @@ def attend_part(  # type: ignore[no-untyped-def]
     share = tl.cdiv(tl.cdiv(end - first, PARTS), PLACES) * PLACES
     begin = first + part * share
     stop = tl.minimum(begin + share, end)
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    take_turn(OVERLAPS)
 
     q_at = q_ptr + token[:, None] * q_stride + head[:, None] * SIZE + dimension[None, :]
     q = tl.load(q_at, mask=is_row[:, None] & is_dimension[None, :], other=0.0)
@@ -118,9 +116,7 @@ def join_parts(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     part, dimension = tl.arange(0, PARTS), tl.arange(0, PADDED)
     is_dimension = dimension < SIZE
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    take_turn(OVERLAPS)
     high = tl.load(highs_ptr + row * PARTS + part)
     weight = tl.exp(high - tl.max(high, 0))
     total = tl.sum(tl.load(totals_ptr + row * PARTS + part) * weight, 0)

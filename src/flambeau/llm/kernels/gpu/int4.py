@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from flambeau.llm.kernels.gpu.common import finish_one_row, finish_rows, take_turn
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -40,9 +41,7 @@ def multiply_one_row_int4(  # type: ignore[no-untyped-def]
     g = tl.arange(0, groups)
     rows = weight_ptr + n[:, None].to(tl.int64) * (K // 2)
     scale_rows = n[:, None] * (K // GROUP)
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    take_turn(OVERLAPS)
     sums = tl.zeros([EACH, groups], tl.float32)
     other_sums = tl.zeros([EACH, groups], tl.float32)
     for start in tl.static_range(0, K, BLOCK):
@@ -65,13 +64,7 @@ def multiply_one_row_int4(  # type: ignore[no-untyped-def]
             other_sums += group_sums(pairs, scales, minimums, first, second, EACH, groups, half_group)
     y = tl.sum(sums, 1)
     other = tl.sum(other_sums, 1)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)
-        if GATES:
-            other += tl.load(bias_ptr + N + n, mask=is_output, other=0.0).to(tl.float32)
-    if GATES:
-        y = y / (1.0 + tl.exp(-y)) * other
-    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=is_output)
+    finish_one_row(y, other, bias_ptr, y_ptr, n, is_output, N, GATES, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
@@ -91,9 +84,7 @@ def multiply_rows_int4(  # type: ignore[no-untyped-def]
     is_row, is_column = t < T, n < N
     columns = weight_ptr + n[:, None].to(tl.int64) * (K // 2) + j[None, :]
     inputs = x_ptr + t[:, None] * K + j[None, :]
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    take_turn(OVERLAPS)
     sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     other_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     for group in tl.range(part * share, tl.minimum(part * share + share, num_groups)):
@@ -117,12 +108,4 @@ def multiply_rows_int4(  # type: ignore[no-untyped-def]
             second = ((pairs & 15).to(tl.float32) * scale + minimum).to(x.dtype)
             other_sums = tl.dot(first, tl.trans(x), other_sums, input_precision="ieee")
             other_sums = tl.dot(second, tl.trans(other_x), other_sums, input_precision="ieee")
-    if HAS_BIAS:
-        has_it = is_column & (part == 0)
-        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[:, None]
-        if GATES:
-            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[:, None]
-    if GATES:
-        sums = sums / (1.0 + tl.exp(-sums)) * other_sums
-    y_at = y_ptr + (part * T + t[:, None]) * N + n[None, :]
-    tl.store(y_at, tl.trans(sums).to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    finish_rows(tl.trans(sums), tl.trans(other_sums), bias_ptr, y_ptr, n, t, part, T, N, GATES, HAS_BIAS)

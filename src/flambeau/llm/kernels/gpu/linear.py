@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from flambeau.llm.kernels.gpu.common import finish_one_row, finish_rows, take_turn
 from flambeau.llm.kernels.gpu.int4 import multiply_one_row_int4, multiply_rows_int4
 
 OVERLAPS = True
@@ -48,9 +48,7 @@ def multiply_one_row(  # type: ignore[no-untyped-def]
     weights = tl.load(rows + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
     if GATES:
         others = tl.load(rows + N * K + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    take_turn(OVERLAPS)
     sums = tl.zeros([EACH, BLOCK], tl.float32)
     other_sums = tl.zeros([EACH, BLOCK], tl.float32)
     for start in tl.static_range(0, K, BLOCK):
@@ -70,13 +68,7 @@ def multiply_one_row(  # type: ignore[no-untyped-def]
         y *= tl.load(scale_ptr + n, mask=is_output, other=0.0).to(tl.float32)
         if GATES:
             other *= tl.load(scale_ptr + N + n, mask=is_output, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)
-        if GATES:
-            other += tl.load(bias_ptr + N + n, mask=is_output, other=0.0).to(tl.float32)
-    if GATES:
-        y = y / (1.0 + tl.exp(-y)) * other
-    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=is_output)
+    finish_one_row(y, other, bias_ptr, y_ptr, n, is_output, N, GATES, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
@@ -93,9 +85,7 @@ def multiply_rows(  # type: ignore[no-untyped-def]
     is_row, is_column = t < T, n < N
     columns = weight_ptr + n[:, None].to(tl.int64) * K
     share: tl.constexpr = (K + PARTS * BLOCK - 1) // (PARTS * BLOCK) * BLOCK
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    take_turn(OVERLAPS)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     other_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, share, BLOCK):
@@ -112,15 +102,7 @@ def multiply_rows(  # type: ignore[no-untyped-def]
         sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATES:
             other_sums *= tl.load(scale_ptr + N + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if HAS_BIAS:
-        has_it = is_column & (part == 0)
-        sums += tl.load(bias_ptr + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
-        if GATES:
-            other_sums += tl.load(bias_ptr + N + n, mask=has_it, other=0.0).to(tl.float32)[None, :]
-    if GATES:
-        sums = sums / (1.0 + tl.exp(-sums)) * other_sums
-    y_at = y_ptr + (part * T + t[:, None]) * N + n[None, :]
-    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    finish_rows(sums, other_sums, bias_ptr, y_ptr, n, t, part, T, N, GATES, HAS_BIAS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from flambeau.llm.kernels.gpu.common import take_turn
 from flambeau.llm.kernels.gpu.linear import overlapping
 
 
@@ -26,9 +26,7 @@ def add_and_normalise(  # type: ignore[no-untyped-def]
     e = tl.arange(0, PADDED)
     is_element = e < SIZE
     gain = tl.load(gain_ptr + e, mask=is_element, other=0.0).to(tl.float32)
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    take_turn(OVERLAPS)
     x = tl.load(x_ptr + row * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
     if PARTS > 0:
         for part in tl.static_range(PARTS):

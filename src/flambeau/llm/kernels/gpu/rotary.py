@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from flambeau.llm.kernels.gpu.common import take_turn
 from flambeau.llm.kernels.gpu.linear import overlapping
 
 
@@ -33,9 +33,7 @@ def turn_and_keep(  # type: ignore[no-untyped-def]
     is_dimension = d < half
     position = tl.load(positions_ptr + token)
     slot = tl.load(slots_ptr + token)
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    take_turn(OVERLAPS)
     first = tl.zeros([HALF_PADDED], tl.float32)
     second = tl.zeros([HALF_PADDED], tl.float32)
     for part in tl.static_range(PARTS):
