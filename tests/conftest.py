@@ -34,6 +34,16 @@ settings.load_profile("steady")
 
 
 @pytest.fixture
+def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """The thread's loop, as a worker has one: the loader would make one that nobody closes."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """Start servers; a handler of tests/support/handlers may be named without its folder."""
     running: list[RunningServer] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
@@ -106,16 +105,6 @@ def test_chunks_go_to_a_socket_and_later_ranks_send_none(send, monkeypatch):
 @contextmanager
 def nothing():
     yield
-
-
-@pytest.fixture
-def event_loop():
-    """The thread's loop, as a worker has one: the loader would make one that nobody closes."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield loop
-    asyncio.set_event_loop(None)
-    loop.close()
 
 
 @pytest.mark.usefixtures("event_loop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import types
 
@@ -25,16 +24,6 @@ def place(tmp_path, monkeypatch):
     for name in ("net", "handler"):  # taken by what is loaded here, and given back
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     return tmp_path
-
-
-@pytest.fixture
-def event_loop():
-    """The thread's loop, as a worker has one: the loader would make one that nobody closes."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield loop
-    asyncio.set_event_loop(None)
-    loop.close()
 
 
 @pytest.mark.usefixtures("event_loop")

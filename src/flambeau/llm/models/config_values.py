@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.json_files import read_object
 
 Config = Mapping[str, Any]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file holds."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold an object")
-    return content
+    """The object that a file of a checkpoint holds."""
+    return read_object(path, CheckpointError)
 
 
 def section(config: Config, key: str) -> Config:

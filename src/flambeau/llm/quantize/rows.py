@@ -17,6 +17,7 @@ class RowScaledLinear(nn.Module):
 
     weight_dtype: ClassVar[torch.dtype]
     scale_dtype: ClassVar[torch.dtype]
+    rounded: ClassVar[staticmethod[[Tensor], tuple[Tensor, Tensor]]]  # smaller weights [O, I] and their scales [O]
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -26,11 +27,6 @@ class RowScaledLinear(nn.Module):
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=self.weight_dtype))
         self.register_buffer("scale", torch.empty(out_features, dtype=self.scale_dtype))
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
-
-    @staticmethod
-    def rounded(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-        """Smaller weights and their scales; each kind has its own."""
-        raise NotImplementedError
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:

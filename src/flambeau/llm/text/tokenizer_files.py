@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.llm.errors import TokenizerError
+from flambeau.llm.json_files import read_object
 
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
@@ -42,15 +42,7 @@ def find_file(path: Path) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """What an optional file says; nothing where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise TokenizerError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
+    return read_object(path, TokenizerError) if path.is_file() else {}
 
 
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -44,6 +44,15 @@ def attend(kind, model, cache, inputs, window):
     return kind(cache, inputs)(1, q, k, v, scale=arch.head_size**-0.5, window=window)
 
 
+def check_decode(model):
+    """The kernel attends in a decode step as its twin does."""
+    cache = room(model, 3, rubbish=1.0)
+    inputs = step_inputs(CASES["decode"], query_len=1)
+    expected = attend(PagedAttention, model, copy_of(model, cache), inputs, None)
+    found = attend(native.NativeAttention, model, cache, inputs, None)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def copy_of(model, cache: KVCache, dtype=torch.float32) -> KVCache:
     """A cache with the same contents."""
     copy = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=dtype)
@@ -73,12 +82,7 @@ def test_the_cpu_kernel_attends_and_keeps_as_its_twin_does(case, num_kv_heads, w
 @needs_kernels
 @pytest.mark.parametrize("head_size", sorted(native.HEAD_SIZES))
 def test_the_cpu_kernel_serves_every_head_size_that_it_lists(head_size):
-    model = random_model(head_size=head_size)
-    cache = room(model, 3, rubbish=1.0)
-    inputs = step_inputs(CASES["decode"], query_len=1)
-    expected = attend(PagedAttention, model, copy_of(model, cache), inputs, None)
-    found = attend(native.NativeAttention, model, cache, inputs, None)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    check_decode(random_model(head_size=head_size))
 
 
 @needs_kernels
@@ -166,12 +170,7 @@ def test_any_number_of_rows_gives_each_the_bits_it_gets_alone(num_rows):
 @needs_kernels
 @pytest.mark.parametrize("head_size", [16, 32, 64])
 def test_groups_of_any_number_of_heads_are_served(head_size):
-    model = random_model(head_size=head_size, num_heads=7, num_kv_heads=1)
-    cache = room(model, 3, rubbish=1.0)
-    inputs = step_inputs(CASES["decode"], query_len=1)
-    expected = attend(PagedAttention, model, copy_of(model, cache), inputs, None)
-    found = attend(native.NativeAttention, model, cache, inputs, None)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    check_decode(random_model(head_size=head_size, num_heads=7, num_kv_heads=1))
 
 
 @needs_kernels

@@ -1,0 +1,20 @@
+"""JSON files beside a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flambeau.llm.errors import LLMError
+
+
+def read_object(path: Path, error: type[LLMError]) -> dict[str, Any]:
+    """The object that a file holds; whatever else it holds is that error."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as reason:
+        raise error(f"{path} is not JSON: {reason}") from reason
+    if not isinstance(content, dict):
+        raise error(f"{path} must hold an object, not {type(content).__name__}")
+    return content
