@@ -24,6 +24,7 @@ sys.path.insert(0, str(HERE.parent / "serving"))
 import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
+from torchvision_stand_in import stand_in_for_torchvision  # noqa: E402
 
 from flambeau.llm.compute.compiled import CompiledForward  # noqa: E402
 from flambeau.llm.compute.forward import EagerForward  # noqa: E402
@@ -100,6 +101,7 @@ def step_inputs(num_sequences: int) -> StepInputs:
 
 def transformers_step(num_sequences: int) -> Callable[[], tuple[float, float]]:
     """One token of `transformers.generate` with its cache: greedy, over as many sequences of the same length."""
+    stand_in_for_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=2048)).eval()
@@ -146,8 +148,7 @@ def subjects(model: Transformer, cache: KVCache, num_sequences: int, with_induct
     if with_inductor:
         example = inductor.trash_inputs(num_sequences, 1, 2, torch.device("cpu"))
         step = inductor.compile_step(model, cache, 1, choose_attention, example)
-        tensors = inductor.tensors_of(inputs)
-        found["inductor"] = lambda: step(*tensors)
+        found["inductor"] = lambda: step(inputs)
     return found
 
 

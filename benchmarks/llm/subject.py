@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import torch
+from torchvision_stand_in import stand_in_for_torchvision
 
 import flambeau.examples
 
@@ -17,8 +18,7 @@ PROMPTS = [f"{speaker}:\n{line}" for speaker in SPEAKERS for line in LINES][:32]
 
 def transformers(num_tokens: int) -> dict[str, float]:
     """`generate` with its own cache, greedy."""
-    for name in ("nms", "qnms"):  # torchvision's operators cannot be loaded beside a CPU build of torch
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    stand_in_for_torchvision()
     import sentencepiece
     from transformers import LlamaForCausalLM
 
