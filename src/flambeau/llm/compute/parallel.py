@@ -212,5 +212,5 @@ def listen(ranks: Ranks, device: torch.device) -> tuple[StepInputs, Tensor | Non
     numbers = torch.zeros(int(np.sum(sizes)), dtype=torch.int64)
     dist.broadcast(numbers, src=0, group=ranks.control)
     ids, positions, slots, starts, lengths, tables, rows = torch.split(numbers.to(device), sizes)
-    inputs = StepInputs(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks), query_len)
+    inputs = StepInputs(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks), query_len=query_len)
     return inputs, rows if kind == PREFILL else None

@@ -7,7 +7,7 @@ Shapes: T tokens of the step, one sequence after another · S sequences · B blo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,14 +23,19 @@ class StepInputs:
     query_starts: Tensor  # [S+1]: where the tokens of each sequence begin
     context_lens_S: Tensor  # tokens of each sequence up to the last of this step, with padding where there is any
     block_tables_SB: Tensor
-    query_len: int = 0  # every sequence has so many tokens in this step; 0: each has its own number
+    query_len: int = field(
+        default=0, kw_only=True
+    )  # every sequence has so many tokens in this step; 0: each has its own number
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in order: what a compiled step takes."""
+        places = self.ids_T, self.positions_T, self.slots_T
+        return *places, self.query_starts, self.context_lens_S, self.block_tables_SB
 
     def to(self, device: torch.device) -> StepInputs:
         """The same, on a device."""
-        if all(tensor.device == device for tensor in (self.ids_T, self.positions_T, self.block_tables_SB)):
+        if all(tensor.device == device for tensor in self.tensors):
             return self
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS}
-        return StepInputs(**moved, query_len=self.query_len)
-
-
-TENSORS = ("ids_T", "positions_T", "slots_T", "query_starts", "context_lens_S", "block_tables_SB")
+        moved = (tensor.to(device, non_blocking=True) for tensor in self.tensors)
+        return StepInputs(*moved, query_len=self.query_len)

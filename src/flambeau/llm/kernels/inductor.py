@@ -60,14 +60,14 @@ def compile_step(
     # Compiled code belongs to a code object, and nothing is checked at a call: every shape needs an object of its own.
     name = f"step_{len(example.ids_T)}_{query_len}"
     own = types.FunctionType(step.__code__.replace(co_name=name), step.__globals__, name, None, step.__closure__)
-    arguments = tensors_of(example)
+    arguments = example.tensors
     if is_dynamic:
         for tensor in arguments:
             mark_dynamic(tensor)
     compiled: Any = torch.compile(own, fullgraph=True, dynamic=None, options=options_for(device))
     with torch.inference_mode():
         compiled(*arguments)
-    return lambda inputs: compiled(*tensors_of(inputs))
+    return lambda inputs: compiled(*inputs.tensors)
 
 
 def mark_dynamic(tensor: Tensor) -> None:
@@ -75,18 +75,6 @@ def mark_dynamic(tensor: Tensor) -> None:
     for dimension, size in enumerate(tensor.shape):
         if size > 1:
             torch._dynamo.maybe_mark_dynamic(tensor, dimension)
-
-
-def tensors_of(inputs: StepInputs) -> tuple[Tensor, ...]:
-    """What a compiled step takes."""
-    return (
-        inputs.ids_T,
-        inputs.positions_T,
-        inputs.slots_T,
-        inputs.query_starts,
-        inputs.context_lens_S,
-        inputs.block_tables_SB,
-    )
 
 
 def trash_inputs(num_sequences: int, query_len: int, num_blocks: int, device: torch.device) -> StepInputs:

@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels import binding
 from flambeau.llm.kernels.native import HEAD_SIZES
-from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import MLP, Transformer
+from flambeau.llm.kernels.plain import is_plain
+from flambeau.llm.models.transformer import Transformer
 
 LANES = 16  # of vectors.h
 PACKED_LIMIT_BYTES = 512 * 2**20  # of packed weights beside the network's own; a larger one is read as it is
@@ -118,13 +118,6 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
         return False
     are_float = all(p.dtype == torch.float32 and p.is_contiguous() for p in model.parameters())
     return are_float and arch.head_size in HEAD_SIZES and all(is_plain(module) for module in model.modules())
-
-
-def is_plain(module: nn.Module) -> bool:
-    """Whether a part of the network is what the kernels compute; anything applied to it may have changed it."""
-    known = type(module) in (nn.Linear, nn.Embedding, MLP, Rotation, nn.ModuleList)
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return not hooks and (known or type(module).__module__ == Transformer.__module__)
 
 
 def pack(weight_NK: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from flambeau.llm.kernels.gpu.attention import TILE_ROWS, attend, tiles_of
 from flambeau.llm.kernels.gpu.linear import Matrix
 from flambeau.llm.kernels.gpu.norms import normalise
 from flambeau.llm.kernels.gpu.rotary import turn
-from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import MLP, Attention, Transformer
+from flambeau.llm.kernels.plain import is_plain
+from flambeau.llm.models.transformer import Attention, Transformer
 from flambeau.llm.quantize.cuda_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.rows import RowScaledLinear
 
@@ -136,11 +136,4 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     if arch.num_heads // arch.num_kv_heads > TILE_ROWS:
         return False
     are_alike = all(p.dtype == cache.keys[0].dtype and p.is_contiguous() for p in model.parameters())
-    return are_alike and all(is_plain(module) for module in model.modules())
-
-
-def is_plain(module: nn.Module) -> bool:
-    """Whether a part of the network is what the kernels compute; anything applied to it may have changed it."""
-    known = type(module) in (nn.Linear, nn.Embedding, MLP, Rotation, nn.ModuleList) or isinstance(module, QUANTIZED)
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return not hooks and (known or type(module).__module__ == Transformer.__module__)
+    return are_alike and all(is_plain(module, QUANTIZED) for module in model.modules())
