@@ -23,9 +23,8 @@ class StepInputs:
     query_starts: Tensor  # [S+1]: where the tokens of each sequence begin
     context_lens_S: Tensor  # tokens of each sequence up to the last of this step, with padding where there is any
     block_tables_SB: Tensor
-    query_len: int = field(
-        default=0, kw_only=True
-    )  # every sequence has so many tokens in this step; 0: each has its own number
+    # Every sequence has so many tokens in this step; 0: each has its own number.
+    query_len: int = field(default=0, kw_only=True)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
