@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,9 +21,7 @@ from urllib.parse import quote
 START_S = 60.0
 POLL_S = 0.02
 # Below those that connections get (32768 and up on Linux, 49152 elsewhere) and those where ranks meet (29500 and up).
-# Each process begins somewhere else, and uses none twice before all others.
 PORTS = range(12_000, 29_000)
-_CANDIDATES = itertools.cycle(random.SystemRandom().sample(PORTS, len(PORTS)))
 
 
 @dataclass(frozen=True)
@@ -185,6 +183,18 @@ class ModelServer:
             self.process.kill()
             self.process.wait()
             raise AssertionError(f"the server did not stop in {timeout} s:\n{self.log}") from None
+
+
+def share_of(ports: Sequence[int], environment: Mapping[str, str]) -> Sequence[int]:
+    """This process's own ports: pytest-xdist's workers have some each, as a server that restarts leaves its alone."""
+    number = environment.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    count = environment.get("PYTEST_XDIST_WORKER_COUNT", "")
+    return ports[int(number) :: int(count)] if number.isdecimal() and count.isdecimal() else ports
+
+
+# Each process begins somewhere else, and uses none twice before all others.
+_OWN = share_of(PORTS, os.environ)
+_CANDIDATES = itertools.cycle(random.SystemRandom().sample(_OWN, len(_OWN)))
 
 
 def free_ports(count: int) -> list[int]:
