@@ -83,7 +83,7 @@ def measure(peer: Peer, archive: Path, folder: Path, seconds: float) -> dict[str
             cores = machine.cores_between(before, machine.Usage.now(server.processes()))
             kept = ("server_cores", "client_cores", "other_cores", "steal_cores", "noisy")
             figures = {**json.loads(answer.stdout), **{key: cores[key] for key in kept}}
-            # What a call costs the server; the one figure that neighbours on the machine change little.
+            # What a call costs the server; the one figure that neighbors on the machine change little.
             figures["calls_per_core_s"] = round(figures["rps"] / max(cores["server_cores"], 0.01))
             found[point] = figures
     return found

@@ -2,7 +2,7 @@
 
     python benchmarks/handlers/run.py [--rounds 3] [--seconds 5] [--only tax,pipeline,compile,weights]
 
-Each experiment alternates its variants in short turns; a result is the median of the ratios of neighbouring turns.
+Each experiment alternates its variants in short turns; a result is the median of the ratios of neighboring turns.
 """
 
 import argparse

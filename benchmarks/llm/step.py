@@ -4,7 +4,7 @@
 
 The network has the shape of the shipped model and random weights that bfloat16 holds exactly, as the shipped ones. The
 subjects take turns, a few steps each, so that a busy moment of the machine meets them all; beside the time on the clock
-there is the time of the processors, which neighbours on the machine change least. The result is a dated JSON file.
+there is the time of the processors, which neighbors on the machine change least. The result is a dated JSON file.
 Takes about a minute, with --inductor a few more.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-# Above this many cores taken by others or by the host, a point says more about the neighbours than about the server.
+# Above this many cores taken by others or by the host, a point says more about the neighbors than about the server.
 NOISE_CORES = 0.1
 
 

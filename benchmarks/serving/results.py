@@ -54,7 +54,7 @@ def disagreements(records: Iterable[Record]) -> list[str]:
     return [point for point, different in answers.items() if len(different) > 1]
 
 
-def summarise(records: list[Record]) -> dict[str, Any]:
+def summarize(records: list[Record]) -> dict[str, Any]:
     """Everything that follows from the records."""
     medians = medians_of(records)
     return {

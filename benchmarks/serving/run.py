@@ -165,7 +165,7 @@ def main() -> int:
         "duration_s": round(time.monotonic() - started),
         "machine": machine.describe(),
         "versions": results.versions(arguments.python.absolute(), arguments.torchserve_venv.absolute()),
-        **results.summarise(records),
+        **results.summarize(records),
     }
     file = results.write(result, arguments.out)
     say(f"result in {file.name}")

@@ -26,7 +26,7 @@ class ServerFailed(Exception):
 
 
 def find_ports(count: int = 5) -> int:
-    """The first of `count` neighbouring ports nobody listens on, below those the system hands out by itself."""
+    """The first of `count` neighboring ports nobody listens on, below those the system hands out by itself."""
     for _ in range(200):
         first = random.randrange(20_000, 30_000)
         if all(_is_free(port) for port in range(first, first + count)):
@@ -50,7 +50,7 @@ class Server:
     def __init__(self, launch: Launch, folder: Path):
         self.launch = launch
         self._folder = folder
-        # The environment is inherited, so orphans can be recognised even after their parents are gone.
+        # The environment is inherited, so orphans can be recognized even after their parents are gone.
         self._mark = f"FLAMBEAU_BENCHMARK={uuid.uuid4().hex}"
 
     def __enter__(self) -> "Server":

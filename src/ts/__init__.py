@@ -1,4 +1,4 @@
-"""TorchServe's import names: re-exports and small shims, no behaviour."""
+"""TorchServe's import names: re-exports and small shims, no behavior."""
 
 from flambeau import TORCHSERVE_VERSION
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from flambeau.cli.torchserve_flags import parser, worker_parser
+from flambeau.torchserve.flags import parser, worker_parser
 
 
 class ArgParser:

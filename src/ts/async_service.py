@@ -7,7 +7,7 @@ import copy
 import time
 import traceback
 
-from flambeau.worker.otf import PREDICT_MSG, retrieve_msg
+from flambeau.torchserve.otf_protocol import PREDICT_MSG, retrieve_msg
 from ts.service import Batch, Service, answer, begin, failure
 
 

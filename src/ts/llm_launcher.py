@@ -2,7 +2,7 @@
 
 import sys
 
-from flambeau.cli.llm_launcher import main
+from flambeau.torchserve.llm_launcher import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -26,7 +26,7 @@ class ModelLoader(ABC):
         envelope: str | None = None,
         limit_max_image_pixels: bool = True,
     ) -> Service:
-        """Find the handler, initialise it and return the service around it."""
+        """Find the handler, initialize it and return the service around it."""
 
 
 class TsModelLoader(ModelLoader):
@@ -43,7 +43,7 @@ class TsModelLoader(ModelLoader):
         limit_max_image_pixels: bool = True,
         metrics_cache: Any = None,
     ) -> Service:
-        """Find the handler, initialise it and return the service around it."""
+        """Find the handler, initialize it and return the service around it."""
         folder = Path(model_dir)
         manifest = read_manifest(folder)
         raw = dict(manifest.raw) if manifest else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flambeau.cli.pid_file import SIGN as TS_NAMESPACE
-from flambeau.cli.torchserve import main as start
-from flambeau.config.properties import read_file
+from flambeau.torchserve.command import main as start
+from flambeau.torchserve.config_properties import read_file
+from flambeau.torchserve.pid_file import SIGN as TS_NAMESPACE
 from ts.version import __version__ as __version__
 
 __all__ = ["TS_NAMESPACE", "load_properties", "start"]

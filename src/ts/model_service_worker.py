@@ -16,8 +16,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from flambeau.torchserve.otf_protocol import LOAD_MSG, PREDICT_MSG, create_load_model_response, retrieve_msg
 from flambeau.worker.failures import load_failed
-from flambeau.worker.otf import LOAD_MSG, PREDICT_MSG, create_load_model_response, retrieve_msg
 from ts.async_service import AsyncService
 from ts.model_loader import ModelLoaderFactory
 from ts.service import Service

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flambeau.archive.pack import check_name, files_below, is_skipped
-from flambeau.archive.workflow import write_workflow
 from flambeau.errors import ArchiveError, MissingFile
+from flambeau.torchserve.workflows.archive_file import write_workflow
 from workflow_archiver.manifest_components.manifest import Manifest
 from workflow_archiver.manifest_components.workflow import Workflow
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError

@@ -39,7 +39,7 @@ def commands_of(maker: str) -> tuple[list[str], list[str], dict[str, str]]:
     if maker == "theirs":
         programs = Path(VENV) / "bin"
         return [f"{programs}/torch-model-archiver"], [f"{programs}/torchserve"], torchserve_environment(Path(VENV))
-    return [sys.executable, "-c", PACK], [sys.executable, "-m", "flambeau.cli.torchserve"], our_environment()
+    return [sys.executable, "-c", PACK], [sys.executable, "-m", "flambeau.torchserve.command"], our_environment()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flambeau.config.properties import read_file
+from flambeau.torchserve.config_properties import read_file
 from support.archives import pack_handler
 from support.command import Command
 

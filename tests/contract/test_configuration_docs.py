@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flambeau.config.keys import KEYS, known_keys
 from flambeau.config.model import MODEL_KEYS, ModelConfig
-from flambeau.config.properties import TORCHSERVE, parse, to_properties
-from flambeau.serving.snapshot import read_snapshot
+from flambeau.torchserve.config_keys import KEYS, known_keys
+from flambeau.torchserve.config_properties import TORCHSERVE, parse, to_properties
+from flambeau.torchserve.snapshot import read_snapshot
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 

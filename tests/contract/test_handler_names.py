@@ -175,7 +175,7 @@ def test_classes_are_found_by_their_dotted_names():
             import_class(name)
 
 
-def test_a_mock_context_initialises_a_handler(tmp_path):
+def test_a_mock_context_initializes_a_handler(tmp_path):
     import torch
 
     from ts.torch_handler.base_handler import BaseHandler

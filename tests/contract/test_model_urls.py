@@ -258,7 +258,7 @@ def test_s3_downloads_are_signed_where_asked(configured, store, web):
 def test_model_from_a_url_is_there_again_after_a_restart(store, web, tmp_path):
     lines = [f"load_models=mine={web.url}/echo.mar", f"allowed_urls={web.url}/.*", "allow_private_urls=true"]
     for number in range(2):
-        command = [sys.executable, "-m", "flambeau.cli.torchserve"]
+        command = [sys.executable, "-m", "flambeau.torchserve.command"]
         server = CommandServer(command, tmp_path / f"start-{number}", store, lines, our_environment(), models=None)
         try:
             server.wait_for_models(["mine"])

@@ -81,7 +81,7 @@ def serve_both(folder, store, models, *lines):
         [str(venv / "bin" / "torchserve")], folder / "theirs", archives, common, torchserve_environment(venv)
     )
     ours = CommandServer(
-        [sys.executable, "-m", "flambeau.cli.torchserve"], folder / "ours", archives, common, our_environment()
+        [sys.executable, "-m", "flambeau.torchserve.command"], folder / "ours", archives, common, our_environment()
     )
     return theirs, ours
 

@@ -47,7 +47,7 @@ def servers(tmp_path_factory):
     lines = ["default_workers_per_model=1"]
     theirs = CommandServer([f"{venv}/bin/torchserve"], folder / "theirs", store, lines, torchserve_environment(venv))
     ours = CommandServer(
-        [sys.executable, "-m", "flambeau.cli.torchserve"], folder / "ours", store, lines, our_environment()
+        [sys.executable, "-m", "flambeau.torchserve.command"], folder / "ours", store, lines, our_environment()
     )
     try:
         yield [server.wait_for_models(["outcomes"], 150) for server in (theirs, ours)]

@@ -47,7 +47,7 @@ def servers(tmp_path_factory):
     lines = [f"initial_worker_port={free_ports(1)[0]}"]  # its workers' sockets are named by it, in a folder of everyone
     command = [str(venv / "bin" / "torchserve")]
     theirs = CommandServer(command, folder / "theirs", store, lines, torchserve_environment(venv))
-    command = [sys.executable, "-m", "flambeau.cli.torchserve"]
+    command = [sys.executable, "-m", "flambeau.torchserve.command"]
     ours = CommandServer(command, folder / "ours", store, [], our_environment())
     try:
         yield [server.wait_for_models([*MODELS], 200) for server in (theirs, ours)]

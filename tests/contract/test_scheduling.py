@@ -212,14 +212,14 @@ def test_async_request_has_a_response_timeout_of_its_own(start, tmp_path):
     assert ask(server, i=1).status == 200
 
 
-def test_async_request_that_hangs_costs_its_neighbours_nothing(start, tmp_path):
+def test_async_request_that_hangs_costs_its_neighbors_nothing(start, tmp_path):
     server = serve(start, tmp_path, handler="asynchronous", asyncCommunication="true", responseTimeout=3)
     hanging = server.at_once(lambda s: ask(server, s=s), [60])
     server.until(lambda: ask(server).json["most"] >= 2)
     time.sleep(1.5)
-    neighbour = server.at_once(lambda i: ask(server, s=2.5, i=i), [7])
+    neighbor = server.at_once(lambda i: ask(server, s=2.5, i=i), [7])
     assert hanging[0].result().status == 500
-    assert neighbour[0].result().json["i"] == 7
+    assert neighbor[0].result().json["i"] == 7
     assert server.describe("asynchronous")["workers"][0]["restarts"] == 1
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.cli.pid_file import command_of
+from flambeau.torchserve.pid_file import command_of
 from support.archives import pack_handler
 from support.command import MODULE, Command
 
@@ -310,8 +310,8 @@ def test_module_of_torchserve_is_the_command(command):
 
 def test_launcher_starts_registers_and_stops(command):
     program = (
-        "import sys\nimport flambeau.cli.launcher\n"
-        f"flambeau.cli.launcher.MANAGEMENT = 'http://127.0.0.1:{command.management_port}'\n"
+        "import sys\nimport flambeau.torchserve.launcher\n"
+        f"flambeau.torchserve.launcher.MANAGEMENT = 'http://127.0.0.1:{command.management_port}'\n"
         "from ts import launcher\n"
         "lines = launcher.start(model_store='store', snapshot_file='config.properties', no_config_snapshots=True,"
         " disable_token=True, enable_model_api=True)\n"

@@ -147,7 +147,7 @@ def test_handler_corrupted_by_a_bad_request_is_found(check):
     assert verdicts["JSON []"] == ("problem", "after it, 0.json is answered differently: .x: 1 vs 2")
 
 
-def test_neighbour_harmed_by_a_bad_request_is_found(check):
+def test_neighbor_harmed_by_a_bad_request_is_found(check):
     body = """
     def handle(self, data, context):
         bad = any(not isinstance(row["body"], dict) for row in data)

@@ -160,7 +160,7 @@ def test_config_properties_names_the_envelope_of_all_models_but_those_that_name_
     pack_one(tmp_path, "plain", "bare", "")
     pack_one(tmp_path, "other", "bare", "envelope: body\n")
     pack_one(tmp_path, "without", "bare", "envelope: none\n")
-    command = [sys.executable, "-m", "flambeau.cli.torchserve"]
+    command = [sys.executable, "-m", "flambeau.torchserve.command"]
     server = CommandServer(command, tmp_path / "server", tmp_path, ["service_envelope=json"], our_environment())
     try:
         server.wait_for_models(["plain", "other", "without"])

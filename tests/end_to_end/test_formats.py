@@ -114,7 +114,7 @@ def test_one_request(server, expected, name):
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_batch_equals_a_plain_script_and_a_bad_neighbour_fails_alone(server, expected, name):
+def test_batch_equals_a_plain_script_and_a_bad_neighbor_fails_alone(server, expected, name):
     bodies = [*ROWS[:3], [1.0, 2.0]]  # four make a batch; the last has the wrong shape
     replies = [future.result() for future in server.at_once(lambda body: server.predict(name, body), bodies)]
     for reply, row in zip(replies[:3], expected[:3], strict=True):

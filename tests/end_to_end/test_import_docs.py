@@ -27,7 +27,7 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("event_loop")
-def test_handlers_are_initialised_and_models_loaded():
+def test_handlers_are_initialized_and_models_loaded():
     handlers, loading = snippets("docs/torchserve-imports.md", "python")
     names: dict = {}
     exec(handlers, names)

@@ -46,7 +46,7 @@ def test_chunked_body_under_the_limit_arrives_whole(share):
     connection.close()
 
 
-def test_expect_continue_is_honoured(share):
+def test_expect_continue_is_honored(share):
     server = share("echo.py")
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")

@@ -127,7 +127,7 @@ def test_unknown_model_version_and_path_are_told_apart(share):
     assert (reply.status, reply.json["type"]) == (404, "ResourceNotFoundException")
 
 
-def test_function_handlers_are_initialised_without_data(share):
+def test_function_handlers_are_initialized_without_data(share):
     server = share("function.py")
     assert server.predict("function", {"a": 1}).body == b"function: {'a': 1}"
 

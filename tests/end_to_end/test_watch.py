@@ -13,7 +13,7 @@ from support.streams import Stream
 
 HANDLER = """
 import itertools
-import neighbour
+import neighbor
 
 LOADS = itertools.count(1)
 
@@ -25,7 +25,7 @@ class Handler:
         self.weights = "heavy"
 
     def handle(self, data, context):
-        return [f"one {self.weights} {neighbour.word()}" for _ in data]
+        return [f"one {self.weights} {neighbor.word()}" for _ in data]
 """
 
 
@@ -35,7 +35,7 @@ def model(tmp_path):
     folder = tmp_path / "watched"
     folder.mkdir()
     (folder / "handler.py").write_text(HANDLER)
-    (folder / "neighbour.py").write_text("def word():\n    return 'word'\n")
+    (folder / "neighbor.py").write_text("def word():\n    return 'word'\n")
     return folder
 
 
@@ -63,13 +63,13 @@ def test_code_is_reloaded_and_weights_are_kept(start, model):
     assert ask() == "one heavy word"
     edit(model / "handler.py", "one", "two")  # the same size, maybe within the same second
     assert ask() == "two heavy word"
-    edit(model / "neighbour.py", "'word'", "'words'")
+    edit(model / "neighbor.py", "'word'", "'words'")
     assert ask() == "two heavy words"
     (model / "unrelated.py").write_text("x = ")
     assert ask() == "two heavy words"
     assert loads(model) == 1
     logged(server, "reloaded handler.py, weights kept")
-    logged(server, "reloaded neighbour.py, weights kept")
+    logged(server, "reloaded neighbor.py, weights kept")
     assert server.log.count("stdout reloaded") == 2
 
     edit(model / "handler.py", "heavy", "light")
@@ -101,7 +101,7 @@ def test_code_that_cannot_be_loaded_is_the_answer_until_it_is_mended(start, mode
     edit(model / "handler.py", '        raise OSError("no weights")', '        self.weights = "new"')
     assert server.predict("watched", b"").body == b"one new word"
 
-    edit(model / "handler.py", "import neighbour", "import neighbour, newcomer")
+    edit(model / "handler.py", "import neighbor", "import neighbor, newcomer")
     assert "No module named 'newcomer'" in server.predict("watched", b"").cause
     (model / "newcomer.py").write_text("")
     assert server.predict("watched", b"").status == 200

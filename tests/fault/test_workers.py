@@ -79,7 +79,7 @@ def test_kill_9_under_load_loses_no_request(start):
     assert len(load.replies) > 100
 
 
-def test_job_that_kills_workers_is_found_and_its_neighbours_are_answered(start):
+def test_job_that_kills_workers_is_found_and_its_neighbors_are_answered(start):
     server = start("faulty.py", "--batch-size", "6", "--max-batch-delay", "300").wait_ready()
     orders = [order("answer", value=i) for i in range(6)]
     orders[3] = order("exit", code=7)
@@ -106,7 +106,7 @@ def test_worker_that_hangs_is_replaced_and_its_client_told(start):
     assert server.predict("faulty", order("answer")).status == 200
 
 
-def test_neighbours_of_a_hanging_job_are_answered(start):
+def test_neighbors_of_a_hanging_job_are_answered(start):
     server = start("faulty.py", "--response-timeout", "1", "--batch-size", "3", "--max-batch-delay", "300").wait_ready()
     orders = [order("answer", value=1), order("hang"), order("answer", value=3)]
     replies = [future.result() for future in server.at_once(lambda o: server.predict("faulty", o), orders)]

@@ -89,7 +89,7 @@ KINDS = {
             "head_dim": 16,
         },
     ),
-    "qwen-3-moe-normalised": Kind(
+    "qwen-3-moe-normalized": Kind(
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
     ),

@@ -15,7 +15,7 @@ from typing import Any
 
 from support.running import Reply, free_ports, path
 
-MODULE = [sys.executable, "-m", "flambeau.cli.torchserve"]
+MODULE = [sys.executable, "-m", "flambeau.torchserve.command"]
 LISTENERS = (
     "inference_address",
     "management_address",

@@ -1,4 +1,4 @@
-"""Pictures made on the spot: smooth colours with noise, so that their files look like photographs to a decoder."""
+"""Pictures made on the spot: smooth colors with noise, so that their files look like photographs to a decoder."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ def plain_forward(tensors, ids, *, num_layers, num_heads, epsilon=1e-12):
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 
     def norm(x, name):
-        centred = x - x.mean(-1, keepdim=True)
-        spread = (centred.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
-        return centred / spread * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        centered = x - x.mean(-1, keepdim=True)
+        spread = (centered.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
+        return centered / spread * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
     x = weights["embeddings.word_embeddings.weight"][ids]
     x = x + weights["embeddings.position_embeddings.weight"][: len(ids)]

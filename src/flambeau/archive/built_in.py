@@ -7,7 +7,7 @@ BUILT_IN = {
     "image_classifier": "flambeau.handlers.vision.handlers:ImageClassifier",
     "image_segmenter": "flambeau.handlers.vision.handlers:ImageSegmenter",
     "object_detector": "flambeau.handlers.vision.handlers:ObjectDetector",
-    "dali_image_classifier": "flambeau.handlers.vision.dali:DALIImageClassifier",
+    "dali_image_classifier": "flambeau.torchserve.handlers.dali:DALIImageClassifier",
     "text_classifier": "flambeau.handlers.text.classifier:TextClassifier",
     "onnx": "flambeau.handlers.onnx.handler:OnnxHandler",
     "gpt_handler": "flambeau.handlers.gpt:GptHandler",

@@ -16,10 +16,10 @@ from pathlib import Path
 from flambeau import __version__
 from flambeau.cli.models import print_json
 from flambeau.errors import ConfigError
-from flambeau.migrating.finding import Finding, Level
-from flambeau.migrating.models import look_at
-from flambeau.migrating.settings import look_at_config
 from flambeau.serving.workers.devices import count_cores, count_gpus
+from flambeau.torchserve.doctor.configuration import look_at_config
+from flambeau.torchserve.doctor.finding import Finding, Level
+from flambeau.torchserve.doctor.models import look_at
 from flambeau.wire.shared import SegmentPool, SegmentReader
 
 OPTIONAL = {

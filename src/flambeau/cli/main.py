@@ -96,8 +96,8 @@ def serve(
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C."""
     from flambeau.cli import serve as work
-    from flambeau.config.kinds import pattern
     from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig
+    from flambeau.config.values import pattern
 
     if worker_transport not in ("unix", "tcp"):
         raise typer.BadParameter("it may be unix or tcp", param_hint="--worker-transport")

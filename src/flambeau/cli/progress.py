@@ -70,8 +70,8 @@ class Progress:
         finally:
             self._loading.remove(name)
             if self._console is not None:
-                colour = "red" if outcome.failed else "green"
-                self._console.print(f"[{colour}]●[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
+                color = "red" if outcome.failed else "green"
+                self._console.print(f"[{color}]●[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
             self._update()
 
     def announce(self, address: Address, models: Sequence[Model]) -> None:

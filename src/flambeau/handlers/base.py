@@ -16,7 +16,7 @@ from flambeau.handlers import pipelining, profiling
 from flambeau.handlers.labels import load_label_mapping
 from flambeau.handlers.loading.compiling import compile_model, read_pt2
 from flambeau.handlers.loading.device import choose_device, dtype_named, prepare
-from flambeau.handlers.loading.formats import SUPPORTED, WEIGHTS, Format, recognise
+from flambeau.handlers.loading.formats import SUPPORTED, WEIGHTS, Format, recognize
 from flambeau.handlers.loading.programs import load_whole
 from flambeau.handlers.loading.weights import load_eager
 from flambeau.handlers.options import read_weights_only
@@ -71,7 +71,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         self.initialized = True
 
     def _load(self, folder: str, model_file: str | None) -> Any:
-        kind = recognise(Path(self.model_pt_path)) if self.model_pt_path else None
+        kind = recognize(Path(self.model_pt_path)) if self.model_pt_path else None
         if model_file and (kind is None or kind in WEIGHTS):
             return self._load_pickled_model(folder, model_file, self.model_pt_path)
         if model_file and kind is not None:

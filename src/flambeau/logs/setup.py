@@ -10,9 +10,9 @@ from pathlib import Path
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
-from flambeau.logs.log4j import LogChoices, read_log4j
 from flambeau.logs.rolling import MAX_BYTES, RollingFile
 from flambeau.logs.writer import Logs, QueueHandler
+from flambeau.torchserve.log4j import LogChoices, read_log4j
 
 logger = logging.getLogger(__name__)
 

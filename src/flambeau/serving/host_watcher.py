@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from flambeau.config.server import MetricsConfig
-from flambeau.metrics.log_lines import parse_line
 from flambeau.metrics.system import HostWatch, Reading
 from flambeau.serving import reaping
 from flambeau.serving.measures import Measures
+from flambeau.torchserve.metrics.log_lines import parse_line
 
 logger = logging.getLogger(__name__)
 

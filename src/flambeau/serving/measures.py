@@ -10,11 +10,11 @@ from flambeau.config.server import MetricsConfig
 from flambeau.logs.layouts import MODEL_METRICS, TS_METRICS
 from flambeau.logs.writer import Logs
 from flambeau.metrics.definitions import BUNDLED, Definition, read_definitions
-from flambeau.metrics.log_lines import model_line, server_line
 from flambeau.metrics.registry import Metric, Metrics, to_text
 from flambeau.metrics.samples import Sample
 from flambeau.metrics.system import Reading
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic, Usage, status_metric
+from flambeau.torchserve.metrics.log_lines import model_line, server_line
 
 LEGACY = ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
 

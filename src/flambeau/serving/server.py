@@ -31,7 +31,7 @@ from flambeau.serving.sources.urls import compile_patterns
 from flambeau.serving.workers.devices import count_gpus
 from flambeau.serving.workers.making import Host
 from flambeau.serving.workers.ranks import MeetingPoints
-from flambeau.serving.workflows.workflows import Workflows
+from flambeau.torchserve.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool
 

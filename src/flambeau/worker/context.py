@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from flambeau.metrics.cache import WorkerMetrics
+from flambeau.torchserve.metrics.cache import WorkerMetrics
 from flambeau.wire.messages import Request
 
 _NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", "_processors", "_read_headers"}

@@ -28,15 +28,15 @@ class Entry:
     handle: Handle
     is_concurrent: bool
     handler: Any = None  # None: a plain function
-    initialize_s: float = 0.0  # how long it took to make and initialise it
+    initialize_s: float = 0.0  # how long it took to make and initialize it
     envelope: str = ""  # what `handle` is wrapped in
     abilities: tuple[str, ...] = ()  # what its class says that front ends may ask for beside predictions
 
 
 def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
-    """Find the handler, instantiate and initialise it; what is `async` about that runs on `loop`."""
+    """Find the handler, instantiate and initialize it; what is `async` about that runs on `loop`."""
     put_on_path(folder)
-    return initialise(find_handler(value, folder), context, loop)
+    return initialize(find_handler(value, folder), context, loop)
 
 
 def in_envelope(entry: Entry, name: str, folder: Path) -> Entry:
@@ -76,17 +76,17 @@ def find_handler(value: str, folder: Path) -> Callable[..., Any]:
     return the_class(module)
 
 
-def initialise(found: Callable[..., Any], context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
+def initialize(found: Callable[..., Any], context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
     """A function, or an instance of a handler class, ready for its first batch."""
     began = time.perf_counter()
-    entry, pending = begin_initialise(found, context)
+    entry, pending = begin_initialize(found, context)
     finish(pending, loop)
     return replace(entry, initialize_s=time.perf_counter() - began)
 
 
-def begin_initialise(found: Callable[..., Any], context: Context) -> tuple[Entry, Any]:
-    """The entry, and what its initialisation returned: maybe something still to be awaited."""
-    if not inspect.isclass(found):  # the convention for functions: no data means initialise
+def begin_initialize(found: Callable[..., Any], context: Context) -> tuple[Entry, Any]:
+    """The entry, and what its initialization returned: maybe something still to be awaited."""
+    if not inspect.isclass(found):  # the convention for functions: no data means initialize
         return Entry(found, is_async(found)), found(None, context)
     handler: Any = found()
     abilities = tuple(getattr(handler, "abilities", ()))
@@ -101,7 +101,7 @@ def built_in(name: str) -> type[Any]:
 
 
 def finish(result: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Let an initialisation run to its end, if calling it was only the beginning."""
+    """Let an initialization run to its end, if calling it was only the beginning."""
     if inspect.isasyncgen(result):
         loop.run_until_complete(exhaust(result))
     elif inspect.isawaitable(result):
@@ -118,7 +118,7 @@ async def exhaust(items: AsyncIterator[Any]) -> None:
 
 
 def put_on_path(folder: Path) -> None:
-    """Let the handler import its neighbours, in this process and in those it starts."""
+    """Let the handler import its neighbors, in this process and in those it starts."""
     sys.path.insert(0, str(folder))
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{others}{os.pathsep}{folder}" if others else str(folder)
@@ -162,7 +162,7 @@ def handler_classes(module: ModuleType) -> list[type[Any]]:
 def the_class(module: ModuleType) -> type[Any]:
     """The one handler class of a module."""
     classes = handler_classes(module)
-    if len(classes) > 1:  # a base class and its specialisation: the specialisation is meant
+    if len(classes) > 1:  # a base class and its specialization: the specialization is meant
         leaves = [c for c in classes if not any(c in other.__mro__[1:] for other in classes)]
         classes = leaves if len(leaves) == 1 else classes
     if len(classes) != 1:

@@ -19,8 +19,8 @@ from flambeau import __version__
 from flambeau.archive.folders import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
-from flambeau.metrics.cache import WorkerMetrics
 from flambeau.metrics.definitions import Definition
+from flambeau.torchserve.metrics.cache import WorkerMetrics
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Load, Ready, Run, Samples, Schedule, Stop
 from flambeau.worker.context import Context

@@ -15,7 +15,7 @@ from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
 from flambeau.worker.changes import MAX_FILES, dependents, differing, forget, modules_from, read_sources, stamps
 from flambeau.worker.context import Context
-from flambeau.worker.loader import Entry, begin_initialise, exhaust, find_handler, finish, is_async, load_handler
+from flambeau.worker.loader import Entry, begin_initialize, exhaust, find_handler, finish, is_async, load_handler
 from flambeau.worker.setup_code import Code, first_change, inherited_names, setup_code
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class Watcher:
             return Entry(handler.handle, is_async(handler.handle), handler), None
         # Two sets of weights may be more than the device can hold.
         self.entry, self._setup = Entry(refuse_all, self.entry.is_concurrent), {}
-        return begin_initialise(found, self._context)
+        return begin_initialize(found, self._context)
 
     def _accept(self, entry: Entry) -> None:
         if entry.is_concurrent != self.entry.is_concurrent:
@@ -186,7 +186,7 @@ class Watcher:
         return None if can_become(handler, found) else "the layout of its class changed"
 
     def _setup_of(self, handler_class: type[Any]) -> Code:
-        """The code that takes part in making and initialising a handler of that class."""
+        """The code that takes part in making and initializing a handler of that class."""
         files = {*modules_from(self._folder).values(), self._model_file}
         sources = {str(file): text for file, text in self._sources.items() if file in files and file.suffix == ".py"}
         kin = [base.__name__ for base in handler_class.__mro__]

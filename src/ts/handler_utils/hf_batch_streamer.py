@@ -1,3 +1,3 @@
 """What handlers import from `ts.handler_utils.hf_batch_streamer`."""
 
-from flambeau.handlers.text.streamers import TextIteratorStreamerBatch as TextIteratorStreamerBatch
+from flambeau.torchserve.handlers.text_streamer import TextIteratorStreamerBatch as TextIteratorStreamerBatch

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flambeau.torchserve.intermediate_responses import send_intermediate
+from flambeau.torchserve.otf_protocol import create_predict_response as create_predict_response
 from flambeau.worker.context import Context
-from flambeau.worker.otf import create_predict_response as create_predict_response
-from flambeau.worker.sending import send_intermediate
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> Any:

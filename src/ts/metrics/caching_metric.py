@@ -1,1 +1,1 @@
-from flambeau.metrics.caching import CachingMetric as CachingMetric
+from flambeau.torchserve.metrics.metric import CachingMetric as CachingMetric

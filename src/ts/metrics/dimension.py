@@ -1,1 +1,1 @@
-from flambeau.metrics.units import Dimension as Dimension
+from flambeau.torchserve.metrics.units import Dimension as Dimension

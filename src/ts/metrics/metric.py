@@ -1,1 +1,1 @@
-from flambeau.metrics.store import Metric as Metric
+from flambeau.torchserve.metrics.store import Metric as Metric

@@ -1,1 +1,1 @@
-from flambeau.metrics.caching import MetricAbstract as MetricAbstract
+from flambeau.torchserve.metrics.metric import MetricAbstract as MetricAbstract

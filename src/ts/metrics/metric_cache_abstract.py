@@ -1,1 +1,1 @@
-from flambeau.metrics.cache import MetricCacheAbstract as MetricCacheAbstract
+from flambeau.torchserve.metrics.cache import MetricCacheAbstract as MetricCacheAbstract

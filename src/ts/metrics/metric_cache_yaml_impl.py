@@ -1,1 +1,1 @@
-from flambeau.metrics.cache import MetricsCacheYamlImpl as MetricsCacheYamlImpl
+from flambeau.torchserve.metrics.cache import MetricsCacheYamlImpl as MetricsCacheYamlImpl

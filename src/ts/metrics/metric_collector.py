@@ -1,4 +1,4 @@
-from flambeau.metrics.collector import main
+from flambeau.torchserve.metrics.collector import main
 
 if __name__ == "__main__":
     main()

@@ -1,1 +1,1 @@
-from flambeau.metrics.store import MetricEncoder as MetricEncoder
+from flambeau.torchserve.metrics.store import MetricEncoder as MetricEncoder

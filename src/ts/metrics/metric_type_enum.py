@@ -1,1 +1,1 @@
-from flambeau.metrics.units import MetricTypes as MetricTypes
+from flambeau.torchserve.metrics.units import MetricTypes as MetricTypes

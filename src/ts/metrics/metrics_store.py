@@ -1,1 +1,1 @@
-from flambeau.metrics.store import MetricsStore as MetricsStore
+from flambeau.torchserve.metrics.store import MetricsStore as MetricsStore

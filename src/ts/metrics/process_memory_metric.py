@@ -1,2 +1,2 @@
-from flambeau.metrics.collector import check_process_mem_usage as check_process_mem_usage
-from flambeau.metrics.collector import get_cpu_usage as get_cpu_usage
+from flambeau.torchserve.metrics.collector import check_process_mem_usage as check_process_mem_usage
+from flambeau.torchserve.metrics.collector import get_cpu_usage as get_cpu_usage

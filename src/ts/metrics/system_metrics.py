@@ -1,7 +1,7 @@
 """The host's state, a function per figure; `collect_all` prints what they have added to `system_metrics`."""
 
-from flambeau.metrics.collector import Collector
-from flambeau.metrics.units import Dimension
+from flambeau.torchserve.metrics.collector import Collector
+from flambeau.torchserve.metrics.units import Dimension
 
 dimension = [Dimension("Level", "Host")]
 _collector = Collector(dimension)

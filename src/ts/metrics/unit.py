@@ -1,1 +1,1 @@
-from flambeau.metrics.units import Units as Units
+from flambeau.torchserve.metrics.units import Units as Units

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flambeau.torchserve.intermediate_responses import send_intermediate
+from flambeau.torchserve.otf_protocol import create_load_model_response as create_load_model_response
+from flambeau.torchserve.otf_protocol import create_predict_response as create_predict_response
+from flambeau.torchserve.otf_protocol import encode_response_headers as encode_response_headers
+from flambeau.torchserve.otf_protocol import retrieve_msg as retrieve_msg
 from flambeau.worker.context import Context
-from flambeau.worker.otf import create_load_model_response as create_load_model_response
-from flambeau.worker.otf import create_predict_response as create_predict_response
-from flambeau.worker.otf import encode_response_headers as encode_response_headers
-from flambeau.worker.otf import retrieve_msg as retrieve_msg
-from flambeau.worker.sending import send_intermediate
 from ts.utils.util import deprecated
 
 

@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.dali_handler`."""
 
-from flambeau.handlers.vision.dali import DALIHandler as DALIHandler
+from flambeau.torchserve.handlers.dali import DALIHandler as DALIHandler

@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.dali_image_classifier`."""
 
-from flambeau.handlers.vision.dali import DALIImageClassifier as DALIImageClassifier
+from flambeau.torchserve.handlers.dali import DALIImageClassifier as DALIImageClassifier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flambeau.archive.workflow import WorkflowManifest
+from flambeau.torchserve.workflows.archive_file import WorkflowManifest
 
 
 class Workflow:

@@ -1,4 +1,4 @@
-"""Seven classes from the colours of an image."""
+"""Seven classes from the colors of an image."""
 
 import torch
 

@@ -508,7 +508,7 @@ class OwnTokens(GptHandler):
         return torch.tensor([[1, 2, 3, row["body"]["token"]] for row in data])
 
 
-def test_stages_of_a_subclass_are_honoured_in_both_ways(folder):
+def test_stages_of_a_subclass_are_honored_in_both_ways(folder):
     handler = new_handler(folder, Shouting)
     [direct] = handle(handler, {"data": "To be"})
     assert direct["generated_text"].startswith("TO BE OR NOT TO BE")

@@ -77,7 +77,7 @@ def error_of(call) -> Exception:
         lambda: torch.nn.Embedding(9, 2)(torch.zeros(2)),
     ],
 )
-def test_complaints_about_shapes_and_types_are_recognised(call):
+def test_complaints_about_shapes_and_types_are_recognized(call):
     assert "shape or type" in reason_against_client(error_of(call))
 
 

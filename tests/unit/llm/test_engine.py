@@ -157,7 +157,7 @@ def test_a_cancelled_request_frees_its_blocks_at_once(model):
     assert engine.step() == []
 
 
-def test_neighbours_of_a_cancelled_request_do_not_notice(model, expected):
+def test_neighbors_of_a_cancelled_request_do_not_notice(model, expected):
     engine = tiny_engine(model)
     prompts = some_prompts(8)
     made = {str(i): [] for i in range(8)}

@@ -51,7 +51,7 @@ def test_function_handle_wins_over_a_class(load):
     assert entry.handle([{}], None) == ["function"]
 
 
-def test_named_function_is_used_and_initialised_with_none(load):
+def test_named_function_is_used_and_initialized_with_none(load):
     entry = load("calls = []\ndef go(data, c):\n    calls.append(data)\n    return calls\n", "mine.py:go")
     assert entry.handle([{}], None) == [None, [{}]]
 
@@ -60,7 +60,7 @@ def test_helper_classes_beside_the_handler_do_no_harm(load):
     assert load("class Helper: pass\n" + HANDLER).handle([{}], None) == ["mine"]
 
 
-def test_base_and_specialisation_in_one_file(load):
+def test_base_and_specialization_in_one_file(load):
     source = HANDLER + "class Special(Mine):\n    def handle(self, data, c): return ['special']\n"
     assert load(source).handle([{}], None) == ["special"]
 
@@ -95,7 +95,7 @@ def test_handler_may_have_the_name_of_a_module_that_is_loaded_already(load, tmp_
     assert load(HANDLER, "json.py").handle([{}], None) == ["mine"]
 
 
-def test_async_handlers_and_initialisers_are_awaited(load):
+def test_async_handlers_and_initializers_are_awaited(load):
     source = (
         "class Mine:\n    async def initialize(self, c): self.ready = True\n"
         "    async def handle(self, data, c): return [self.ready]\n"
@@ -104,7 +104,7 @@ def test_async_handlers_and_initialisers_are_awaited(load):
     assert entry.is_concurrent
 
 
-def test_handler_in_a_folder_of_the_archive_finds_its_neighbours(load, tmp_path):
+def test_handler_in_a_folder_of_the_archive_finds_its_neighbors(load, tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "beside.py").write_text("NAME = 'beside'\n")
     (tmp_path / "src" / "deep.py").write_text("import beside\ndef entry(data, c): return data and [beside.NAME]\n")

@@ -101,7 +101,7 @@ def test_second_assignment_counts_like_the_first():
     assert change("SIZE = 3\n", "SIZE = 4\n", text) == "handler: SIZE"
 
 
-def test_neighbours_count_as_far_as_they_are_used():
+def test_neighbors_count_as_far_as_they_are_used():
     text = HANDLER.replace('load("weights")', "LABELS")
     old, new = "LABELS = [1]\nOTHER = 1\n", "LABELS = [1]\nOTHER = 2\n"
     assert first_change(code(text, labels=old), code(text, labels=new)) is None

@@ -8,7 +8,7 @@ from typing import Any
 
 from flambeau import __version__
 from flambeau.frontend.http.app import Endpoint, not_allowed
-from flambeau.frontend.http.catalogue import INFERENCE, MANAGEMENT
+from flambeau.frontend.http.catalog import INFERENCE, MANAGEMENT
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import Operation, document
 from flambeau.frontend.http.problems import respond_json

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed
-from flambeau.frontend.http import catalogue, describe
+from flambeau.frontend.http import catalog, describe
 from flambeau.frontend.http.app import ANYTHING, Endpoint, not_found, query_of
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.forms import field_of, is_form
@@ -27,8 +27,8 @@ def inference_routes(server: Server) -> dict[str, Endpoint]:
     """The paths of the inference listener, but for KServe's."""
     details = server.config.tells_details
     return {
-        "": describe.root(catalogue.INFERENCE),
-        "api-description": describe.always(catalogue.INFERENCE),
+        "": describe.root(catalog.INFERENCE),
+        "api-description": describe.always(catalog.INFERENCE),
         "predictions": partial(predict, server, "predict", details),
         "explanations": partial(predict, server, "explain", details),
         "invocations": partial(invocations, server, details),

@@ -8,7 +8,7 @@ from typing import Any
 
 from flambeau.errors import BadRequest
 from flambeau.frontend import operations
-from flambeau.frontend.http import catalogue, describe
+from flambeau.frontend.http import catalog, describe
 from flambeau.frontend.http.app import ANYTHING, Endpoint, not_allowed, not_found, nothing_here, query_of
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.forms import bytes_of, media_type_of, read_lenient
@@ -29,8 +29,8 @@ WHOLE_NUMBERS = (
 def management_routes(server: Server) -> dict[str, Endpoint]:
     """The paths of the management listener."""
     return {
-        "": describe.root(catalogue.MANAGEMENT),
-        "api-description": describe.always(catalogue.MANAGEMENT),
+        "": describe.root(catalog.MANAGEMENT),
+        "api-description": describe.always(catalog.MANAGEMENT),
         "models": partial(models, server),
         ANYTHING: nothing_here,
         **health_routes(server),

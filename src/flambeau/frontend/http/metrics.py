@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
-from flambeau.frontend.http import catalogue, describe
+from flambeau.frontend.http import catalog, describe
 from flambeau.frontend.http.app import ANYTHING, Endpoint, nothing_here
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.serving.server import Server
@@ -20,8 +20,8 @@ def metrics_routes(server: Server) -> dict[str, Endpoint]:
         exchange.respond(200, server.metrics_text(wanted).encode(), (TEXT,))
 
     return {
-        "": describe.root(catalogue.METRICS),
-        "api-description": describe.always(catalogue.METRICS),
+        "": describe.root(catalog.METRICS),
+        "api-description": describe.always(catalog.METRICS),
         "metrics": metrics,
         ANYTHING: nothing_here,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from flambeau.config.server import Address
 from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http import catalogue, describe
+from flambeau.frontend.http import catalog, describe
 from flambeau.frontend.http.app import Endpoint, Guarded
 from flambeau.frontend.http.auth import guard, token_route
 from flambeau.frontend.http.exchange import Exchange
@@ -17,8 +17,8 @@ from flambeau.frontend.http.kserve import kserve_routes, readiness_routes
 from flambeau.frontend.http.management import management_routes
 from flambeau.frontend.http.metrics import metrics_routes
 from flambeau.frontend.http.openai.routes import openai_routes
-from flambeau.frontend.http.workflows import workflow_inference_routes, workflow_management_routes
 from flambeau.serving.server import Server
+from flambeau.torchserve.workflows.http_api import workflow_inference_routes, workflow_management_routes
 
 
 def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
@@ -40,8 +40,8 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
         inference["models"] = Either(inference["models"], management["models"])
-        inference[""] = describe.root([*catalogue.INFERENCE, *catalogue.MANAGEMENT])
-        inference["api-description"] = describe.always([*catalogue.INFERENCE, *catalogue.MANAGEMENT])
+        inference[""] = describe.root([*catalog.INFERENCE, *catalog.MANAGEMENT])
+        inference["api-description"] = describe.always([*catalog.INFERENCE, *catalog.MANAGEMENT])
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
     if config.metrics is not None:
         apis[config.metrics].update(metrics_routes(server))

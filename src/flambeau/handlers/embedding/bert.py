@@ -90,7 +90,7 @@ class Embedding(FromFile, nn.Embedding):
 
 
 class LayerNorm(FromFile, nn.LayerNorm):
-    """A normalisation."""
+    """A normalization."""
 
 
 class BertEncoder(nn.Module):
@@ -116,7 +116,7 @@ class BertEncoder(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """Attention and two linear maps, each added to its input and then normalised."""
+    """Attention and two linear maps, each added to its input and then normalized."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ class SentenceModel:
     tokenizer: Path
     config: Mapping[str, Any]
     modes: tuple[Mode, ...]
-    normalises: bool
+    normalizes: bool
     max_seq_length: int
     lowercases: bool
     prompts: Mapping[str, str]
@@ -48,7 +48,7 @@ def read_folder(folder: Path) -> SentenceModel:
         tokenizer=find(inner, "tokenizer.json"),
         config=config,
         modes=read_modes(read_json(folder / modules.get("Pooling", "1_Pooling") / "config.json")),
-        normalises="Normalize" in modules,
+        normalizes="Normalize" in modules,
         max_seq_length=int(min((length for length in lengths if length), default=LONGEST)),
         lowercases=settings.get("do_lower_case") is True,
         prompts=prompts.get("prompts") or {},

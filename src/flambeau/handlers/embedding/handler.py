@@ -15,7 +15,7 @@ import numpy as np
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.embedding.encoders import Encoder, load_encoder
 from flambeau.handlers.embedding.folder import SentenceModel, read_folder
-from flambeau.handlers.embedding.pooling import normalise
+from flambeau.handlers.embedding.pooling import normalize
 from flambeau.handlers.embedding.sentences import Ask, read_ask
 from flambeau.handlers.loading.threads import choose_threads
 from flambeau.handlers.onnx.npy import Array
@@ -70,7 +70,7 @@ class SentenceEmbedder:
         return replies
 
     def embed(self, texts: Sequence[str]) -> tuple[Array, list[int]]:
-        """The vectors of texts, in their order, before normalisation, and how many tokens each text has."""
+        """The vectors of texts, in their order, before normalization, and how many tokens each text has."""
         if self.model.lowercases:
             texts = [text.lower() for text in texts]
         tokens = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
@@ -96,9 +96,9 @@ class SentenceEmbedder:
     def finished(self, vectors: Array, ask: Ask) -> Array:
         """Vectors as a request wants them: shorter ones get their length back."""
         shortens = ask.dimensions is not None and ask.dimensions < self.dimensions
-        normalises = (self.model.normalises or shortens) if ask.normalize is None else ask.normalize
+        normalizes = (self.model.normalizes or shortens) if ask.normalize is None else ask.normalize
         vectors = vectors[:, : ask.dimensions]
-        return normalise(vectors) if normalises else vectors
+        return normalize(vectors) if normalizes else vectors
 
     def with_prompt(self, ask: Ask) -> list[str]:
         """The texts of a request behind the prompt it names, or the model's usual one."""
@@ -116,7 +116,7 @@ class SentenceEmbedder:
             "dimensions": self.dimensions,
             "maxSequenceLength": self.max_seq_length,
             "pooling": list(self.model.modes),
-            "normalizes": self.model.normalises,
+            "normalizes": self.model.normalizes,
             "prompts": list(self.model.prompts),
             "weights": self.model.weights.name,
         }

@@ -48,6 +48,6 @@ def pool_one(hidden_BTD: Any, mask_BT1: Any, mode: Mode) -> Any:
     return total / (count if mode == "mean" else count**0.5)
 
 
-def normalise(vectors_BD: Any) -> Any:
+def normalize(vectors_BD: Any) -> Any:
     """Vectors of length one."""
     return vectors_BD / ((vectors_BD * vectors_BD).sum(1)[:, None] ** 0.5).clip(TINY)

@@ -11,7 +11,7 @@ class Measuring:
     """Counts tokens of prompts and texts, and tells how quick they came."""
 
     def __init__(self, metrics: Any) -> None:
-        from flambeau.metrics.units import MetricTypes
+        from flambeau.torchserve.metrics.units import MetricTypes
 
         self._metrics = metrics
         self._gauge = MetricTypes.GAUGE

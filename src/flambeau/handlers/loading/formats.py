@@ -40,7 +40,7 @@ _STRANGERS = (
 )
 
 
-def recognise(path: Path) -> Format:
+def recognize(path: Path) -> Format:
     """The format of a file; one that is missing or unknown says what it looks like and what was expected."""
     try:
         with path.open("rb") as file:
@@ -49,7 +49,7 @@ def recognise(path: Path) -> Format:
         reason = "it is not among the model's files" if isinstance(error, FileNotFoundError) else error.strerror
         raise HandlerError(f"{path.name} cannot be read: {reason}") from None
     if head.startswith(b"PK\x03\x04"):
-        return _recognise_zip(path)
+        return _recognize_zip(path)
     if head.startswith(_LEGACY_PICKLE):
         return Format.PICKLE
     if head.startswith(_NATIVE):
@@ -69,7 +69,7 @@ def _end_of_library(head: bytes) -> int:
     return offset + size * count
 
 
-def _recognise_zip(path: Path) -> Format:
+def _recognize_zip(path: Path) -> Format:
     """All of torch's own formats are zip files with one folder at the top."""
     try:
         with zipfile.ZipFile(path) as archive:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.loading.formats import Format, recognise
+from flambeau.handlers.loading.formats import Format, recognize
 from flambeau.handlers.loading.threads import choose_threads
 from flambeau.handlers.loading.weights import load_module
 
@@ -21,7 +21,7 @@ TOO_FEW_ROWS = re.compile(r"dim value is too small at 0, expected it to be >= (\
 
 def load_whole(path: Path, device: torch.device, *, weights_only: bool = True) -> Any:
     """A file that holds its own architecture."""
-    kind = recognise(path)
+    kind = recognize(path)
     if kind in (Format.PICKLE, Format.SAFETENSORS):
         return load_module(path, kind, device, weights_only=weights_only)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.loading.formats import SUPPORTED, Format, recognise
+from flambeau.handlers.loading.formats import SUPPORTED, Format, recognize
 from flambeau.importing import import_file
 
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict")  # what training scripts wrap it in
@@ -89,7 +89,7 @@ def _leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 def read_state_dict(path: Path, device: torch.device, *, weights_only: bool = True) -> dict[str, Any]:
     """The weights in a file, by name."""
-    kind = recognise(path)
+    kind = recognize(path)
     content: Any
     if kind is Format.SAFETENSORS:
         content = read_safetensors(path, device)

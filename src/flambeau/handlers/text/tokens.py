@@ -28,7 +28,7 @@ def get_tokenizer(tokenizer: str | Callable[[str], Any] | None, language: str = 
 
 
 def ngrams_iterator(token_list: Sequence[str], ngrams: int) -> Iterator[str]:
-    """The words, then the pairs of neighbours, and so on up to `ngrams` words joined by a space."""
+    """The words, then the pairs of neighbors, and so on up to `ngrams` words joined by a space."""
     for size in range(1, ngrams + 1):
         for start in range(len(token_list) - size + 1):
             yield " ".join(token_list[start : start + size])

@@ -20,7 +20,7 @@ class WithoutBeginnings(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Leave the tensor of an initialiser as it is, and let everything else happen."""
+        """Leave the tensor of an initializer as it is, and let everything else happen."""
         kwargs = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]

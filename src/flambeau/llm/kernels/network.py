@@ -111,7 +111,7 @@ def tokens_of(inputs: StepInputs) -> binding.Tokens:
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
-    """Whether a network is plain enough: float32 on a CPU, no biases, experts, quantised or divided layers."""
+    """Whether a network is plain enough: float32 on a CPU, no biases, experts, quantized or divided layers."""
     arch, keys = model.arch, cache.keys[0]
     has_extras = arch.qk_norm or arch.qkv_bias or arch.output_bias or arch.mlp_bias or bool(arch.unrotated_layers)
     if has_extras or arch.num_experts or keys.device.type != "cpu" or keys.dtype != torch.float32:

@@ -52,12 +52,12 @@ class Architecture:
     qkv_bias: bool = False  # Qwen 2
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # Qwen 3: queries and keys are normalised per head
+    qk_norm: bool = False  # Qwen 3: queries and keys are normalized per head
     windows: tuple[int | None, ...] = ()  # of each layer: how many tokens back it sees; empty: all of them
     num_experts: int = 0
     num_experts_per_token: int = 2
     expert_size: int = 0  # the intermediate size of one expert
-    normalises_experts: bool = True  # the weights of the chosen experts sum to one
+    normalizes_experts: bool = True  # the weights of the chosen experts sum to one
     dense_layers: frozenset[int] = frozenset()  # layers without experts in a network that has them
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None

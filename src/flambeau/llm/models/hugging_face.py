@@ -172,6 +172,6 @@ def experts(config: Config) -> dict[str, Any]:
         "num_experts": whole(config, key),
         "num_experts_per_token": whole(config, "num_experts_per_tok"),
         "expert_size": whole(config, "moe_intermediate_size", config.get("intermediate_size")),
-        "normalises_experts": bool(config.get("norm_topk_prob", True)),
+        "normalizes_experts": bool(config.get("norm_topk_prob", True)),
         "dense_layers": frozenset(dense),
     }

@@ -71,14 +71,14 @@ class SparseMLP(nn.Module):
         self.experts = Experts(arch)
         self.experts.reset_parameters()
         self.num_experts_per_token = arch.num_experts_per_token
-        self.normalises_experts = arch.normalises_experts
+        self.normalizes_experts = arch.normalizes_experts
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
         x_TE = x.flatten(0, -2)
         weights_TN = self.gate(x_TE).float().softmax(dim=-1)
         weights_TA, chosen_TA = weights_TN.topk(self.num_experts_per_token, dim=-1)
-        if self.normalises_experts:
+        if self.normalizes_experts:
             weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
         return self.experts(x_TE, chosen_TA, weights_TA).view_as(x)  # type: ignore[no-any-return]
 

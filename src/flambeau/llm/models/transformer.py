@@ -1,6 +1,6 @@
 """Transformer: a Llama-shaped network, and nothing else.
 
-How keys and values are kept is the business of `attend`; quantisation, sharding and compilation are applied to the
+How keys and values are kept is the business of `attend`; quantization, sharding and compilation are applied to the
 network from their own files. Weights have the names of Hugging Face checkpoints but for those that are multiplied
 together: `qkv_proj` has the rows of q_proj, k_proj and v_proj, `gate_up_proj` those of gate_proj and up_proj.
 
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised input, in its own type."""
+        """The normalized input, in its own type."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
 
@@ -106,7 +106,7 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    """Embedding, layers and the last normalisation."""
+    """Embedding, layers and the last normalization."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ METHOD = "flambeau"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSettings:
-    """How linear layers and experts are quantized; embeddings, normalisations and routers never are."""
+    """How linear layers and experts are quantized; embeddings, normalizations and routers never are."""
 
     kind: Quantization
     group_size: int = 64  # int4: weights that share a scale

@@ -67,14 +67,14 @@ class Edits:
         self._counts, self._eos_ids, self._device = counts, eos_ids, device
         self._biased = _biases(rows, device)
         self._held = [(i, row) for i, row in enumerate(rows) if row.params.min_tokens]
-        penalised = [(i, row) for i, row in enumerate(rows) if row.has_penalties]
-        self._penalised = [row for _, row in penalised]
-        self._lines = torch.tensor([i for i, _ in penalised], device=device)
-        params = [row.params for row in self._penalised]
+        penalized = [(i, row) for i, row in enumerate(rows) if row.has_penalties]
+        self._penalized = [row for _, row in penalized]
+        self._lines = torch.tensor([i for i, _ in penalized], device=device)
+        params = [row.params for row in self._penalized]
         self._repetition = self._column([p.repetition_penalty for p in params])
         self._presence = self._column([p.presence_penalty for p in params])
         self._frequency = self._column([p.frequency_penalty for p in params])
-        self.are_none = not (self._biased or self._held or self._penalised)
+        self.are_none = not (self._biased or self._held or self._penalized)
 
     def apply(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
         """Changed logits; place w of a row comes after its output and the first `offset + w` of the tokens ahead."""
@@ -85,8 +85,8 @@ class Edits:
             lines, ids, values = self._biased
             logits_SWV[lines, :, ids] += values
         self._hold_back(logits_SWV, offset)
-        if self._penalised:
-            logits_SWV[self._lines] = self._penalise(logits_SWV[self._lines], ahead_SA, offset)
+        if self._penalized:
+            logits_SWV[self._lines] = self._penalize(logits_SWV[self._lines], ahead_SA, offset)
         return logits_SWV
 
     def _hold_back(self, logits_SWV: Tensor, offset: int) -> None:
@@ -96,8 +96,8 @@ class Edits:
                 ids = torch.tensor([*self._eos_ids, *row.params.stop_token_ids], device=self._device, dtype=torch.long)
                 logits_SWV[i, :places].index_fill_(-1, ids, -torch.inf)
 
-    def _penalise(self, logits_PWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
-        outputs_PV, prompts_PV = self._counts.of(self._penalised)
+    def _penalize(self, logits_PWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
+        outputs_PV, prompts_PV = self._counts.of(self._penalized)
         outputs = outputs_PV.unsqueeze(1)
         if ahead_SA is not None and ahead_SA.shape[1]:
             outputs = outputs + occurrences(ahead_SA[self._lines], logits_PWV, offset)

@@ -77,7 +77,7 @@ class ByteCharacters:
 class WindowCharacters:
     """For all other vocabularies: decodes the last few tokens again and gives what that adds to their text."""
 
-    CONTEXT = 8  # tokens kept before the new ones, so that a token is decoded among its neighbours
+    CONTEXT = 8  # tokens kept before the new ones, so that a token is decoded among its neighbors
     MOST_PENDING = 8  # tokens held back for the rest of a character
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int] = ()) -> None:

@@ -106,7 +106,7 @@ class Store:
         With `keep_broken` an archive that cannot be read is a model without files, as it was in TorchServe.
         """
         url = url or path.name
-        path = path.absolute()  # not resolved: a link's name tells what it is, and its neighbours belong to it
+        path = path.absolute()  # not resolved: a link's name tells what it is, and its neighbors belong to it
         if path.is_dir():
             return self._in_place(path, url)
         if not path.is_file():

@@ -15,20 +15,20 @@ def next_device(candidates: Sequence[int], taken: Iterable[int | None]) -> int |
 
 
 def next_devices(candidates: Sequence[int], level: int, taken: Iterable[int | None]) -> tuple[int, ...]:
-    """`level` neighbours among the candidates, the least used ones; the last candidate's neighbour is the first.
+    """`level` neighbors among the candidates, the least used ones; the last candidate's neighbor is the first.
 
     Of equally used ones those that start at a multiple of `level` come first, so that groups leave no gaps.
     """
     load = Counter(taken)
 
-    def neighbours(start: int) -> tuple[int, ...]:
+    def neighbors(start: int) -> tuple[int, ...]:
         return tuple(candidates[(start + i) % len(candidates)] for i in range(level))
 
     def cost(start: int) -> tuple[int, int, bool, int]:
-        used = [load[device] for device in neighbours(start)]
+        used = [load[device] for device in neighbors(start)]
         return max(used), sum(used), start % level != 0, start
 
-    return neighbours(min(range(len(candidates)), key=cost))
+    return neighbors(min(range(len(candidates)), key=cost))
 
 
 def num_groups(num_devices: int, level: int, model: str) -> int:

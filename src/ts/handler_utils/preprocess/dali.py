@@ -1,3 +1,3 @@
 """What handlers import from `ts.handler_utils.preprocess.dali`."""
 
-from flambeau.handlers.vision.dali import get_dali_pipeline as get_dali_pipeline
+from flambeau.torchserve.handlers.dali import get_dali_pipeline as get_dali_pipeline

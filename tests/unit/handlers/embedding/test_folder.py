@@ -23,7 +23,7 @@ def step(kind, path=""):
 
 def test_bare_folder_means_mean_pooling(tmp_path):
     model = read_folder(folder(tmp_path))
-    assert (model.modes, model.normalises, model.max_seq_length) == (("mean",), False, 512)
+    assert (model.modes, model.normalizes, model.max_seq_length) == (("mean",), False, 512)
     assert (model.prompts, model.default_prompt, model.lowercases) == ({}, None, False)
 
 
@@ -37,7 +37,7 @@ def test_every_file_is_heard(tmp_path):
         "tokenizer_config": {"model_max_length": 1e30},
     }
     model = read_folder(folder(tmp_path, **documents))
-    assert (model.modes, model.normalises, model.max_seq_length) == (("cls",), True, 99)
+    assert (model.modes, model.normalizes, model.max_seq_length) == (("cls",), True, 99)
     assert (model.prompts, model.default_prompt, model.lowercases) == ({"query": "q: "}, "query", True)
     write_documents(tmp_path, {"sentence_bert_config": {"max_seq_length": None}})
     assert read_folder(tmp_path).max_seq_length == 128

@@ -71,7 +71,7 @@ def test_close_meanings_are_closer_than_far_ones(minilm):
     assert likeness[:2, 2:].max() < 0.2
 
 
-def test_vector_does_not_depend_on_neighbours(minilm):
+def test_vector_does_not_depend_on_neighbors(minilm):
     texts = ["short", "a text of some more words than that", "word " * 200, "another", "and " * 20] * 3
     alone = [ask(minilm, text)[0] for text in texts[:5]] * 3
     assert np.abs(np.array(ask(minilm, texts)[0]) - np.array(alone)).max() < 1e-5
@@ -114,7 +114,7 @@ def test_shorter_vectors_are_of_length_one_where_the_model_allows_them(tmp_path)
     assert short == pytest.approx((np.array(whole[:4]) / np.linalg.norm(whole[:4])).tolist(), abs=1e-6)
 
 
-def test_pooling_normalisation_and_prompts_come_from_the_folder(tmp_path):
+def test_pooling_normalization_and_prompts_come_from_the_folder(tmp_path):
     documents = {
         "1_Pooling/config": {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True},
         "config_sentence_transformers": {"prompts": {"far": "far away and "}},

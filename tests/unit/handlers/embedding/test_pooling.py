@@ -8,7 +8,7 @@ from flambeau.errors import HandlerError
 
 np = pytest.importorskip("numpy")
 
-from flambeau.handlers.embedding.pooling import normalise, pool, read_modes  # noqa: E402
+from flambeau.handlers.embedding.pooling import normalize, pool, read_modes  # noqa: E402
 
 HIDDEN = np.array([[[1, -8], [3, -4], [99, 99], [99, 99]], [[1, 2], [3, 4], [5, 6], [7, 8]]], np.float32)
 MASK = np.array([[1, 1, 0, 0], [1, 1, 1, 1]], np.float32)
@@ -30,7 +30,7 @@ def test_arrays_and_tensors_are_pooled_alike(mode):
 
 
 def test_vectors_get_length_one_and_zero_stays_zero():
-    assert normalise(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist() == [[0.6, 0.8], [0.0, 0.0]]
+    assert normalize(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist() == [[0.6, 0.8], [0.0, 0.0]]
 
 
 def test_modes_are_read_from_the_config():

@@ -52,7 +52,7 @@ def test_options_travel_with_the_texts():
         ({}, "has no text"),
         ({"text": "a", "input": "b"}, "has text and input"),
         ({"text": {"a": 1}}, "text 0 is dict"),
-        ({"text": "a", "normalise": True}, "the request has normalise; .* may have normalize, prompt_name"),
+        ({"text": "a", "normalized": True}, "the request has normalized; .* may have normalize, prompt_name"),
         ({"text": "a", "normalize": "yes"}, "normalize must be true or false"),
         ({"text": "a", "prompt_name": 3}, "prompt_name must be text"),
         ({"input": "a", "encoding_format": "int8"}, "only be float or base64"),

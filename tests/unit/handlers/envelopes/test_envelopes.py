@@ -103,7 +103,7 @@ def test_bad_documents_are_refused(kind, body):
         kind(same).handle([{"body": body}], context())
 
 
-def test_description_and_initialisation_pass_by_the_envelope():
+def test_description_and_initialization_pass_by_the_envelope():
     assert JSONEnvelope(lambda data, context: ["described"]).handle([{}], context(kind="describe")) == ["described"]
     assert JSONEnvelope(lambda data, context: data).handle(None, context()) is None
 

@@ -119,7 +119,7 @@ def test_paths_lead_from_the_models_folder_and_then_from_the_servers(folder):
             "handler: {max_new_token: 5}",
             "has max_new_token, which gpt_handler does not know; did you mean max_new_tokens",
         ),
-        ("handler: {colour: red}", "has colour, which gpt_handler does not know; it may have model_path"),
+        ("handler: {color: red}", "has color, which gpt_handler does not know; it may have model_path"),
         ("handler: {max_num_seqs: 0}", "max_num_seqs must be a whole number from 1, not 0"),
         ("handler: {compile: maybe}", "compile must be true or false, not 'maybe'"),
         ("handler: {temperature: hot}", "temperature must be a number from 0, not 'hot'"),
@@ -134,9 +134,9 @@ def test_what_is_wrong_is_named_with_the_remedy(folder, config, reason):
 
 
 def test_subclass_may_have_keys_of_its_own(folder, caplog):
-    assert read("handler: {colour: red, max_new_token: 5}", folder, allows_others=True).max_new_tokens == 256
+    assert read("handler: {color: red, max_new_token: 5}", folder, allows_others=True).max_new_tokens == 256
     assert "did you mean max_new_tokens" in caplog.text
-    assert "colour" not in caplog.text
+    assert "color" not in caplog.text
 
 
 def test_sequences_that_are_shorter_than_expected_are_told():

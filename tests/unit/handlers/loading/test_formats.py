@@ -5,7 +5,7 @@ import zipfile
 import pytest
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.loading.formats import Format, recognise
+from flambeau.handlers.loading.formats import Format, recognize
 
 
 def zip_of(path, *names):
@@ -25,7 +25,7 @@ def zip_of(path, *names):
     ],
 )
 def test_zip_files_are_told_apart_by_what_is_in_them(tmp_path, names, kind):
-    assert recognise(zip_of(tmp_path / "any.name", *names)) is kind
+    assert recognize(zip_of(tmp_path / "any.name", *names)) is kind
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_strangers_are_described(tmp_path, content, words):
     file = tmp_path / "model.pt"
     file.write_bytes(content)
     with pytest.raises(HandlerError, match=r"model.pt looks like") as raised:
-        recognise(file)
+        recognize(file)
     assert words in str(raised.value)
 
 
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(HandlerError, match=r"gone.pt cannot be read: it is not among the model's files"):
-        recognise(tmp_path / "gone.pt")
+        recognize(tmp_path / "gone.pt")
 
 
 def test_zip_of_something_else(tmp_path):
     with pytest.raises(HandlerError, match="that torch did not write"):
-        recognise(zip_of(tmp_path / "model.pt", "readme.txt"))
+        recognize(zip_of(tmp_path / "model.pt", "readme.txt"))

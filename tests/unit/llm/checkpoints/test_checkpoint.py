@@ -299,7 +299,7 @@ def test_a_damaged_header_is_named(tmp_path, model):
     assert f"{path} is cut off or damaged" in refusal(tmp_path)
 
 
-def test_a_pointer_of_git_lfs_is_recognised(tmp_path, model):
+def test_a_pointer_of_git_lfs_is_recognized(tmp_path, model):
     write_folder(tmp_path, model)
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
     assert "git lfs pull" in refusal(tmp_path)

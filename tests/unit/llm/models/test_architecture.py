@@ -115,10 +115,10 @@ def test_smol_lm_3_does_not_rotate_every_fourth_layer():
 def test_experts_are_counted_in_both_spellings():
     mixtral = family("MixtralForCausalLM")
     assert (mixtral.num_experts, mixtral.num_experts_per_token, mixtral.expert_size) == (8, 2, 5632)
-    assert mixtral.normalises_experts
+    assert mixtral.normalizes_experts
     qwen = family("Qwen3MoeForCausalLM", num_experts=60, moe_intermediate_size=512, decoder_sparse_step=2)
     assert (qwen.num_experts, qwen.num_experts_per_token, qwen.expert_size) == (60, 8, 512)
-    assert not qwen.normalises_experts
+    assert not qwen.normalizes_experts
     assert [qwen.has_experts(layer) for layer in range(4)] == [False, True, False, True]
 
 

@@ -29,13 +29,13 @@ def test_visiting_gathering_and_computing_all_agree(num_tokens):
     torch.testing.assert_close(experts.compute_all(x, chosen, weights), visited)
 
 
-@pytest.mark.parametrize("normalises", [True, False])
-def test_a_token_gets_the_weighted_sum_of_its_experts(normalises):
-    mlp = some_experts(normalises_experts=normalises)
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_token_gets_the_weighted_sum_of_its_experts(normalizes):
+    mlp = some_experts(normalizes_experts=normalizes)
     x = torch.randn(MOE.hidden_size)
     likely = mlp.gate(x).softmax(-1)
     best = likely.argsort(descending=True)[:2].tolist()
-    scale = 1 / sum(likely[e] for e in best) if normalises else 1.0
+    scale = 1 / sum(likely[e] for e in best) if normalizes else 1.0
     said = []
     for e in best:
         gate, up = (mlp.experts.gate_up_proj[e] @ x).chunk(2)

@@ -45,8 +45,8 @@ def test_numbers_are_uniform() -> None:
         assert stats.chisquare(counts.numpy()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("neighbour", ["position", "token", "seed", "purpose"])
-def test_neighbours_are_independent(neighbour: str) -> None:
+@pytest.mark.parametrize("neighbor", ["position", "token", "seed", "purpose"])
+def test_neighbors_are_independent(neighbor: str) -> None:
     places, tokens = torch.arange(300), torch.arange(1000)
     one = noise.uniform(keys(*range(300)), places, tokens, noise.DRAW)
     other = {
@@ -54,7 +54,7 @@ def test_neighbours_are_independent(neighbour: str) -> None:
         "token": lambda: noise.uniform(keys(*range(300)), places, tokens + 1, noise.DRAW),
         "seed": lambda: noise.uniform(keys(*range(1, 301)), places, tokens, noise.DRAW),
         "purpose": lambda: noise.uniform(keys(*range(300)), places, tokens, noise.ACCEPT),
-    }[neighbour]()
+    }[neighbor]()
     cells = (one * 16).long() * 16 + (other * 16).long()
     assert stats.chisquare(cells.flatten().bincount(minlength=256).numpy()).pvalue > 1e-4
     # The first tokens of consecutive positions and the first positions of consecutive seeds are what texts are made of.

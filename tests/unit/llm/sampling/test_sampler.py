@@ -67,7 +67,7 @@ def test_filters_keep_what_transformers_keep(settings: dict[str, Any], theirs: l
         torch.testing.assert_close(normal(found), normal(expected))
 
 
-def test_repetition_is_penalised_as_in_transformers() -> None:
+def test_repetition_is_penalized_as_in_transformers() -> None:
     given = logits()
     theirs = logits_process.RepetitionPenaltyLogitsProcessor(1.4)
     expected = theirs(torch.tensor([[5, 6, 7, 7, 9, 9, 11]]), given[0].clone())

@@ -35,7 +35,7 @@ def place(num_gpus, level, count, taken=()):
         (8, 3, [(0, 1, 2), (3, 4, 5), (0, 6, 7)]),
     ],
 )
-def test_groups_are_neighbours_and_fill_the_host(num_gpus, level, expected):
+def test_groups_are_neighbors_and_fill_the_host(num_gpus, level, expected):
     assert [tuple(sorted(group)) for group in place(num_gpus, level, len(expected))] == expected
 
 
@@ -58,7 +58,7 @@ def test_groups_share_nothing_while_there_are_devices_for_all(level):
     assert len(set(devices)) == len(devices)
 
 
-def test_groups_take_neighbours_of_the_devices_that_a_model_names():
+def test_groups_take_neighbors_of_the_devices_that_a_model_names():
     assert next_devices([6, 2, 4, 1], 2, []) == (6, 2)
     assert next_devices([6, 2, 4, 1], 2, [6, 2]) == (4, 1)
 

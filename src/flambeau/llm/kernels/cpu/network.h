@@ -1,4 +1,4 @@
-// A whole step of a plain Llama-shaped network in one call: no biases, no experts, no normalised queries.
+// A whole step of a plain Llama-shaped network in one call: no biases, no experts, no normalized queries.
 //
 // Shapes: T tokens of the step, E hidden, H heads, G key-value heads, D head size, F intermediate, V vocabulary.
 #pragma once
@@ -42,7 +42,7 @@ struct Tokens {
   int64_t num_tokens, num_sequences, table_width;
 };
 
-inline void normalise(const float* x, const float* weight, float* out, int64_t size, float epsilon) {
+inline void normalize(const float* x, const float* weight, float* out, int64_t size, float epsilon) {
   float lanes[kLanes] = {}, total = 0;
   const int64_t whole = size / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes)
@@ -90,7 +90,7 @@ class Pass {
     }
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t row = rows ? rows[i] : i;
-      normalise(&x_[row * net_.hidden], net_.last_norm, &normal_[i * net_.hidden], net_.hidden, net_.epsilon);
+      normalize(&x_[row * net_.hidden], net_.last_norm, &normal_[i * net_.hidden], net_.hidden, net_.epsilon);
     }
     net_.head.multiply(normal_.data(), logits, num_rows, false, num_threads_);
   }
@@ -108,7 +108,7 @@ class Pass {
   void attend(const Layer& layer) {
     const int64_t width = (net_.heads + 2 * net_.kv_heads) * net_.head_size, half = net_.head_size / 2;
     each_token([&](int64_t t) {
-      normalise(&x_[t * net_.hidden], layer.attention_norm, &normal_[t * net_.hidden], net_.hidden, net_.epsilon);
+      normalize(&x_[t * net_.hidden], layer.attention_norm, &normal_[t * net_.hidden], net_.hidden, net_.epsilon);
     });
     layer.qkv.multiply(normal_.data(), qkv_.data(), tokens_.num_tokens, false, num_threads_);
     for (int64_t t = 0; t < tokens_.num_tokens; ++t) {
@@ -126,7 +126,7 @@ class Pass {
 
   void feed_forward(const Layer& layer) {
     each_token([&](int64_t t) {
-      normalise(&x_[t * net_.hidden], layer.mlp_norm, &normal_[t * net_.hidden], net_.hidden, net_.epsilon);
+      normalize(&x_[t * net_.hidden], layer.mlp_norm, &normal_[t * net_.hidden], net_.hidden, net_.epsilon);
     });
     layer.gate_up.multiply(normal_.data(), gate_up_.data(), tokens_.num_tokens, false, num_threads_);
     each_token([&](int64_t t) {

@@ -18,7 +18,7 @@ from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.compute.step_inputs import StepInputs
 from flambeau.llm.kernels.gpu.attention import TILE_ROWS, attend, tiles_of
 from flambeau.llm.kernels.gpu.linear import Matrix
-from flambeau.llm.kernels.gpu.norms import normalise
+from flambeau.llm.kernels.gpu.norms import normalize
 from flambeau.llm.kernels.gpu.rotary import turn
 from flambeau.llm.kernels.plain import is_plain
 from flambeau.llm.models.transformer import Attention, Transformer
@@ -33,7 +33,7 @@ class GpuLayer:
     """One layer's tensors."""
 
     attention: Attention
-    gains: tuple[Tensor, Tensor]  # of the normalisations before attention and before the feed-forward part
+    gains: tuple[Tensor, Tensor]  # of the normalizations before attention and before the feed-forward part
     qk_gains: tuple[Tensor, Tensor] | None
     qkv: Matrix
     out: Matrix
@@ -66,11 +66,11 @@ class GpuNetwork:
         x_TE = F.embedding(inputs.ids_T, self._embedding)
         sums: Tensor | None = None
         for layer in self._layers:
-            qkv = layer.qkv(normalise(x_TE, layer.gains[0], self._epsilon, sums))
+            qkv = layer.qkv(normalize(x_TE, layer.gains[0], self._epsilon, sums))
             sums = layer.out(self._attend(layer, qkv, inputs, tiles))
-            gated = layer.gate_up(normalise(x_TE, layer.gains[1], self._epsilon, sums))
+            gated = layer.gate_up(normalize(x_TE, layer.gains[1], self._epsilon, sums))
             sums = layer.down(gated)
-        hidden_TE = normalise(x_TE, self._last_gain, self._epsilon, sums)
+        hidden_TE = normalize(x_TE, self._last_gain, self._epsilon, sums)
         logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
         return logits.sum(0) if logits.dim() == 3 else logits.float()
 

@@ -1,4 +1,4 @@
-"""Normalisation on a GPU, in Triton, on its way to a linear layer.
+"""Normalization on a GPU, in Triton, on its way to a linear layer.
 
 Shapes: T rows · E hidden · S parts that a sum is divided into
 """
@@ -17,11 +17,11 @@ from flambeau.llm.kernels.gpu.linear import overlapping
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
-def add_and_normalise(  # type: ignore[no-untyped-def]
+def add_and_normalize(  # type: ignore[no-untyped-def]
     x_ptr, sums_ptr, gain_ptr, y_ptr, epsilon, T,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts of a sum to a row of the residual stream, in its place, and normalise it."""
+    """Add the parts of a sum to a row of the residual stream, in its place, and normalize it."""
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, PADDED)
     is_element = e < SIZE
@@ -38,11 +38,11 @@ def add_and_normalise(  # type: ignore[no-untyped-def]
     tl.store(y_ptr + row * SIZE + e, y.to(y_ptr.dtype.element_ty), mask=is_element)
 
 
-def normalise(x: Tensor, gain: Tensor, epsilon: float, sums: Tensor | None = None) -> Tensor:
-    """[T, E] normalised, after the sums [T, E] or [S, T, E] were added to it in its place."""
+def normalize(x: Tensor, gain: Tensor, epsilon: float, sums: Tensor | None = None) -> Tensor:
+    """[T, E] normalized, after the sums [T, E] or [S, T, E] were added to it in its place."""
     num_rows, size = x.shape
     y = torch.empty_like(x)
-    launch: Any = add_and_normalise
+    launch: Any = add_and_normalize
     launch[(num_rows,)](
         x, sums, gain, y, epsilon, num_rows,
         SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x.numel(),

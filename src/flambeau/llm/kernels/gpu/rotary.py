@@ -87,7 +87,7 @@ def turn(
     """The queries [T, H, D] of what was projected, [T, (H+2G)·D] or the parts [S, T, (H+2G)·D] of it.
 
     Keys and values go to their slots of [P, K, G, D]. The tables are the cosine and sine of positions; None: queries
-    and keys know nothing of positions. By the gains queries and keys are normalised; None: they are not.
+    and keys know nothing of positions. By the gains queries and keys are normalized; None: they are not.
     """
     num_tokens, (kv_heads, size) = len(positions_T), keys.shape[2:]
     q = torch.empty((num_tokens, num_heads, size), dtype=keys.dtype, device=keys.device)

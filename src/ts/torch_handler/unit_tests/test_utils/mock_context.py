@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from flambeau.metrics.store import MetricsStore
+from flambeau.torchserve.metrics.store import MetricsStore
 from ts.utils.util import get_yaml_config
 
 
 class MockContext:
-    """A context to initialise a handler with, without a server; `explain` says what kind of request it has."""
+    """A context to initialize a handler with, without a server; `explain` says what kind of request it has."""
 
     def __init__(
         self,

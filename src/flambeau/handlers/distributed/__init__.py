@@ -1,1 +1,0 @@
-"""Models too large for one device, split by libraries of their own."""

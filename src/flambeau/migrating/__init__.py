@@ -1,1 +1,0 @@
-"""What of an existing TorchServe installation will work, told before it is moved."""

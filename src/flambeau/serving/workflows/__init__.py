@@ -1,1 +1,0 @@
-"""Several models and functions run as one graph."""

@@ -1,0 +1,151 @@
+"""config.properties, TS_* variables and flags, in TorchServe's spelling → ServerConfig."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig
+from flambeau.config.values import refuse, switch
+from flambeau.errors import ConfigError
+from flambeau.torchserve.config_keys import (
+    CORS,
+    KEYS,
+    STEERING,
+    WITHOUT_EFFECT,
+    WRITTEN_BY_THE_SERVER,
+    known_keys,
+    variable_of,
+)
+from flambeau.torchserve.java_properties import parse as parse
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# What TorchServe's users start from: gRPC is on, registering models over the APIs is not.
+TORCHSERVE = ServerConfig(
+    grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
+    model_api=False,
+    error_details=False,  # error documents are TorchServe's to the letter; the log has the causes
+    measure=MetricsConfig(mode="both"),
+    log_folder=Path("logs"),
+    metrics_log_folder=Path("logs"),
+)
+_VARIABLES: dict[str, str] = {name: key for key in known_keys() if (name := variable_of(key)) is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Properties:
+    """What a config.properties asks for: a server, and the models it starts with."""
+
+    server: ServerConfig
+    load_models: str | None = None
+    model_snapshot: str | None = None  # then load_models does not count
+    given: Mapping[str, str] = field(default_factory=dict)  # every key as text, for snapshots
+
+
+def gather(
+    file: Mapping[str, str], flags: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Lay flags over the file and, where the file allows that, the environment over both."""
+    given = {**file, **flags}
+    variables = {name: key for name, key in _VARIABLES.items() if name in environment}
+    if not _is_on(file, "enable_envvars_config"):
+        variables.pop("TS_OPEN_INFERENCE_PROTOCOL", None)  # it is read in any case
+        # Asking for more protection needs no permission.
+        if environment.get("TS_DISABLE_TOKEN_AUTHORIZATION", "").strip().lower() == "false":
+            given["disable_token_authorization"] = "false"
+            del variables["TS_DISABLE_TOKEN_AUTHORIZATION"]
+        if variables:
+            logger.info("%s not read: the config file has no enable_envvars_config=true", _are(sorted(variables)))
+        return given
+    if "TS_ALLOWED_URLS" in variables and not _is_on(file, "use_env_allowed_urls"):
+        del variables["TS_ALLOWED_URLS"]
+        logger.info("TS_ALLOWED_URLS is not read: the config file has no use_env_allowed_urls=true")
+    for name in environment:
+        if name.startswith("TS_") and name not in _VARIABLES and (near := _near(name, _VARIABLES)):
+            logger.warning("%s is not a known variable; did you mean %s?", name, near)
+    return given | {key: environment[name] for name, key in variables.items()}
+
+
+def to_properties(
+    given: Mapping[str, str], base: ServerConfig, environment: Mapping[str, str] = os.environ
+) -> Properties:
+    """The settings these properties ask for; a key that is not known is named with the nearest one that is."""
+    server = base
+    for key, value in given.items():
+        if key in KEYS:
+            server = put(server, KEYS[key].place, KEYS[key].kind(key, value))
+        elif key in WITHOUT_EFFECT:
+            logger.info("%s has no effect here: %s", key, WITHOUT_EFFECT[key])
+        elif key not in CORS and key not in STEERING and key not in WRITTEN_BY_THE_SERVER:
+            near = _near(key, known_keys())
+            logger.warning("%s is not a known key%s", key, f"; did you mean {near}?" if near else "")
+    if not switch("enable_metrics_api", given.get("enable_metrics_api", "true")):
+        server = replace(server, metrics=None)
+    if "token_expiration_min" in given and server.keys.is_on is None:  # keys that expire are keys that are asked for
+        server = put(server, "keys.is_on", True)
+    if any(key.startswith("grpc_") for key in given):  # asked for by name
+        server = put(server, "grpc.is_optional", False)
+    if server.keys.is_on is False:  # switched off by name: existing containers do so, and mean it
+        server = replace(server, allow_unprotected=True)
+    if protocol := environment.get("TS_OPEN_INFERENCE_PROTOCOL"):
+        server = replace(server, open_inference=protocol == "oip")
+    cors = tuple((header, given[key]) for key, header in CORS.items() if given.get(key))
+    return Properties(
+        server=replace(server, cors=cors, models=read_models(given.get("models"))),
+        load_models=given.get("load_models"),
+        model_snapshot=given.get("model_snapshot"),
+        given=given,
+    )
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """The keys and values of a properties file."""
+    try:
+        return parse(path.read_text(encoding="iso-8859-1"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:
+    """The property `models`: settings by model name and version."""
+    if not text or not text.strip():
+        return {}
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refuse("models", text, f"JSON ({error})") from None
+    expected = 'a JSON object such as {"name": {"1.0": {"batchSize": 4}}}'
+    if not isinstance(document, dict):
+        raise refuse("models", text, expected)
+    for versions in document.values():
+        if not isinstance(versions, dict) or not all(isinstance(said, dict) for said in versions.values()):
+            raise refuse("models", text, expected)
+    return document
+
+
+def put(config: T, place: str, value: object) -> T:
+    """Set a field, or a field of a part: `grpc.inference.port`."""
+    outer, _, inner = place.partition(".")
+    if inner:
+        value = put(getattr(config, outer) or Address(), inner, value)
+    return replace(config, **{outer: value})  # type: ignore[type-var]
+
+
+def _is_on(given: Mapping[str, str], key: str) -> bool:
+    return given.get(key, "").strip().lower() == "true"
+
+
+def _near(name: str, known: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.8)), None)
+
+
+def _are(names: list[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

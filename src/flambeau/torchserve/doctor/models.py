@@ -1,0 +1,237 @@
+"""Whether the models of a store will work: their manifests, handlers, imports, settings and requirements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flambeau.archive.built_in import BUILT_IN, FOREIGN
+from flambeau.archive.entries import DEFAULT_LIMITS, chunks_of, items_of
+from flambeau.archive.folders import manifest_of
+from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest
+from flambeau.config.model import ModelConfig
+from flambeau.errors import BrokenArchive, FlambeauError
+from flambeau.torchserve.doctor.captured_warnings import warnings_of
+from flambeau.torchserve.doctor.finding import Finding, Level
+from flambeau.torchserve.doctor.imports import PACKAGES, Import, imports_of, is_there, missing_name, own_modules
+from flambeau.torchserve.doctor.pickled_weights import names_in_weights
+
+READ_SUFFIXES = (".py", ".yaml", ".yml", ".txt", ".json")
+READ_BYTES = 1 << 20
+HOME = Path(__file__).parents[2]  # where `flambeau` and `ts` lie side by side
+COMPATIBLE = ("ts", "model_archiver", "workflow_archiver")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What an archive or model folder holds: all names, and the small files that can be read."""
+
+    names: frozenset[str]
+    files: Mapping[str, bytes]
+    manifest: Manifest | None
+
+
+def look_at(path: Path, *, installs: bool) -> Iterator[Finding]:
+    """What is to be said about one model; `installs`: whether the server installs requirements."""
+    try:
+        contents = read_folder(path) if path.is_dir() else read_archive(path)
+    except FlambeauError as error:
+        yield Finding("problem", path.name, str(error))
+        return
+    findings = [*examine(contents, installs=installs), *look_at_weights(path, contents)]
+    if all(finding.level == "ok" for finding in findings):
+        named = contents.manifest.handler if contents.manifest else ""
+        yield Finding("ok", path.name, f"will work ({named})" if named else "will work")
+    yield from (Finding(f.level, f"{path.name}: {f.what}", f.text) for f in findings if f.level != "ok")
+
+
+def read_archive(path: Path) -> Contents:
+    """The contents of a `.mar` or `.tar.gz`, read without unpacking it."""
+    names, files = set(), {}
+    for item in items_of(path, DEFAULT_LIMITS):
+        names.add(item.name)
+        if item.kind == "file" and item.name.endswith(READ_SUFFIXES) and item.size_bytes <= READ_BYTES:
+            files[item.name] = b"".join(chunks_of(item, at_most=READ_BYTES))
+    top = f"{path.name.removesuffix('.tar.gz')}/"
+    if path.name.endswith(".tar.gz") and all(name.startswith(top) or name == top[:-1] for name in names):
+        names = {name.removeprefix(top) for name in names}
+        files = {name.removeprefix(top): content for name, content in files.items()}
+    manifest = parse_manifest(files[MANIFEST], MANIFEST) if MANIFEST in files else None
+    return Contents(names=frozenset(names), files=files, manifest=manifest)
+
+
+def read_folder(path: Path) -> Contents:
+    """The contents of a model folder."""
+    paths = [file for file in path.rglob("*") if file.is_file()]
+    names = {file.relative_to(path).as_posix(): file for file in paths}
+    try:
+        files = {
+            name: file.read_bytes()
+            for name, file in names.items()
+            if name.endswith(READ_SUFFIXES) and file.stat().st_size <= READ_BYTES
+        }
+    except OSError as error:
+        raise BrokenArchive(f"{error.filename} cannot be read: {error.strerror}") from None
+    return Contents(names=frozenset(names), files=files, manifest=manifest_of(path))
+
+
+def examine(contents: Contents, *, installs: bool) -> Iterator[Finding]:
+    """Everything about a model that might not work."""
+    manifest = contents.manifest
+    if manifest is None:
+        yield Finding("note", "manifest", "it has none: name the model and its handler in the register call")
+    else:
+        yield from look_at_manifest(manifest, contents.names)
+        yield from look_at_options(manifest, contents.files)
+        yield from look_at_needs(manifest)
+    wanted = requirements_of(contents)
+    yield from look_at_requirements(wanted, installs=installs)
+    wanted = wanted if installs else frozenset()
+    for name, content in sorted(contents.files.items()):
+        if name.endswith(".py"):
+            yield from look_at_code(name, content, own_modules(contents.files), wanted)
+
+
+def look_at_manifest(manifest: Manifest, names: frozenset[str]) -> Iterator[Finding]:
+    """Whether what the manifest names is there."""
+    if manifest.runtime == "LSP":
+        yield Finding("problem", "runtime", "LSP is TorchServe's C++ backend; here models run in Python")
+    handler = manifest.handler
+    if reason := FOREIGN.get(handler):
+        yield Finding("problem", "handler", f"{handler}: {reason}")
+    elif handler and handler not in BUILT_IN and not is_built_in_path(handler):
+        file = Path(handler.partition(":")[0]).name.removesuffix(".py") + ".py"
+        if file not in names and not is_there(file.removesuffix(".py")):
+            yield Finding(
+                "problem", "handler", f"{handler} is neither in the archive nor one that comes with the server"
+            )
+    for named in (manifest.serialized_file, manifest.model_file, manifest.config_file, manifest.requirements_file):
+        if named and named not in names:
+            yield Finding("problem", "manifest", f"it names {named}, which is not in the archive")
+
+
+NEEDS = {  # what the handlers that come with the server import
+    "base_handler": ("torch",),
+    "image_classifier": ("torch", "torchvision", "PIL"),
+    "image_segmenter": ("torch", "torchvision", "PIL"),
+    "object_detector": ("torch", "torchvision", "PIL"),
+    "vision_handler": ("torch", "torchvision", "PIL"),
+    "text_classifier": ("torch",),
+    "text_handler": ("torch",),
+    "onnx": ("onnxruntime",),
+    "sentence_embedder": ("tokenizers",),
+    "dali_image_classifier": ("nvidia", "torch"),
+}
+
+
+def look_at_needs(manifest: Manifest) -> Iterator[Finding]:
+    """Whether a handler that comes with the server finds its libraries."""
+    for package in NEEDS.get(manifest.handler, ()):
+        if not is_there(package):
+            name = "nvidia-dali-cuda120" if package == "nvidia" else PACKAGES.get(package, package)
+            yield Finding("problem", "handler", f"{manifest.handler} needs {package}: pip install {name}")
+
+
+def look_at_weights(path: Path, contents: Contents) -> Iterator[Finding]:
+    """Whether weights hold more than weights, which are then loaded only when somebody says so."""
+    manifest = contents.manifest
+    if (
+        manifest is None
+        or not manifest.serialized_file
+        or b"weights_only: false" in contents.files.get(manifest.config_file or "", b"")
+    ):
+        return
+    if names := names_in_weights(path, manifest.serialized_file):
+        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        remedy = "put weights_only: false into its model-config, or weights_only=false into config.properties"
+        level: Level = "problem" if manifest.handler in BUILT_IN else "note"
+        yield Finding(
+            level, manifest.serialized_file, f"it holds more than weights ({shown}); if you trust it, {remedy}"
+        )
+
+
+def is_built_in_path(handler: str) -> bool:
+    """Whether a handler is written as a module of TorchServe's."""
+    return missing_name(f"ts.torch_handler.{handler.partition(':')[0]}", None, HOME) is None
+
+
+def look_at_options(manifest: Manifest, files: Mapping[str, bytes]) -> Iterator[Finding]:
+    """What the model-config says that cannot be followed."""
+    content = files.get(manifest.config_file or "")
+    if content is None:
+        return
+    try:
+        options: Any = yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        yield Finding("problem", manifest.config_file or "", f"it is not valid YAML: {error}")
+        return
+    if not isinstance(options, Mapping | None):
+        yield Finding("problem", manifest.config_file or "", "it must hold a mapping of settings")
+        return
+    with warnings_of("flambeau.config") as said:
+        ModelConfig().with_options(options or {})
+    yield from (Finding("note", manifest.config_file or "", text) for text in said)
+
+
+def requirements_of(contents: Contents) -> frozenset[str]:
+    """The packages a model's requirements name, in lower case."""
+    named = contents.manifest.requirements_file if contents.manifest else None
+    lines = contents.files.get(named or "", b"").decode("utf-8", "replace").splitlines()
+    return frozenset(name for line in lines if (name := requirement_name(line)))
+
+
+def requirement_name(line: str) -> str | None:
+    """The package that a line of requirements names: by its name, a file, or a place that says what it is."""
+    line = line.strip()
+    if not line or line.startswith(("#", "-")):
+        return None
+    if egg := re.search(r"#egg=([\w.-]+)", line):
+        name = egg[1]
+    elif " @ " not in line and (file := re.search(r"([\w.]+?)-\d[^/\\]*\.(?:whl|tar\.gz|zip)\b", line)):
+        name = file[1]
+    elif plain := re.match(r"[A-Za-z0-9][\w.-]*(?![\w+:/])", line):
+        name = plain[0]
+    else:
+        return None
+    return name.lower().replace("_", "-")
+
+
+def look_at_requirements(wanted: frozenset[str], *, installs: bool) -> Iterator[Finding]:
+    """Whether what a model wants installed will be."""
+    if wanted and not installs:
+        text = "set install_py_dep_per_model=true in config.properties"
+        yield Finding("note", "requirements", f"{', '.join(sorted(wanted))} will not be installed: {text}")
+
+
+def look_at_code(name: str, content: bytes, own: set[str], wanted: frozenset[str]) -> Iterator[Finding]:
+    """Whether a Python file can be read, and what it imports is there."""
+    try:
+        imports = [*imports_of(content.decode())]
+    except (SyntaxError, ValueError) as error:
+        yield Finding("problem", name, f"it is not Python that can be read here: {error}")
+        return
+    for one in imports:
+        if (lack := lacks(one, own, wanted)) and not one.is_optional:
+            yield Finding("problem", f"{name}, line {one.line}", lack)
+
+
+def lacks(one: Import, own: set[str], wanted: frozenset[str]) -> str | None:
+    """What is missing of an import, with the remedy."""
+    top = one.module.partition(".")[0]
+    if top in own:
+        return None
+    if top in COMPATIBLE:
+        missing = missing_name(one.module, one.name, HOME)
+        if missing:
+            return f"it imports {missing}, which is not part of the compatible interface"
+        absent = [need for need in NEEDS.get(one.module.rpartition(".")[2], ()) if not is_there(need)]
+        return f"it imports {one.module}, which needs {', '.join(absent)}: pip install it" if absent else None
+    package = PACKAGES.get(top, top.replace("_", "-")).lower()
+    if is_there(top) or any(name == package or name.startswith(f"{package}-") for name in wanted):
+        return None
+    return f"it imports {top}: pip install {package}, or name it in the archive's requirements"

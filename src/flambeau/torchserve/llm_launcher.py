@@ -1,0 +1,160 @@
+"""`python -m ts.llm_launcher`: a model folder for a language model, and a server on it until a signal comes."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flambeau.archive.pack import Recipe, pack
+from flambeau.errors import FlambeauError
+from flambeau.serving.workers.devices import count_gpus
+
+ENGINES = ("vllm", "trt_llm")  # TorchServe's; the flags of either are read, and this server's own engine does the work
+HANDLER = "gpt_handler"
+STOP_S = 60
+DTYPE = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFlags:
+    """What the command line says."""
+
+    model_id: str
+    engine: str = "vllm"
+    model_name: str = "model"
+    model_store: Path = Path("model_store")
+    disable_token_auth: bool = False
+    startup_timeout: int = 1200
+    dtype: str = DTYPE
+    max_num_seqs: int = 256
+    max_model_len: int | None = None
+    download_dir: str | None = None
+    max_batch_size: int = 4
+    kv_cache_fraction: float = 0.1
+
+
+def to_model_config(flags: LaunchFlags, num_gpus: int) -> dict[str, Any]:
+    """The model-config.yaml that flags ask for on a host with that many GPUs; none is fine."""
+    if flags.engine not in ENGINES:
+        raise RuntimeError(f"Unsupported LLM Engine: {flags.engine!r} is none of {', '.join(ENGINES)}")
+    handler: dict[str, Any] = {
+        "model_path": model_path_of(flags.model_id),
+        "dtype": flags.dtype if num_gpus or flags.dtype != DTYPE else "auto",  # a CPU computes in float32
+        "tensor_parallel_size": max(1, num_gpus),
+    }
+    ranks = {"parallelType": "tp", "parallelLevel": num_gpus} if num_gpus > 1 else {}
+    if flags.engine == "vllm":
+        handler["max_num_seqs"] = flags.max_num_seqs
+        if flags.max_model_len is not None:
+            handler["max_model_len"] = flags.max_model_len
+        if flags.download_dir is not None:
+            handler["download_dir"] = str(Path(flags.download_dir).resolve())
+    else:
+        handler["max_num_seqs"] = flags.max_batch_size
+        handler["kv_cache_fraction"] = flags.kv_cache_fraction
+    return {
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "batchSize": 1,
+        "maxBatchDelay": 100,
+        "responseTimeout": 1200,
+        "startupTimeout": flags.startup_timeout,
+        "deviceType": "gpu" if num_gpus else "cpu",
+        "asyncCommunication": True,
+        **ranks,
+        "handler": handler,
+    }
+
+
+def model_path_of(model_id: str) -> str:
+    """A folder by its full path, for the server may run elsewhere; a name of the hub as it is."""
+    path = Path(model_id).expanduser()
+    return str(path.resolve()) if path.is_dir() else model_id
+
+
+@contextmanager
+def model_folder(flags: LaunchFlags, num_gpus: int) -> Iterator[Path]:
+    """The model's folder in the store: the one that is there, or a new one, which is removed at the end."""
+    flags.model_store.mkdir(parents=True, exist_ok=True)
+    folder = flags.model_store / flags.model_name
+    if folder.exists():
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        config = Path(temporary) / "model-config.yaml"
+        config.write_text(yaml.safe_dump(to_model_config(flags, num_gpus), sort_keys=False))
+        recipe = Recipe(model_name=flags.model_name, handler=HANDLER, version="1.0", config_file=config)
+        pack(recipe, flags.model_store, format="no-archive")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def parse(arguments: Sequence[str]) -> LaunchFlags:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m ts.llm_launcher", description="Serve a language model.")
+    add = parser.add_argument
+    add("--model_name", default="model", help="name of the model, and of its folder in the store")
+    add("--model_store", default="model_store", help="folder of models, made when missing")
+    add("--model_id", default="meta-llama/Meta-Llama-3.1-8B-Instruct", help="a model of the hub, or a folder")
+    add("--disable_token_auth", action="store_true", help="answer requests without a key")
+    add("--vllm_engine.max_num_seqs", dest="max_num_seqs", type=int, default=256, help="sequences at a time")
+    add("--vllm_engine.max_model_len", dest="max_model_len", type=int, help="longest sequence, in tokens")
+    add("--vllm_engine.download_dir", dest="download_dir", help="where weights are kept")
+    add("--startup_timeout", type=int, default=1200, help="seconds the model may take to load")
+    add("--engine", default="vllm", help="whose flags these are: vllm or trt_llm")
+    add("--dtype", default=DTYPE, help="type of the weights")
+    add("--trt_llm_engine.max_batch_size", dest="max_batch_size", type=int, default=4, help="sequences at a time")
+    add(
+        "--trt_llm_engine.kv_cache_free_gpu_memory_fraction",
+        dest="kv_cache_fraction",
+        type=float,
+        default=0.1,
+        help="share of the free GPU memory that the KV cache gets",
+    )
+    given = vars(parser.parse_args(arguments))
+    return LaunchFlags(**{**given, "model_store": Path(given["model_store"])})
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the model until a signal comes; the exit status is the server's."""
+    flags = parse(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs are started with the first one ignored
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with model_folder(flags, count_gpus()):
+            return _serve(flags)
+    except KeyboardInterrupt:
+        return 0
+    except FlambeauError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _serve(flags: LaunchFlags) -> int:
+    command = [sys.executable, "-m", "flambeau.torchserve.command"]
+    subprocess.run([*command, "--stop", "--foreground"], check=False)  # as TorchServe's does: one server at a time
+    words = ["--start", "--foreground", "--ncs", "--model-store", str(flags.model_store), "--models", flags.model_name]
+    if flags.disable_token_auth:
+        words.append("--disable-token-auth")
+    with subprocess.Popen([*command, *words]) as server:
+        try:
+            return server.wait()
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                server.kill()

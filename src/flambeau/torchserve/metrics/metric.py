@@ -1,0 +1,93 @@
+"""CachingMetric: one metric of a handler; what it is given travels to the server, or to the log outside a worker."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import time
+from collections.abc import Sequence
+from functools import cache
+from socket import gethostname
+from typing import Any
+
+from flambeau.metrics.samples import Sample
+from flambeau.torchserve.metrics.units import UNITS, Dimension, MetricTypes
+
+logger = logging.getLogger(__name__)
+
+MAX_UNSENT = 100_000  # a thread may measure while no request comes that would carry the samples away
+
+hostname = cache(gethostname)
+
+
+class MetricAbstract(abc.ABC):
+    """A metric by name, unit, dimension names and kind."""
+
+    def __init__(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: list[str] | None = None,
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> None:
+        self.metric_name = metric_name
+        self.unit = UNITS.get(unit, unit)
+        self.dimension_names = dimension_names or []
+        self.metric_type = metric_type
+
+    @abc.abstractmethod
+    def add_or_update(self, value: float, dimension_values: Sequence[Any] = (), request_id: str = "") -> None:
+        """Take a measurement."""
+
+
+class CachingMetric(MetricAbstract):
+    """A metric that passes on what it is given."""
+
+    sink: list[Sample] | None = None  # where a worker collects samples; None: they are logged
+
+    def add_or_update(self, value: float, dimension_values: Sequence[Any] = (), request_id: str = "") -> None:
+        """Take a measurement; one that cannot be right is logged and left out."""
+        problem = self._mismatch(dimension_values)
+        text = "" if problem else self._dimension_text(dimension_values)
+        problem = problem or self._wrong_value(value)
+        if problem:
+            logger.error(
+                "[METRICS]Failed to update metric with name:%s and dimensions: %s with value: %s: %s",
+                *(self.metric_name, text, value, problem),
+            )
+        elif self.sink is None:
+            self.emit_metrics(request_id, value, text)
+        elif len(self.sink) < MAX_UNSENT:
+            pairs = [(str(n), str(v)) for n, v in zip(self.dimension_names, dimension_values, strict=True)]
+            ids = str(request_id) if request_id else ""
+            self.sink.append((self.metric_name, self.metric_type.value, self.unit, float(value), pairs, ids))
+
+    def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
+        """The old form: the given dimensions replace those of the metric."""
+        logger.warning("Overriding existing dimensions")
+        self.dimension_names = [dimension.name for dimension in dimensions]
+        self.add_or_update(value, [dimension.value for dimension in dimensions], request_id)
+
+    def emit_metrics(self, request_id: str, value: float, dimension_string: str) -> None:
+        """Write the line that stands for a measurement."""
+        kind = self.metric_type.name
+        line = f"[METRICS]{self.metric_name}.{self.unit}:{value}|#{dimension_string}|#type:{kind}"
+        ids = f",{request_id}" if request_id else ""
+        logger.info("%s|#hostname:%s,%d%s", line, hostname(), time.time(), ids)
+
+    def _mismatch(self, values: Sequence[Any]) -> str | None:
+        if values is None or len(values) != len(self.dimension_names):
+            return f"Dimension values: {values} should correspond to Dimension names: {self.dimension_names}"
+        return None
+
+    def _wrong_value(self, value: Any) -> str | None:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return f"{value!r} is not a number"
+        if number < 0 and self.metric_type is MetricTypes.COUNTER:
+            return "Counter metric update value cannot be negative"
+        return None
+
+    def _dimension_text(self, values: Sequence[Any]) -> str:
+        return ",".join(f"{name}:{value}" for name, value in zip(self.dimension_names, values, strict=True))

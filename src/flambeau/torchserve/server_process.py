@@ -1,0 +1,217 @@
+"""The server process behind the `torchserve` command: settings, startup models, snapshots."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flambeau import __version__
+from flambeau.cli import serve
+from flambeau.config.model import ModelConfig
+from flambeau.config.server import Address, ServerConfig
+from flambeau.errors import CannotListen, FlambeauError, VersionNotFound, WorkersFailed
+from flambeau.logs.setup import open_logs
+from flambeau.logs.writer import Logs
+from flambeau.serving.model import Model
+from flambeau.serving.server import Server
+from flambeau.torchserve import flags as torchserve_flags
+from flambeau.torchserve.command import config_file, named_config, snapshot_folder
+from flambeau.torchserve.config_properties import TORCHSERVE, Properties, gather, read_file, to_properties
+from flambeau.torchserve.pid_file import PidFile
+from flambeau.torchserve.snapshot import read_snapshot
+from flambeau.torchserve.snapshot_writer import SnapshotWriter
+from flambeau.torchserve.startup_models import StartupModel, find, named_models, saved_models
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Serve until a signal; the first word only tells the process list what this is."""
+    arguments = torchserve_flags.parser().parse_args(sys.argv[2:])
+    status = 0
+    logs: Logs | None = None
+    try:
+        logs = open_logs(places(arguments))
+        properties = settings(arguments)
+        serve.start(properties.server, Startup(properties), logs)
+    except CannotListen as error:
+        say(f"Failed to bind to address: {error.address}")
+        say(str(error))
+        status = 1
+    except FlambeauError as error:
+        say(f"Invalid configuration: {error}")
+        status = 1
+    finally:
+        PidFile(arguments.pid_file).remove(os.getpid())
+        if logs is not None:
+            logs.close()
+    sys.exit(status)
+
+
+def say(text: str) -> None:
+    """Print a line that scripts wait for; a terminal that is gone does not matter."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        pass
+
+
+def places(arguments: argparse.Namespace) -> ServerConfig:
+    """TorchServe's defaults, with the folders that the environment and the flags name."""
+    logs = Path(os.environ.get("LOG_LOCATION") or "logs")
+    return replace(
+        TORCHSERVE,
+        log_folder=logs,
+        metrics_log_folder=Path(os.environ.get("METRICS_LOCATION") or "logs"),
+        log_config=Path(arguments.log_config) if arguments.log_config else None,
+        snapshot_folder=None if arguments.no_config_snapshots else logs / "config",
+    )
+
+
+def settings(arguments: argparse.Namespace) -> Properties:
+    """Everything that was said: the file or snapshot, the flags over it, the environment over both."""
+    file = config_file(arguments)
+    written = read_file(file) if file else {}
+    if file and file != named_config(arguments) and file.parent == snapshot_folder():
+        logger.warning(
+            "starting from the snapshot %s: config.properties and --models are not read. "
+            "--ncs or --ts-config FILE starts without it",
+            file,
+        )
+    for flag, value in (("--cpp-log-config", arguments.cpp_log_config), ("--plugins-path", arguments.plugins_path)):
+        if value:
+            logger.info("%s has no effect here: there is no C++ backend and no Java", flag)
+    given = gather(written, torchserve_flags.to_properties(arguments))
+    if file:
+        given["tsConfigFile"] = str(file)
+    given |= {"version": __version__, "python": sys.executable}
+    properties = to_properties(given, places(arguments))
+    logger.info("settings:\n%s", "\n".join(described(properties, file)))
+    return properties
+
+
+def described(properties: Properties, file: Path | None) -> list[str]:
+    """The settings an operator looks for first, in TorchServe's words."""
+    server = properties.server
+    lines = {
+        "Flambeau version": __version__,
+        "Current directory": Path.cwd(),
+        "Config file": file or "N/A",
+        "Inference address": server.inference,
+        "Management address": server.management,
+        "Metrics address": server.metrics or "N/A",
+        "gRPC addresses": f"{server.grpc.inference or 'N/A'}, {server.grpc.management or 'N/A'}",
+        "Model Store": server.model_store or "N/A",
+        "Workflow Store": server.workflow_store or server.model_store or "N/A",
+        "Initial Models": "from the snapshot" if properties.model_snapshot else properties.load_models or "N/A",
+        "Log dir": server.log_folder,
+        "Metrics dir": server.metrics_log_folder,
+        "Default workers per model": server.default_workers or "one per GPU, or one",
+        "Maximum Response Size": server.max_response_bytes,
+        "Maximum Request Size": server.max_request_bytes,
+        "Allowed Urls": [*server.allowed_urls] or "none",
+        "Metrics mode": server.measure.mode,
+        "Token authorization": "on" if server.needs_keys else "off",
+        "Model API enabled": str(server.model_api).lower(),
+    }
+    return [f"{name}: {value}" for name, value in lines.items()]
+
+
+class Startup(serve.Life):
+    """Registers its models before the ports open, as TorchServe does: who can connect finds them there."""
+
+    def __init__(self, properties: Properties) -> None:
+        self._properties = properties
+        self._models: list[Model] = []
+        self._snapshots: SnapshotWriter | None = None
+
+    async def prepare(self, server: Server) -> None:
+        """Register the models; one that cannot be is named and skipped."""
+        store = server.config.model_store or Path()
+        is_named = (self._properties.load_models or "").lower() != "all"
+        for wanted in await asyncio.to_thread(wanted_models, self._properties, store):
+            logger.info("Loading initial models: %s", wanted.url)
+            try:
+                self._models.append(await register(server, wanted, store))
+            except (FlambeauError, OSError) as error:
+                logger.error("Failed to load model: %s: %s", wanted.url, error)
+                if is_named:
+                    server.could_not_start_with(wanted.name or wanted.url, str(error))
+            except Exception:  # whatever is wrong with one model, the others are served
+                logger.exception("Failed to load model: %s", wanted.url)
+
+    async def begin(self, server: Server, address: Address) -> None:
+        """Say the words that scripts wait for; then wait for the workers."""
+        if folder := server.config.snapshot_folder:
+            writer = self._snapshots = SnapshotWriter(folder, self._properties.given, server)
+            writer.save("startup")
+            await writer.written()  # scripts look for it when they have read the words below
+            server.on_change = lambda: writer.save("snapshot")
+        say("Model server started.")
+        await asyncio.gather(*map(wait_for_workers, self._models))
+        serve.settle(server)
+
+    async def end(self, server: Server) -> None:
+        """Keep what is registered for the next start."""
+        if self._snapshots is not None:
+            self._snapshots.save("shutdown")
+            await self._snapshots.close()
+
+
+def wanted_models(properties: Properties, store: Path) -> Sequence[StartupModel]:
+    """What to start with; a snapshot beats a list."""
+    if properties.model_snapshot is None:
+        return named_models(properties.load_models or "", store)
+    if properties.load_models:
+        logger.info("load_models and --models are not read: the models are those of the snapshot")
+    return saved_models(read_snapshot(properties.model_snapshot), store)
+
+
+async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
+    """Register one model; its workers start beside."""
+    model = await server.register(
+        wanted.url,
+        path=await asyncio.to_thread(find, wanted.url, store),
+        name=wanted.name,
+        config=defaults(server.config, num_gpus=server.num_gpus),
+        wishes=wanted.settings,
+        wait=False,
+        at_startup=wanted.saved is None,
+    )
+    if wanted.saved and wanted.saved.is_default:
+        try:
+            server.registry.set_default(model.name, wanted.saved.version)
+        except VersionNotFound:
+            logger.warning("%s is version %s, not %s", wanted.url, model.version, wanted.saved.version)
+    return model
+
+
+def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
+    """The settings of a model that says nothing; without GPUs it gets one worker, where TorchServe took every core."""
+    workers = config.default_workers or num_gpus or 1
+    return ModelConfig(
+        min_workers=workers,
+        max_workers=workers,
+        response_timeout_s=config.default_response_timeout_s,
+        startup_timeout_s=config.default_startup_timeout_s,
+        queue_size=config.job_queue_size,
+    )
+
+
+async def wait_for_workers(model: Model) -> None:
+    """Wait until a model's workers have started, or say why they have not."""
+    try:
+        await model.supervisor.wait_started([*model.supervisor.slots])
+    except WorkersFailed as error:
+        if not error.is_final:  # of which all is said
+            logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
+
+
+if __name__ == "__main__":
+    main()

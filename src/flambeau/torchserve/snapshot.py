@@ -1,0 +1,170 @@
+"""Snapshots: which models are registered, with how many workers, as TorchServe's configuration files tell it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from flambeau.config.model import DEFAULT_BATCH_DELAY_MS
+from flambeau.errors import ConfigError
+from flambeau.serving.model import Model
+from flambeau.serving.registry import Registry
+from flambeau.torchserve.java_properties import dump
+
+Kind = Literal["startup", "snapshot", "shutdown"]
+_NAME = re.compile(r"(\d{17})-(startup|snapshot|shutdown)\.cfg")
+_REQUIRED = ("defaultVersion", "marName", "minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedModel:
+    """One model of a snapshot: where it lies, and the settings it had."""
+
+    name: str
+    version: str
+    archive: str  # a file or folder of the store, or a path
+    is_default: bool
+    settings: Mapping[str, Any]  # fields of ModelConfig that beat the model's own YAML
+
+
+def name_for(kind: Kind, now: datetime, last: str | None = None) -> str:
+    """The name of a snapshot; it sorts after the last one, however quickly they follow."""
+    before = moment_of(last) if last else None
+    moment = max(now, before + timedelta(milliseconds=1)) if before else now
+    return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}-{kind}.cfg"
+
+
+def moment_of(name: str) -> datetime | None:
+    """When a snapshot was taken, by its name; None when it is no snapshot's."""
+    match = _NAME.fullmatch(name)
+    try:
+        return datetime.strptime(f"{match[1]}000", "%Y%m%d%H%M%S%f") if match else None
+    except ValueError:
+        return None
+
+
+def newest(folder: Path) -> Path | None:
+    """The latest snapshot of a folder; files that are none are left alone."""
+    try:
+        names = [path.name for path in folder.iterdir() if moment_of(path.name)]
+    except OSError:
+        return None
+    return folder / max(names) if names else None
+
+
+def to_documents(registry: Registry) -> dict[str, dict[str, dict[str, Any]]]:
+    """All models as they are now, by name and version, in TorchServe's words; nodes of workflows are not among them."""
+    documents: dict[str, dict[str, dict[str, Any]]] = {}
+    for model in registry:
+        if model.workflow:
+            continue
+        document = to_document(model, is_default=registry.is_default(model))
+        documents.setdefault(model.name, {})[model.version] = document
+    return documents
+
+
+def to_document(model: Model, *, is_default: bool) -> dict[str, Any]:
+    """One model; what it was registered by stands for its archive."""
+    config = model.config
+    document: dict[str, Any] = {
+        "defaultVersion": is_default,
+        "marName": model.source.downloaded.name if model.source.downloaded else model.source.url,
+        "minWorkers": model.min_workers,
+        "maxWorkers": model.max_workers,
+        "batchSize": config.batch_size,
+        "maxBatchDelay": config.batch_delay_ms,
+        "responseTimeout": max(1, round(config.response_timeout_s)),
+        "startupTimeout": max(1, round(config.startup_timeout_s)),
+        "runtimeType": model.source.manifest.runtime if model.source.manifest else "python",
+    }
+    if config.parallel_level > 0:
+        document["parallelLevel"] = config.parallel_level
+    return document
+
+
+def to_text(
+    name: str,
+    created: datetime,
+    given: Mapping[str, str],
+    models: Mapping[str, Mapping[str, dict[str, Any]]],
+    store: Path | None,
+) -> str:
+    """A whole snapshot file: every setting that was given, and the models."""
+    document = {
+        "name": name,
+        "modelCount": sum(map(len, models.values())),
+        "created": round(created.timestamp() * 1000),
+        "models": {
+            model: {
+                version: {**saved, "marName": archive_name(saved["marName"], store)}
+                for version, saved in versions.items()
+            }
+            for model, versions in models.items()
+        },
+    }
+    return dump({**given, "model_snapshot": json.dumps(document, indent=2)}, "Saving snapshot")
+
+
+def archive_name(url: str, store: Path | None) -> str:
+    """What a snapshot calls an archive: its name in the store; what lies elsewhere keeps its path, to be found."""
+    file = Path(url).name
+    return file if store is not None and (store / file).exists() else url
+
+
+def read_snapshot(text: str) -> list[SavedModel]:
+    """The models of a `model_snapshot`, of a file we wrote, of TorchServe's, or written by hand."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"model_snapshot is not JSON: {error}") from None
+    models = document.get("models") if isinstance(document, dict) else None
+    if not isinstance(models, dict):
+        raise ConfigError('model_snapshot must be a JSON object with "models"')
+    return [saved for name, versions in models.items() for saved in _versions(name, versions)]
+
+
+def _versions(name: str, versions: Any) -> Iterable[SavedModel]:
+    if not isinstance(versions, dict):
+        raise ConfigError(f"model_snapshot: model {name} must map versions to their settings")
+    for version, said in versions.items():
+        where = f"model_snapshot: model {name}, version {version}"
+        if not isinstance(said, dict):
+            raise ConfigError(f"{where} must be an object")
+        if missing := [key for key in _REQUIRED if key not in said]:
+            raise ConfigError(f"{where} has no {', '.join(missing)}")
+        if not isinstance(said["marName"], str) or not said["marName"]:
+            raise ConfigError(f"{where}: marName must name an archive, not {said['marName']!r}")
+        yield SavedModel(
+            name=name,
+            version=version,
+            archive=said["marName"],
+            is_default=said["defaultVersion"] is True,
+            settings=_settings(said, where),
+        )
+
+
+def _settings(said: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def number(key: str, at_least: int) -> int:
+        value = said[key]
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise ConfigError(f"{where}: {key} must be a whole number of at least {at_least}, not {value!r}")
+        return value
+
+    low = number("minWorkers", 0)
+    settings: dict[str, Any] = {
+        "min_workers": low,
+        "max_workers": max(low, number("maxWorkers", 0)),
+        "batch_size": number("batchSize", 1),
+    }
+    # The default is written where nothing was asked for; then the model's own YAML decides again.
+    if (delay := number("maxBatchDelay", 0)) != DEFAULT_BATCH_DELAY_MS:
+        settings["batch_delay_s"] = delay / 1000
+    for key, field in (("responseTimeout", "response_timeout_s"), ("startupTimeout", "startup_timeout_s")):
+        if key in said:
+            settings[field] = number(key, 1)
+    return settings

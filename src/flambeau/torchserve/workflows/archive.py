@@ -1,0 +1,98 @@
+"""A workflow archive → its folder, manifest and specification."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from flambeau.config.yaml_file import MAX_YAML_BYTES, load_yaml
+from flambeau.errors import ArchiveError, BrokenWorkflow, ConfigError, WorkflowNotFound
+from flambeau.serving.sources.store import Store
+from flambeau.serving.sources.urls import is_url
+from flambeau.torchserve.workflows.archive_file import WorkflowManifest, read_workflow_manifest
+from flambeau.torchserve.workflows.spec import Spec, read_spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowSource:
+    """Where a workflow came from, where its files lie, and what they say."""
+
+    url: str
+    folder: Path
+    manifest: WorkflowManifest
+    spec: Spec
+    downloaded: Path | None = None
+
+    def discard(self) -> None:
+        """Delete what was unpacked and what was downloaded."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.downloaded is not None:
+            self.downloaded.unlink(missing_ok=True)
+
+
+async def open_workflow(store: Store, url: str, *, signed: bool) -> WorkflowSource:
+    """The workflow that a registration names: in the workflow store, or at an allowed URL."""
+    if store.folder is None:
+        raise WorkflowNotFound("Workflow store has not been configured.")
+    if ".." in url:
+        raise WorkflowNotFound(f"Relative path is not allowed in url: {url}")
+    if not is_url(url):
+        return await asyncio.to_thread(_read, store, _find(store.folder, url), url, None)
+    if not store.fetcher.allows(url):
+        raise WorkflowNotFound(f"Given URL {url} does not match any allowed URL(s)")
+    file = await store.fetcher.fetch(url, store.folder, signed=signed)
+    try:
+        return await asyncio.to_thread(_read, store, file, url, file)
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def _find(folder: Path, url: str) -> Path:
+    """The file in the store; folders before it in the URL do not count, as for models."""
+    try:
+        path = folder / Path(url).name
+        if path.is_file() and path.resolve().is_relative_to(folder):
+            return path
+        exists = path.exists()
+    except (OSError, ValueError):  # a name that no file system takes
+        exists = False
+    where = "at" if exists else "in workflow store"
+    raise WorkflowNotFound(f"Workflow not found {where}: {url}")
+
+
+def _read(store: Store, file: Path, url: str, downloaded: Path | None) -> WorkflowSource:
+    try:
+        folder = store.unpack(file)
+    except ArchiveError as error:
+        raise BrokenWorkflow("Workflow name is not defined.", cause=str(error)) from None
+    try:
+        manifest = _read_manifest(folder)
+        spec = read_spec(_read_yaml(folder / manifest.spec_file), has_handler=bool(manifest.handler))
+        return WorkflowSource(url=url, folder=folder, manifest=manifest, spec=spec, downloaded=downloaded)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _read_manifest(folder: Path) -> WorkflowManifest:
+    try:
+        manifest = read_workflow_manifest(folder)
+    except ArchiveError as error:
+        # TorchServe says this of an archive without a manifest, too.
+        text = "Workflow name is not defined." if "Missing Workflow entry" in str(error) else str(error)
+        raise BrokenWorkflow(text, cause=str(error)) from None
+    for key, called in (("createdOn", "createdOn"), ("archiverVersion", "version")):
+        if not manifest.raw.get(key):
+            raise BrokenWorkflow(f"Workflow archive {called} is not defined.", cause=f"its manifest has no {key}")
+    return manifest
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            return load_yaml(file.read(MAX_YAML_BYTES + 1), path.name)
+    except (ConfigError, OSError) as error:
+        raise BrokenWorkflow("Failed to parse yaml.", cause=str(error)) from None

@@ -1,0 +1,123 @@
+"""One request through a workflow: each node as soon as all before it have answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flambeau.errors import FlambeauError, NodeFailed
+from flambeau.serving.answer import Answer
+from flambeau.serving.job import Body, Job
+from flambeau.serving.model import Model
+from flambeau.serving.scheduling.priorities import priority_of
+from flambeau.torchserve.workflows.spec import Node, Spec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a client asks of a workflow."""
+
+    request_id: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a node gets: the client's own body, or named answers of the nodes before it, one after another."""
+
+    content: bytes
+    fields: list[tuple[str, int]] | None = None
+
+    @classmethod
+    def from_answers(cls, answers: Mapping[str, bytes]) -> Input:
+        """One answer is the body; of several, each has its node's name."""
+        if len(answers) == 1:
+            [content] = answers.values()
+            return cls(content, [("body", len(content))])
+        return cls(b"".join(answers.values()), [(name, len(content)) for name, content in answers.items()])
+
+
+async def run(spec: Spec, find: Callable[[str], Model], call: Call) -> bytes:
+    """The workflow's answer; branches run side by side, and when one fails or the client goes, all end."""
+    tasks: dict[str, asyncio.Task[bytes]] = {}
+
+    async def run_one(name: str) -> bytes:
+        before = {other: await tasks[other] for other in spec.graph.before[name]}
+        given = Input.from_answers(before) if before else Input(call.body)
+        return await run_node(spec.nodes[name], find, call, given)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name in spec.graph.order:
+                tasks[name] = group.create_task(run_one(name))
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    return combine({name: tasks[name].result() for name in spec.graph.leaves})
+
+
+async def run_node(node: Node, find: Callable[[str], Model], call: Call, given: Input) -> bytes:
+    """A node's answer, asked for as often as its settings allow."""
+    attempts = node.settings.retry_attempts
+    reason = ""
+    for attempt in range(attempts + 1):
+        try:
+            return await _ask(find(node.name), node, call, given)
+        except TimeoutError:
+            reason = f"no answer within {node.settings.timeout_ms} ms (timeout-ms)"
+        except FlambeauError as error:
+            reason = "\n".join(filter(None, [str(error), getattr(error, "cause", "")]))
+        logger.warning("request %s: node %s, attempt %d: %s", call.request_id, node.name, attempt, reason)
+    text = f"Failed to execute workflow Node after {attempts} attempts : Error executing {node.name}"
+    logger.error("request %s: %s", call.request_id, text)
+    raise NodeFailed(node.name, cause=f"{text}\n{reason}")
+
+
+async def _ask(model: Model, node: Node, call: Call, given: Input) -> bytes:
+    answer = Answer()
+    job = Job(
+        answer,
+        request_id=call.request_id,
+        headers=call.headers,
+        body=Body(given.content),
+        arrived=asyncio.get_running_loop().time(),
+        fields=given.fields,
+    )
+    job.priority = priority_of(call.headers)
+    model.add(job)
+    try:
+        async with asyncio.timeout(node.settings.timeout_ms / 1000):
+            return await answer.done
+    finally:
+        job.cancel()
+
+
+def combine(answers: Mapping[str, bytes]) -> bytes:
+    """The answer of the one leaf as it is; of several, a JSON object with the object of each."""
+    if len(answers) == 1:
+        [content] = answers.values()
+        return content
+    documents = {name: _object(name, content) for name, content in answers.items()}
+    return (json.dumps(documents, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _object(name: str, content: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise NodeFailed(name, cause=f"nothing follows {name}, nor other nodes: each of them must answer a JSON object")
+    return document
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error of the node that failed; those after it only repeat it."""
+    found: Sequence[BaseException] = errors.exceptions
+    return _first(found[0]) if isinstance(found[0], BaseExceptionGroup) else found[0]

@@ -1,0 +1,141 @@
+"""A workflow's specification: a YAML document → nodes, and how they are joined (pure)."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flambeau.errors import InvalidGraph
+from flambeau.torchserve.workflows.graph import Graph
+
+ILL_FORMED = "Invalid workflow specification"
+MAX_EDGES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """How a node is run; the numbers are TorchServe's defaults."""
+
+    min_workers: int = 1
+    max_workers: int = 1
+    batch_size: int = 1
+    max_batch_delay_ms: int = 50
+    retry_attempts: int = 1
+    timeout_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A model, or without a URL a function of the workflow's handler."""
+
+    name: str
+    url: str | None
+    settings: NodeSettings
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function of the workflow's handler."""
+        return self.url is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """Every node of a workflow, the graph they make, and the settings all of them start from."""
+
+    nodes: Mapping[str, Node]
+    graph: Graph
+    settings: NodeSettings
+
+
+_KEYS = {  # the key in the document: the field, and the least it may be
+    "min-workers": ("min_workers", 1),
+    "max-workers": ("max_workers", 1),
+    "batch-size": ("batch_size", 1),
+    "max-batch-delay": ("max_batch_delay_ms", 0),
+    "retry-attempts": ("retry_attempts", 0),
+    "timeout-ms": ("timeout_ms", 1),
+}
+# A function has one worker of its own and takes one request at a time, whatever the models do.
+_FUNCTION = {"min_workers": 1, "max_workers": 1, "batch_size": 1, "max_batch_delay_ms": 0}
+
+
+def read_spec(document: Any, *, has_handler: bool) -> Spec:
+    """Read a parsed specification; raises InvalidGraph, naming the place, when it cannot be run."""
+    if not isinstance(document, Mapping):
+        raise _ill_formed("it must be a mapping with the keys models and dag")
+    models, settings = _read_models(document.get("models"))
+    edges = _read_edges(document.get("dag"))
+    if sum(1 + len(followers) for followers in edges.values()) > MAX_EDGES:
+        raise _ill_formed(f"dag has more than {MAX_EDGES} edges; each node is a process of its own")
+    graph = Graph.of(edges)
+    function = replace(settings, **_FUNCTION)
+    nodes = {name: models.get(name) or Node(name=name, url=None, settings=function) for name in graph.order}
+    for node in nodes.values():
+        if node.is_function and not has_handler:
+            known = f"; models are {', '.join(models)}" if models else ""
+            raise _ill_formed(f"dag: {node.name} is no model, and there is no handler with such a function{known}")
+        if node.is_function and not node.name.isidentifier():
+            raise _ill_formed(f"dag: {node.name} is no model, and no name that a function can have")
+    return Spec(nodes=nodes, graph=graph, settings=settings)
+
+
+def _read_models(section: Any) -> tuple[dict[str, Node], NodeSettings]:
+    """The models, and the settings for all; what is set for all counts only for models listed after it."""
+    if section is None:
+        return {}, NodeSettings()
+    if not isinstance(section, Mapping):
+        raise _ill_formed("models must be a mapping of settings and of models by name")
+    models: dict[str, Node] = {}
+    settings = NodeSettings()
+    for key, value in section.items():
+        if key in _KEYS:
+            settings = _with(settings, key, value, "models")
+        elif isinstance(value, Mapping):
+            models[_name(key)] = _read_model(_name(key), value, settings)
+        else:
+            nearest = difflib.get_close_matches(str(key), _KEYS, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ", with at least a url"
+            raise _ill_formed(f"models: {key} is no setting, so it must be a mapping{hint}")
+    return models, settings
+
+
+def _read_model(name: str, section: Mapping[Any, Any], settings: NodeSettings) -> Node:
+    for key in _KEYS.keys() & section.keys():
+        settings = _with(settings, key, section[key], f"models: {name}")
+    url = section.get("url")
+    if not isinstance(url, str) or not url:
+        raise _ill_formed(f"models: {name} needs a url: an archive in the model store")
+    return Node(name=name, url=url, settings=settings)
+
+
+def _with(settings: NodeSettings, key: str, value: Any, where: str) -> NodeSettings:
+    field, least = _KEYS[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise _ill_formed(f"{where}: {key} must be a whole number of at least {least}, not {reprlib.repr(value)}")
+    changes: dict[str, Any] = {field: value}
+    return replace(settings, **changes)
+
+
+def _read_edges(section: Any) -> dict[str, list[str]]:
+    if not isinstance(section, Mapping):
+        raise _ill_formed("dag must be a mapping of each node to a list of those that follow it")
+    edges: dict[str, list[str]] = {}
+    for node, followers in section.items():
+        if not isinstance(followers, list | None):
+            raise _ill_formed(f"dag: what follows {node} must be a list, not {reprlib.repr(followers)}")
+        names = [_name(follower) for follower in followers or () if follower not in (None, "")]
+        edges[_name(node)] = [name for name in names if name.strip()]
+    return edges
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _ill_formed(f"{reprlib.repr(value)} is not text, so it cannot name a node; put it in quotes")
+    return value
+
+
+def _ill_formed(cause: str) -> InvalidGraph:
+    return InvalidGraph(f"{ILL_FORMED}: {cause}")

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from flambeau.config.server import ServerConfig
+from flambeau.errors import ConfigError
+from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
+from flambeau.logs.setup import default_files, open_logs
+from flambeau.torchserve.log4j import read_log4j
+
+XML = """<?xml version="1.0" encoding="UTF-8"?>
+<Configuration>
+  <Properties><Property name="folder">${env:LOG_LOCATION:-logs}</Property></Properties>
+  <Appenders>
+    <RollingFile name="access_log" fileName="${folder}/who.log" filePattern="${folder}/who.%d{dd-MMM}.log.gz">
+      <PatternLayout pattern="%d{ISO8601} - %m%n"/>
+      <Policies><SizeBasedTriggeringPolicy size="20 MB"/><TimeBasedTriggeringPolicy/></Policies>
+      <DefaultRolloverStrategy max="5"/>
+    </RollingFile>
+    <File name="all" fileName="${env:NOWHERE:-/var/log}/all.log"/>
+    <Console name="STDOUT" target="SYSTEM_OUT"/>
+    <Kafka name="k"/>
+  </Appenders>
+  <Loggers>
+    <Logger name="ACCESS_LOG" level="info"><AppenderRef ref="access_log"/></Logger>
+    <Logger name="org.pytorch.serve" level="debug"><AppenderRef ref="all"/></Logger>
+    <Logger name="io.netty" level="error"/>
+    <AsyncLogger name="MODEL_LOG" level="WARN"/>
+    <Root level="info"><AppenderRef ref="STDOUT"/></Root>
+  </Loggers>
+</Configuration>
+"""
+
+
+def test_files_levels_and_sizes_are_kept_and_the_rest_is_named():
+    choices = read_log4j(XML, {"LOG_LOCATION": "/srv/logs"})
+    assert choices.files == {ACCESS: "/srv/logs/who.log", SERVER: "/var/log/all.log"}
+    assert choices.levels == {ACCESS: logging.INFO, SERVER: logging.DEBUG, MODEL: logging.WARNING}
+    assert choices.has_console
+    assert choices.max_bytes == 20 << 20
+    assert choices.ignored == (*("Kafka", "PatternLayout (lines keep TorchServe's layout)", "Logger io.netty"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("<Configuration", "not XML"),
+        ("<html/>", "root is not <Configuration>"),
+        ("", "not XML"),
+        ('<!DOCTYPE c [<!ENTITY a "b">]><Configuration>&a;</Configuration>', "DOCTYPE"),
+        ('<!DOCTYPE c SYSTEM "file:///etc/passwd"><Configuration/>', "DOCTYPE"),
+        ("<Configuration>" + "<a>" * 100, "nested too deeply"),
+        ("<Configuration>" + " " * (1 << 20), "larger than"),
+        (XML.replace(":-/var/log", ""), r"\$\{env:NOWHERE\}, which is not known"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        read_log4j(text, {})
+
+
+def test_a_file_of_choices_opens_its_logs(tmp_path, caplog):
+    (tmp_path / "log4j2.xml").write_text(XML.replace("${env:NOWHERE:-/var/log}", "${folder}"))
+    config = replace(ServerConfig(), log_config=tmp_path / "log4j2.xml", log_folder=tmp_path / "logs")
+    handlers, level = logging.root.handlers[:], logging.root.level
+    try:
+        logs = open_logs(config)
+        logging.getLogger("flambeau.x").debug("told")
+        logs.close()
+    finally:
+        logging.basicConfig(level=level, handlers=handlers, force=True)
+        logging.getLogger("flambeau").setLevel(logging.NOTSET)
+    text = (tmp_path / "logs" / "all.log").read_text()
+    assert "told" in text
+    assert "without effect here: Kafka, PatternLayout" in text
+    assert (tmp_path / "logs" / "who.log").read_text() == ""
+
+
+def test_metrics_have_a_folder_of_their_own_if_one_is_named(tmp_path):
+    files = default_files(tmp_path / "a", tmp_path / "b")
+    assert {channel for channel, path in files.items() if path.parent.name == "b"} == {TS_METRICS, MODEL_METRICS}
+    assert files[SERVER] == tmp_path / "a" / "ts_log.log"

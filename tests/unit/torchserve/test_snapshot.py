@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flambeau.config.model import ModelConfig
+from flambeau.errors import ConfigError
+from flambeau.serving.registry import Registry
+from flambeau.serving.sources.source import Source
+from flambeau.torchserve.java_properties import parse
+from flambeau.torchserve.snapshot import archive_name, moment_of, name_for, newest, read_snapshot, to_documents, to_text
+
+NOW = datetime(2026, 11, 15, 10, 21, 49, 533_999)
+SAVED = {
+    "defaultVersion": True,
+    "marName": "x.mar",
+    "minWorkers": 1,
+    "maxWorkers": 2,
+    "batchSize": 3,
+    "maxBatchDelay": 40,
+    "responseTimeout": 9,
+}
+
+
+def text_of(**changes):
+    return json.dumps({"models": {"m": {"1.0": {**SAVED, **changes}}}})
+
+
+def test_names_sort_by_time_however_quickly_they_follow():
+    first = name_for("startup", NOW)
+    assert first == "20261115102149533-startup.cfg"
+    second = name_for("snapshot", NOW, first)
+    assert second == "20261115102149534-snapshot.cfg"
+    assert name_for("shutdown", datetime(2020, 1, 1), second) == "20261115102149535-shutdown.cfg"
+
+
+def test_only_time_stamped_files_are_snapshots(tmp_path):
+    assert newest(tmp_path / "none") is None
+    assert newest(tmp_path) is None
+    names = (
+        "20261115102149533-startup.cfg",
+        "20251115102149533-shutdown.cfg",
+        "notes.txt",
+        "99999999999999999-startup.cfg",
+    )
+    for name in (*names, ".20271115102149533-startup.cfg.draft"):
+        (tmp_path / name).touch()
+    assert newest(tmp_path) == tmp_path / names[0]
+    assert moment_of("99999999999999999-startup.cfg") is None
+
+
+def registered(name, *, url, workflow="", downloaded=None):
+    source = Source(url=url, folder=Path(), manifest=None, downloaded=downloaded)
+    return SimpleNamespace(
+        name=name, version="1.0", workflow=workflow, source=source, config=ModelConfig(), min_workers=1, max_workers=1
+    )
+
+
+def test_downloaded_models_are_saved_by_their_file_and_nodes_of_workflows_not_at_all():
+    registry = Registry()
+    registry.add(registered("plain", url="a.mar"))
+    registry.add(registered("fetched", url="https://h/b.mar?signature=x", downloaded=Path("/store/b.mar")))
+    registry.add(registered("flow__node", url="a.mar", workflow="flow"))
+    registry.add(registered("flow__function", url="", workflow="flow"))
+    documents = to_documents(registry)
+    assert {name: versions["1.0"]["marName"] for name, versions in documents.items()} == {
+        "plain": "a.mar",
+        "fetched": "b.mar",
+    }
+
+
+def test_models_are_read_with_their_settings():
+    [saved] = read_snapshot(text_of())
+    assert (saved.name, saved.version, saved.archive, saved.is_default) == ("m", "1.0", "x.mar", True)
+    assert saved.settings == {
+        "min_workers": 1,
+        "max_workers": 2,
+        "batch_size": 3,
+        "batch_delay_s": 0.04,
+        "response_timeout_s": 9,
+    }
+
+
+def test_default_delay_leaves_the_choice_to_the_model():
+    [saved] = read_snapshot(text_of(maxBatchDelay=100))
+    assert "batch_delay_s" not in saved.settings
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is not JSON"),
+        ("[]", 'must be a JSON object with "models"'),
+        ('{"models": {"m": 1}}', "model m must map versions"),
+        ('{"models": {"m": {"1.0": 1}}}', "model m, version 1.0 must be an object"),
+        ('{"models": {"m": {"1.0": {"marName": "x"}}}}', "has no defaultVersion, minWorkers"),
+        (text_of(marName=""), "marName must name an archive"),
+        (text_of(batchSize=0), "batchSize must be a whole number of at least 1, not 0"),
+        (text_of(minWorkers="two"), "minWorkers must be a whole number of at least 0, not 'two'"),
+    ],
+)
+def test_what_is_wrong_is_named(text, problem):
+    with pytest.raises(ConfigError) as error:
+        read_snapshot(text)
+    assert problem in str(error.value)
+
+
+def test_written_snapshot_holds_settings_and_models(tmp_path):
+    (tmp_path / "x.mar").touch()
+    models = {"m": {"1.0": {**SAVED, "marName": "https://host/x.mar"}}}
+    text = to_text("n.cfg", NOW, {"mine": "ä=1", "model_snapshot": "old"}, models, tmp_path)
+    properties = parse(text, {})
+    assert properties["mine"] == "ä=1"
+    document = json.loads(properties["model_snapshot"])
+    assert (document["name"], document["modelCount"]) == ("n.cfg", 1)
+    assert document["models"]["m"]["1.0"] == SAVED
+    assert read_snapshot(properties["model_snapshot"])
+
+
+def test_folder_outside_the_store_keeps_its_path(tmp_path):
+    assert archive_name("/elsewhere/loose", tmp_path) == "/elsewhere/loose"
+    assert archive_name("gone.mar", None) == "gone.mar"

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from flambeau.errors import ModelNotFound
+from flambeau.torchserve.startup_models import everything_in, find, named_models
+
+
+@pytest.fixture
+def store(tmp_path):
+    for name in ("a.mar", "b.model", "c.tar.gz", ".hidden.mar", "notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / ".cache").mkdir()
+    return tmp_path
+
+
+def names(wanted, store):
+    return [(model.name, model.url) for model in named_models(wanted, store)]
+
+
+def test_lists_names_and_urls(store):
+    assert names("", store) == []
+    assert names("a.mar, m=a.mar,,", store) == [(None, "a.mar"), ("m", "a.mar")]
+    url = "https://host/x.mar?key=value"
+    assert names(f"{url},m={url}", store) == [(None, url), ("m", url)]
+
+
+def test_all_is_everything_but_what_is_hidden_or_no_model(store):
+    assert everything_in(store) == ["a.mar", "b.model", "c.tar.gz", "folder"]
+    assert [url for _, url in names("All", store)] == everything_in(store)
+
+
+def test_store_comes_first(store, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("folder", "other"):
+        (elsewhere / name).mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert find("a.mar", store) == store / "a.mar"
+    assert find("/any/where/a.mar", store) == store / "a.mar"
+    assert find(str(elsewhere / "other"), store) == elsewhere / "other"
+    assert find("folder", store).resolve() == elsewhere / "folder"
+    monkeypatch.chdir(store.parent)
+    assert find("folder", store) == store / "folder"
+    assert find("https://host/a.mar", store) is None
+    (store / "unpacked" / "MAR-INF").mkdir(parents=True)
+    (store / "unpacked" / "MAR-INF" / "MANIFEST.json").touch()
+    assert find("unpacked.mar", store) == store / "unpacked"
+    with pytest.raises(ModelNotFound, match=r"Model not found at: none\.mar"):
+        find("none.mar", store)
