@@ -22,7 +22,7 @@ def look_at_config(path: Path, store: Path) -> tuple[list[Finding], ServerConfig
     except ConfigError as error:
         return [Finding("problem", path.name, str(error))], TORCHSERVE
     wrong = {key: text for key, value in given.items() if (text := what_is_wrong(key, value))}
-    with warnings_of("flambeau.config") as said:
+    with warnings_of("flambeau.torchserve.config_properties") as said:
         properties = to_properties({key: value for key, value in given.items() if key not in wrong}, TORCHSERVE)
     findings = [Finding("problem", path.name, text) for text in wrong.values()]
     findings += [Finding("note", path.name, text) for text in said]
@@ -35,7 +35,7 @@ def look_at_config(path: Path, store: Path) -> tuple[list[Finding], ServerConfig
 def what_is_wrong(key: str, value: str) -> str:
     """Why a server would not start with this value; nothing if it would."""
     try:
-        with warnings_of("flambeau.config"):
+        with warnings_of("flambeau.torchserve.config_properties"):
             to_properties({key: value}, TORCHSERVE)
     except ConfigError as error:
         return str(error)

@@ -23,7 +23,7 @@ from flambeau.torchserve.doctor.pickled_weights import names_in_weights
 
 READ_SUFFIXES = (".py", ".yaml", ".yml", ".txt", ".json")
 READ_BYTES = 1 << 20
-HOME = Path(__file__).parents[2]  # where `flambeau` and `ts` lie side by side
+HOME = Path(__file__).parents[3]  # where `flambeau` and `ts` lie side by side
 COMPATIBLE = ("ts", "model_archiver", "workflow_archiver")
 
 
