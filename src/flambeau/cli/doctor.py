@@ -16,7 +16,7 @@ from pathlib import Path
 from flambeau import __version__
 from flambeau.cli.models import print_json
 from flambeau.errors import ConfigError
-from flambeau.serving.workers.devices import count_cores, count_gpus
+from flambeau.serving.workers.host_resources import count_cores, count_gpus
 from flambeau.torchserve.doctor.configuration import look_at_config
 from flambeau.torchserve.doctor.finding import Finding, Level
 from flambeau.torchserve.doctor.models import look_at

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from flambeau.config.model import ModelConfig, read_options
 from flambeau.errors import BadRequest, ConfigError
-from flambeau.serving.sources.source import Source
-from flambeau.serving.sources.store import Store
+from flambeau.serving.sources.store import Source, Store
 from flambeau.wire.messages import Load, Request
 
 

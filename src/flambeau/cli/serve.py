@@ -25,6 +25,7 @@ from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.listeners import HttpFrontend
 from flambeau.logs.setup import open_logs
 from flambeau.logs.writer import Logs
+from flambeau.serving.events import ServerEvents
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.serving.sources.store import ARCHIVE_SUFFIXES, models_in
@@ -95,10 +96,10 @@ class Loading(Life):
             await asyncio.gather(*(load(server, plan, self._wishes, progress) for plan in self._plans))
             if self._wishes.must_load:
                 named = [model for model in server.registry if model.loaded_at_startup]
-                await asyncio.gather(*(model.supervisor.wait_decided() for model in named))
+                await asyncio.gather(*(model.pool.wait_decided() for model in named))
         settle(server)
         logger.info("Model server started.")
-        progress.announce(address, [model for model in server.registry if model.is_ready])
+        progress.announce(address, [model for model in server.registry if model.pool.is_ready])
 
 
 def settle(server: Server) -> None:
@@ -108,14 +109,14 @@ def settle(server: Server) -> None:
     gc.freeze()  # what is loaded now stays: the collector need not look at it again
 
 
-def start(config: ServerConfig, life: Life, logs: Logs | None = None) -> None:
+def start(config: ServerConfig, life: Life, logs: Logs | None = None, events: ServerEvents | None = None) -> None:
     """Serve until a signal."""
     began = time.monotonic()
     check_protection(config)
     logs = logs or open_logs(config)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
-            runner.run(run(config, life, began, logs))
+            runner.run(run(config, life, began, logs, events))
         except asyncio.CancelledError:
             logger.warning("stopped at once, by a second signal")
             sys.exit(1)
@@ -180,14 +181,14 @@ def plans_for(path: Path, wishes: Wishes) -> Iterator[Plan]:
         yield from (Plan(path=model, is_required=False) for model in found)
 
 
-async def run(config: ServerConfig, life: Life, began: float, logs: Logs) -> None:
+async def run(config: ServerConfig, life: Life, began: float, logs: Logs, events: ServerEvents | None = None) -> None:
     """The life of the process: prepare, open, serve, drain, close."""
     stop = asyncio.Event()
     catch_signals(stop)
     keys = Keys(config.keys) if config.needs_keys else None
     if keys is not None and keys.file is not None:
         logger.info("token authorization is on; the keys are in %s", keys.file)
-    async with Server(config, logs) as server:
+    async with Server(config, logs, events=events) as server:
         if not await done_before(stop, life.prepare(server)):
             return
         async with grpc_ports(server, keys) as grpc, HttpFrontend(server, keys) as frontend:

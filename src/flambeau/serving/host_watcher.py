@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from flambeau.config.server import MetricsConfig
 from flambeau.metrics.system import HostWatch, Reading
-from flambeau.serving import reaping
+from flambeau.serving import subprocesses
 from flambeau.serving.measures import Measures
 from flambeau.torchserve.metrics.log_lines import parse_line
 
@@ -73,7 +73,7 @@ class HostWatcher:
         except TimeoutError:
             raise TimeoutError(f"{words[0]} did not end within {COMMAND_TIMEOUT_S:g} s") from None
         finally:
-            await reaping.end(process)
+            await subprocesses.kill(process)
         if len(output) > MAX_OUTPUT_BYTES:
             raise ValueError(f"{words[0]} printed more than {MAX_OUTPUT_BYTES} bytes")
         return output.decode("utf-8", "replace").splitlines()

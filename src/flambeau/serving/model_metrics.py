@@ -28,9 +28,9 @@ def model_metrics(models: Iterable[Model]) -> Iterator[Metric]:
         for status, count in model.answers.items():
             answers.update(count, (*labels, ("status", str(status))))
         waiting.update(model.num_waiting, labels)
-        ready.update(model.supervisor.num_ready, labels)
-        wanted.update(model.num_wanted, labels)
-        restarts.update(model.supervisor.num_restarts, labels)
+        ready.update(model.pool.num_ready, labels)
+        wanted.update(model.pool.num_wanted, labels)
+        restarts.update(model.pool.num_restarts, labels)
         traffic = model.traffic
         for status_class, histogram in traffic.by_class.items():
             fill(seconds, (*labels, ("status", f"{status_class}xx")), histogram)

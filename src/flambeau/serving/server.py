@@ -17,6 +17,7 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
 from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
+from flambeau.serving.events import ServerEvents
 from flambeau.serving.host_watcher import HostWatcher
 from flambeau.serving.measures import Measures
 from flambeau.serving.model import Model
@@ -24,13 +25,12 @@ from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.registration import name_from, new_model, settings_of
 from flambeau.serving.registry import Registry
 from flambeau.serving.sources.dependencies import Dependencies
-from flambeau.serving.sources.fetching import Fetcher, shown
-from flambeau.serving.sources.source import Source
-from flambeau.serving.sources.store import Store
+from flambeau.serving.sources.downloader import Downloader, shown
+from flambeau.serving.sources.store import Source, Store
 from flambeau.serving.sources.urls import compile_patterns
-from flambeau.serving.workers.devices import count_gpus
-from flambeau.serving.workers.making import Host
-from flambeau.serving.workers.ranks import MeetingPoints
+from flambeau.serving.workers.host_resources import count_gpus
+from flambeau.serving.workers.ranks import RendezvousPorts
+from flambeau.serving.workers.worker_factory import Host
 from flambeau.torchserve.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool
@@ -43,19 +43,20 @@ DRAIN_POLL_S = 0.02
 class Server:
     """One serving process: registers models, takes jobs, tells how it is."""
 
-    def __init__(self, config: ServerConfig, logs: Logs | None = None) -> None:
+    def __init__(self, config: ServerConfig, logs: Logs | None = None, *, events: ServerEvents | None = None) -> None:
         try:
             re.compile(config.hidden_env)
         except re.error as error:
             raise ConfigError(f"blacklist_env_vars is not a regular expression: {error}") from None
         self.config = config
         self.registry = Registry()
+        self.events = events or ServerEvents()
         self.logs = logs or Logs()
         self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None
         self.measures = Measures(config.measure, self.logs)
-        fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
-        self.store = Store(config.model_store, fetcher)
-        self.workflows = Workflows(self, Store(workflow_store_of(config), fetcher))
+        downloader = Downloader(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
+        self.store = Store(config.model_store, downloader)
+        self.workflows = Workflows(self, Store(workflow_store_of(config), downloader))
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
         self._dependencies = Dependencies(
             install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
@@ -81,14 +82,13 @@ class Server:
             config=self.config,
             gpus=gpus,
             worker_ids=itertools.count(self.config.first_worker_id),
-            meeting_points=MeetingPoints(self.config.first_distribution_port),
-            make_room=self._make_room,
+            rendezvous_ports=RendezvousPorts(self.config.first_distribution_port),
+            free_memory=self._free_memory,
             measures=self.measures,
             logs=self.logs,
+            events=self.events,
             probe=self._describe_probe,
-            devices_in_use=lambda: (
-                d for model in self.registry for slot in model.supervisor.slots for d in slot.devices
-            ),
+            devices_in_use=lambda: (d for model in self.registry for slot in model.pool.slots for d in slot.devices),
         )
         self._watching = HostWatcher(self.config.measure, self.measures, self._worker_pids)
         self._watching.start()
@@ -150,7 +150,7 @@ class Server:
             model.loaded_at_startup = at_startup
             model.workflow = workflow
             requirements = source.manifest.requirements_file if source.manifest else None
-            model.run_on(
+            model.use_environment(
                 await self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
             )
             self.registry.add(model)
@@ -172,7 +172,7 @@ class Server:
                     await self._forget(model)
                 raise
         else:
-            model.tell_loaded()
+            model.report_loaded()
         self.on_change()
         return model
 
@@ -205,17 +205,17 @@ class Server:
         self.on_change()
         return model
 
-    def _make_room(self) -> bool:
+    def _free_memory(self) -> bool:
         """Memory is short: put the model to sleep that may sleep, does nothing, and was not asked for longest."""
         idle = [
             model
             for model in self.registry
-            if model.limits.allow_sleep and model.supervisor.has_ready and not model.num_in_flight
+            if model.pool.limits.allow_sleep and model.pool.has_ready and not model.num_in_flight
         ]
-        oldest = min(idle, key=lambda model: model.elasticity.last_arrival, default=None)
+        oldest = min(idle, key=lambda model: model.scaler.last_arrival, default=None)
         if oldest is not None:
             logger.info("memory is short: %s falls asleep", oldest)
-            oldest.elasticity.sleep()
+            oldest.scaler.sleep()
         return oldest is not None
 
     async def _forget(self, model: Model) -> None:
@@ -224,7 +224,7 @@ class Server:
         await self._drop(model, f'The workers of model "{model.name}" could not start.')
 
     async def _retire(self, model: Model) -> None:
-        while model.num_in_flight and model.supervisor.has_hope:
+        while model.num_in_flight and model.pool.may_recover:
             await asyncio.sleep(DRAIN_POLL_S)
         await self._drop(model, f'Model "{model.name}" is being unregistered.', now=False)
 
@@ -244,7 +244,7 @@ class Server:
     @property
     def is_healthy(self) -> bool:
         """Whether the default version of every model has its workers, counting those that load or are retried."""
-        return all(model.is_healthy for model in self.registry.defaults())
+        return all(model.pool.is_healthy for model in self.registry.defaults())
 
     @property
     def is_ready(self) -> bool:
@@ -257,17 +257,17 @@ class Server:
 
     def not_ready(self) -> list[Model]:
         """The models that should be able to answer and are not."""
-        return [model for model in self.registry if model.min_workers > 0 and not model.is_ready]
+        return [model for model in self.registry if model.pool.min_workers > 0 and not model.pool.is_ready]
 
     def metrics_text(self, wanted: Collection[str] = ()) -> str:
         """What the metrics endpoint shows: the wanted metrics, or all."""
         models = [*self.registry]
-        workers = [slot.worker for model in models for slot in model.supervisor.slots if slot.worker]
+        workers = [slot.worker for model in models for slot in model.pool.slots if slot.worker]
         load_times = [(worker.spec.name, worker.load_s) for worker in workers if worker.load_s is not None]
         return self.measures.text([model.traffic for model in models], load_times, model_metrics(models), wanted)
 
     def _worker_pids(self) -> list[int]:
-        slots = (slot for model in self.registry for slot in model.supervisor.slots)
+        slots = (slot for model in self.registry for slot in model.pool.slots)
         return [pid for slot in slots if slot.worker for pid in slot.worker.pids if pid > 0]
 
     # ---- stopping ----
@@ -277,7 +277,7 @@ class Server:
         try:
             async with asyncio.timeout_at(deadline):
                 while self.workflows.num_running or any(
-                    model.num_in_flight and model.supervisor.has_hope for model in self.registry
+                    model.num_in_flight and model.pool.may_recover for model in self.registry
                 ):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:

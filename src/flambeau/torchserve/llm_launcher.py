@@ -18,7 +18,7 @@ import yaml
 
 from flambeau.archive.pack import Recipe, pack
 from flambeau.errors import FlambeauError
-from flambeau.serving.workers.devices import count_gpus
+from flambeau.serving.workers.host_resources import count_gpus
 
 ENGINES = ("vllm", "trt_llm")  # TorchServe's; the flags of either are read, and this server's own engine does the work
 HANDLER = "gpt_handler"

@@ -23,6 +23,7 @@ from flambeau.serving.server import Server
 from flambeau.torchserve import flags as torchserve_flags
 from flambeau.torchserve.command import config_file, named_config, snapshot_folder
 from flambeau.torchserve.config_properties import TORCHSERVE, Properties, gather, read_file, to_properties
+from flambeau.torchserve.log_voice import TorchServeVoice
 from flambeau.torchserve.pid_file import PidFile
 from flambeau.torchserve.snapshot import read_snapshot
 from flambeau.torchserve.snapshot_writer import SnapshotWriter
@@ -39,7 +40,7 @@ def main() -> None:
     try:
         logs = open_logs(places(arguments))
         properties = settings(arguments)
-        serve.start(properties.server, Startup(properties), logs)
+        serve.start(properties.server, Startup(properties), logs, TorchServeVoice(logs))
     except CannotListen as error:
         say(f"Failed to bind to address: {error.address}")
         say(str(error))
@@ -207,7 +208,7 @@ def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
 async def wait_for_workers(model: Model) -> None:
     """Wait until a model's workers have started, or say why they have not."""
     try:
-        await model.supervisor.wait_started([*model.supervisor.slots])
+        await model.pool.wait_started([*model.pool.slots])
     except WorkersFailed as error:
         if not error.is_final:  # of which all is said
             logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])

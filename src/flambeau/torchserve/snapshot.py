@@ -74,8 +74,8 @@ def to_document(model: Model, *, is_default: bool) -> dict[str, Any]:
     document: dict[str, Any] = {
         "defaultVersion": is_default,
         "marName": model.source.downloaded.name if model.source.downloaded else model.source.url,
-        "minWorkers": model.min_workers,
-        "maxWorkers": model.max_workers,
+        "minWorkers": model.pool.min_workers,
+        "maxWorkers": model.pool.max_workers,
         "batchSize": config.batch_size,
         "maxBatchDelay": config.batch_delay_ms,
         "responseTimeout": max(1, round(config.response_timeout_s)),

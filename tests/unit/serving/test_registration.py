@@ -12,7 +12,7 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ModelExists, WorkersFailed
 from flambeau.serving.registration import name_from, new_model, settings_of
 from flambeau.serving.registry import Registry
-from flambeau.serving.sources.source import Source
+from flambeau.serving.sources.store import Source
 
 
 @pytest.mark.parametrize(

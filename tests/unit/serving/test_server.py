@@ -10,17 +10,16 @@ import pytest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.errors import DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
+from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.server import Server
-from flambeau.serving.workers.recovery import Death
 from support.fake_workers import FakeWorker
-from support.jobs import new_job
 
-CRASH = Death(reason="it crashed", while_loading=True)
+CRASH = WorkerExit(reason="it crashed", while_loading=True)
 
 
 @pytest.fixture(autouse=True)
 def workers(monkeypatch):
-    monkeypatch.setattr("flambeau.serving.workers.making.RemoteWorker", FakeWorker)
+    monkeypatch.setattr("flambeau.serving.workers.worker_factory.RemoteWorker", FakeWorker)
     FakeWorker.all = []
     return FakeWorker.all
 
@@ -128,43 +127,3 @@ def test_files_are_seen_to_though_a_model_cannot_be_closed(folder, workers, capl
     asyncio.run(close())
     assert closed
     assert "a mistake of ours" in caplog.text
-
-
-def test_question_of_the_management_api_is_no_inference(folder, workers):
-    async def ask():
-        async with new_server() as server:
-            model = await register(server, folder, wait=False)
-            await until(lambda: workers)
-            described, asked = new_job(kind="describe"), new_job()
-            model.add(described)
-            model.add(asked)
-            return described.usage, asked.usage.num_requests
-
-    assert asyncio.run(ask()) == (None, 1)
-
-
-def test_queue_is_full_when_what_waits_and_what_was_sent_ahead_fill_it(folder, workers):
-    async def fill():
-        async with new_server() as server:
-            model = await register(server, folder, wait=False, wishes={"queue_size": 3})
-            await until(lambda: workers)
-            model.traffic.num_ahead = 2
-            model.add(new_job())
-            with pytest.raises(Unavailable, match="All 3 places"):
-                model.add(new_job())
-            return model.num_waiting
-
-    assert asyncio.run(fill()) == 3
-
-
-def test_model_that_is_gone_gets_no_workers(folder, workers):
-    async def scale():
-        async with new_server() as server:
-            model = await register(server, folder, wait=False)
-            await until(lambda: workers)
-            await model.close("gone", now=True)
-            with pytest.raises(Unavailable):
-                await model.scale(2, 2, wait=False)
-            return len(workers)
-
-    assert asyncio.run(scale()) == 1

@@ -10,7 +10,7 @@ import pytest
 from flambeau.config.model import ModelConfig
 from flambeau.errors import ConfigError
 from flambeau.serving.registry import Registry
-from flambeau.serving.sources.source import Source
+from flambeau.serving.sources.store import Source
 from flambeau.torchserve.java_properties import parse
 from flambeau.torchserve.snapshot import archive_name, moment_of, name_for, newest, read_snapshot, to_documents, to_text
 
@@ -55,9 +55,8 @@ def test_only_time_stamped_files_are_snapshots(tmp_path):
 
 def registered(name, *, url, workflow="", downloaded=None):
     source = Source(url=url, folder=Path(), manifest=None, downloaded=downloaded)
-    return SimpleNamespace(
-        name=name, version="1.0", workflow=workflow, source=source, config=ModelConfig(), min_workers=1, max_workers=1
-    )
+    pool = SimpleNamespace(min_workers=1, max_workers=1)
+    return SimpleNamespace(name=name, version="1.0", workflow=workflow, source=source, config=ModelConfig(), pool=pool)
 
 
 def test_downloaded_models_are_saved_by_their_file_and_nodes_of_workflows_not_at_all():

@@ -40,9 +40,9 @@ async def open_workflow(store: Store, url: str, *, signed: bool) -> WorkflowSour
         raise WorkflowNotFound(f"Relative path is not allowed in url: {url}")
     if not is_url(url):
         return await asyncio.to_thread(_read, store, _find(store.folder, url), url, None)
-    if not store.fetcher.allows(url):
+    if not store.downloader.allows(url):
         raise WorkflowNotFound(f"Given URL {url} does not match any allowed URL(s)")
-    file = await store.fetcher.fetch(url, store.folder, signed=signed)
+    file = await store.downloader.download(url, store.folder, signed=signed)
     try:
         return await asyncio.to_thread(_read, store, file, url, file)
     except BaseException:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import FlambeauError, NodeFailed
-from flambeau.serving.answer import Answer
-from flambeau.serving.job import Body, Job
+from flambeau.serving.job import Job, ReplyCollector, RequestBody
 from flambeau.serving.model import Model
-from flambeau.serving.scheduling.priorities import priority_of
+from flambeau.serving.priorities import priority_of
 from flambeau.torchserve.workflows.spec import Node, Spec
 
 logger = logging.getLogger(__name__)
@@ -80,12 +79,12 @@ async def run_node(node: Node, find: Callable[[str], Model], call: Call, given: 
 
 
 async def _ask(model: Model, node: Node, call: Call, given: Input) -> bytes:
-    answer = Answer()
+    answer = ReplyCollector()
     job = Job(
         answer,
         request_id=call.request_id,
         headers=call.headers,
-        body=Body(given.content),
+        body=RequestBody(given.content),
         arrived=asyncio.get_running_loop().time(),
         fields=given.fields,
     )

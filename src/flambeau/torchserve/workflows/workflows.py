@@ -19,9 +19,8 @@ from flambeau.errors import (
 )
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry, check_name
-from flambeau.serving.sources.fetching import shown
-from flambeau.serving.sources.source import Source
-from flambeau.serving.sources.store import Store
+from flambeau.serving.sources.downloader import shown
+from flambeau.serving.sources.store import Source, Store
 from flambeau.torchserve.workflows import execution as running
 from flambeau.torchserve.workflows.archive import WorkflowSource, open_workflow
 from flambeau.torchserve.workflows.spec import Node
