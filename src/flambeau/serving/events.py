@@ -25,7 +25,7 @@ class WorkerRef:
         return f"W-{self.id}-{self.model}_{self.version}"
 
     def __str__(self) -> str:
-        return printable(f"worker {self.id} of {self.model} {self.version}")
+        return printable(f"worker {self.id} of model {self.model} version: {self.version}")
 
 
 class ServerEvents:

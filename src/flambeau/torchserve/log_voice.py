@@ -44,7 +44,8 @@ class TorchServeVoice(ServerEvents):
         logger.error("Backend worker error\n%s", SLOW_START)
 
     def worker_stalled(self, worker: WorkerRef, timeout_s: float, failures: int) -> None:
-        logger.error("Backend worker did not respond in given time: %s", worker)
+        text = "Backend worker did not respond in given time: worker %d of %s %s"
+        logger.error(text, worker.id, worker.model, worker.version)
         logger.error("Number or consecutive unsuccessful inference %d", failures)
 
     def worker_exited(self, worker: WorkerRef, worker_exit: WorkerExit) -> None:
@@ -67,15 +68,15 @@ class TorchServeVoice(ServerEvents):
         if worker.name in self._explained:
             self._explained.remove(worker.name)
         else:
-            logger.warning("worker %d of %s: %s", worker.id, _version_of(worker), worker_exit.cause)
+            logger.warning("%s: %s", worker, worker_exit.cause)
         logger.info("Retry worker: %d in %g seconds.", worker.id, delay_s, extra={"worker": worker.name})
 
     def worker_abandoned(self, worker: WorkerRef, worker_exit: WorkerExit, *, is_repeated: bool) -> None:
         if not worker_exit.is_final:
-            logger.error("worker %d of %s: giving up: %s", worker.id, _version_of(worker), worker_exit.cause)
+            logger.error("%s: giving up: %s", worker, worker_exit.cause)
         elif not is_repeated:
-            text = "Backend worker error: worker %d of %s is not tried again: %s"
-            logger.error(text, worker.id, _version_of(worker), worker_exit.reason, extra={"worker": worker.name})
+            text = "Backend worker error: %s is not tried again: %s"
+            logger.error(text, worker, worker_exit.reason, extra={"worker": worker.name})
         self._forget(worker)
 
     def worker_retired(self, worker: WorkerRef) -> None:
@@ -123,7 +124,3 @@ class TorchServeVoice(ServerEvents):
         if not self._logs.is_terminal:
             encoded = [line.encode("utf-8", "backslashreplace") for line in lines]
             self._logs.put(MODEL, logging.INFO, f"{worker}-stdout", MODEL, encoded)
-
-
-def _version_of(worker: WorkerRef) -> str:
-    return f"model {worker.model} version: {worker.version}"

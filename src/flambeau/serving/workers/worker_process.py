@@ -98,12 +98,15 @@ class WorkerProcess:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         try:
             await self._start("--fd", str(theirs.fileno()), inherited=(theirs.fileno(),))
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        await asyncio.get_running_loop().create_unix_connection(self._new_channel, sock=ours)
+        # Not create_unix_connection: uvloop's takes the socket object over only after connection_made. If the worker
+        # is dead by then, the loop has closed the descriptor and the object closes that number again.
+        _, channel = await asyncio.get_running_loop().connect_accepted_socket(self._new_channel, ours)
+        self._open(channel)
         return await self._watch()
 
     async def _run_over_tcp(self) -> WorkerExit:
@@ -111,7 +114,7 @@ class WorkerProcess:
         token = secrets.token_hex(16)
         strangers: set[TokenGate] = set()
         listener = await asyncio.get_running_loop().create_server(
-            lambda: TokenGate(token.encode(), self._new_channel, strangers), "127.0.0.1", 0
+            lambda: TokenGate(token.encode(), self._new_channel, self._open, strangers), "127.0.0.1", 0
         )
         port = listener.sockets[0].getsockname()[1]
         try:
@@ -121,6 +124,10 @@ class WorkerProcess:
             listener.close()
             for gate in [*strangers]:
                 gate.close()
+
+    def _open(self, channel: ServerChannel) -> None:
+        """Send the model once the connection is open; if the worker has exited by now, that is noticed as usual."""
+        channel.send(self._spec.load)
 
     async def _start(
         self, *arguments: str, inherited: tuple[int, ...] = (), variables: Mapping[str, str] | None = None
@@ -213,9 +220,16 @@ class WorkerProcess:
 class TokenGate(asyncio.Protocol):
     """Accepts a TCP connection once it has sent the token, and closes any other."""
 
-    def __init__(self, token: bytes, new_channel: Callable[[], ServerChannel], strangers: set[TokenGate]) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        new_channel: Callable[[], ServerChannel],
+        on_open: Callable[[ServerChannel], None],
+        strangers: set[TokenGate],
+    ) -> None:
         self._token = token
         self._new_channel = new_channel
+        self._on_open = on_open
         self._strangers = strangers  # connections that have not sent it yet
         self._seen = b""
 
@@ -248,6 +262,7 @@ class TokenGate(asyncio.Protocol):
         self._transport.set_protocol(channel)
         channel.connection_made(self._transport)
         self._transport.resume_reading()
+        self._on_open(channel)
 
 
 def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: SequenceHeaders) -> dict[str, str]:
