@@ -26,7 +26,7 @@ def torchserve(tmp_path):
         store.mkdir(exist_ok=True)
         for handler in handlers:
             pack_handler(store, handler, name=names.get(handler))
-        lines = ["default_workers_per_model=1"]
+        lines = ["default_workers_per_model=1", "enable_model_api=true"]
         running.append(CommandServer(MODULE, tmp_path / "torchserve", store, lines, our_environment()))
         return running[-1]
 
