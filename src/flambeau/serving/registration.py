@@ -21,15 +21,15 @@ RUNTIMES = (None, "python", "python3", "LSP")  # that existing clients may name
 
 
 def settings_of(
-    server: ServerConfig, source: Source, name: str, config: ModelConfig, wishes: Mapping[str, Any], *, workers: bool
+    server: ServerConfig, source: Source, name: str, config: ModelConfig, overrides: Mapping[str, Any], *, workers: bool
 ) -> ModelConfig:
-    """The defaults, overridden by `models` of the server's configuration, the model's YAML and then `wishes`."""
+    """The defaults, overridden by `models` of the server's configuration, the model's YAML and then `overrides`."""
     manifest = source.manifest or Manifest(model_name="")
     if settings := server.models.get(name, {}).get(manifest.version):
         config = config.with_settings(settings, workers=workers)
     if named := manifest.config_file:
         config = config.with_options(read_options(source.folder / named), f"{named} of {name}")
-    return replace(config, **wishes)
+    return replace(config, **overrides)
 
 
 def new_model(

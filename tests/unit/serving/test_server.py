@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 
 import pytest
 
+from flambeau.archive.manifest import MANIFEST
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
-from flambeau.errors import DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
+from flambeau.errors import ConfigError, DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
+from flambeau.serving import registration
 from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.server import Server
 from support.fake_workers import FakeWorker
@@ -127,3 +131,19 @@ def test_files_are_seen_to_though_a_model_cannot_be_closed(folder, workers, capl
     asyncio.run(close())
     assert closed
     assert "a mistake of ours" in caplog.text
+
+
+def test_yaml_of_a_model_is_read_in_a_thread(tmp_path, monkeypatch):
+    (tmp_path / MANIFEST).parent.mkdir()
+    (tmp_path / MANIFEST).write_text(json.dumps({"model": {"modelName": "m", "handler": "h", "configFile": "c.yaml"}}))
+    readers = []
+
+    def read_options(path):
+        readers.append(threading.current_thread())
+        raise ConfigError("that is enough")
+
+    monkeypatch.setattr(registration, "read_options", read_options)
+    with pytest.raises(ConfigError, match="enough"):
+        asyncio.run(Server(ServerConfig()).register("m", path=tmp_path, config=ModelConfig()))
+    assert readers
+    assert threading.main_thread() not in readers
