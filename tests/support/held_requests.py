@@ -1,4 +1,4 @@
-"""Requests that run until they are let go: so that a test need not guess how long something takes."""
+"""Requests that run until the test releases them, so that it needs no fixed sleeps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from support.running import Reply, RunningServer
 
 
-class Held:
-    """Requests to a model of `faulty.py`, of which the first ones run and the others wait until `release`."""
+class HeldRequests:
+    """Requests to a model of `faulty.py`: those that its workers take run until `release`, the others wait."""
 
     def __init__(self, server: RunningServer, folder: Path, count: int = 1, *, model: str = "faulty") -> None:
         self.server = server
@@ -18,12 +18,12 @@ class Held:
         orders = [{"do": "wait", "until": str(self.gate), "note": str(note)} for note in self.notes]
         self.futures: list[Future[Reply]] = server.at_once(lambda order: server.predict(model, order), orders)
 
-    def wait_running(self, count: int = 1) -> Held:
-        """Wait until so many of them run."""
+    def wait_running(self, count: int = 1) -> HeldRequests:
+        """Wait until `count` of them run."""
         self.server.until(lambda: sum(note.exists() for note in self.notes) == count)
         return self
 
     def release(self) -> list[Reply]:
-        """Let them go, and return the answers."""
+        """End all of them and return the replies."""
         self.gate.touch()
         return [future.result() for future in self.futures]
