@@ -32,7 +32,7 @@ class DeviceAllocator:
         if self._candidates and self._level:
             self._max_workers = num_groups(len(self._candidates), self._level, model)
         self._devices_in_use = devices_in_use
-        self._meeting_points = rendezvous_ports
+        self._ports = rendezvous_ports
         self.config = replace(
             config, min_workers=self.at_most(config.min_workers), max_workers=self.at_most(config.max_workers)
         )
@@ -43,7 +43,7 @@ class DeviceAllocator:
 
     def take_id(self) -> int | None:
         """The first of several ids in a row, one for each rank; None if the worker needs only one id."""
-        return self._meeting_points.take_id(self._level) if self._level else None
+        return self._ports.take_id(self._level) if self._level else None
 
     def place(self) -> tuple[int, ...]:
         """The devices of the next worker."""
@@ -66,7 +66,7 @@ class DeviceAllocator:
             spec = replace(spec, environment={**spec.environment, variable: visible})
         if self._ranks is None:
             return spec
-        return self._ranks.split(spec, self._meeting_points.take_port(spec.id))
+        return self._ranks.split(spec, self._ports.take_port(spec.id))
 
 
 def candidates_of(config: ModelConfig, gpus: range) -> Sequence[int]:
