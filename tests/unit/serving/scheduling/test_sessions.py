@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.config.model import ModelConfig
 from flambeau.config.server import SequenceHeaders
-from flambeau.serving.dispatchers import contradictions
 from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.scheduling.sessions import (
     SessionLimits,
@@ -17,8 +15,7 @@ from flambeau.serving.scheduling.sessions import (
     value_of,
     with_session,
 )
-from flambeau.serving.workers.worker_process import environment_for
-from flambeau.wire.messages import Load, Part
+from flambeau.wire.messages import Part
 
 NAMES = SequenceHeaders()
 LIMITS = SessionLimits(count=2, queue_size=2, idle_s=5.0, total_s=60.0)
@@ -44,7 +41,7 @@ def new_sessions(limits=LIMITS):
     return Sessions(limits, NAMES, 10)
 
 
-def test_each_worker_takes_its_share_of_the_sequences():
+def test_each_worker_takes_its_share_of_the_sessions():
     assert sessions_per_worker(4, 2) == 2
     assert sessions_per_worker(5, 2) == 2
     assert sessions_per_worker(1, 4) == 1
@@ -61,18 +58,18 @@ def test_each_worker_takes_its_share_of_the_sequences():
         (58.0, False, 60.0, 61.0),
     ],
 )
-def test_sequence_ends_by_idleness_or_age_whichever_comes_first(last_active, is_busy, total_s, moment):
+def test_session_ends_by_idleness_or_age_whichever_comes_first(last_active, is_busy, total_s, moment):
     limits = SessionLimits(idle_s=5.0, total_s=total_s)
     assert ends_at(started=1.0, last_active=last_active, is_busy=is_busy, limits=limits) == moment
 
 
-def test_end_header_may_name_several_sequences():
+def test_end_header_may_name_several_sessions():
     assert ids_in("a") == ["a"]
     assert ids_in(" a ;b;; c ") == ["a", "b", "c"]
     assert ids_in(" ; ") == []
 
 
-def test_request_without_an_id_opens_a_sequence_and_its_handler_is_told():
+def test_request_without_an_id_opens_a_session_and_gets_its_headers():
     known, headers = with_session([("TS_Request_Sequence_ID", "mine")], NAMES)
     assert (known, headers) == ("mine", [("TS_Request_Sequence_ID", "mine")])
     new, headers = with_session([("accept", "*/*"), (NAMES.id, " "), (NAMES.start, "false")], NAMES)
@@ -88,7 +85,7 @@ def test_header_names_are_the_servers():
     assert with_session([(NAMES.id, "s")], names)[0] != "s"
 
 
-def test_limits_count_live_sequences_and_what_waits_in_each():
+def test_limits_count_live_sessions_and_what_waits_in_each():
     sessions = new_sessions()
     for id in ("a", "a", "b"):
         assert sessions.rejection(new_job(id).headers) == ""
@@ -101,7 +98,7 @@ def test_limits_count_live_sequences_and_what_waits_in_each():
     assert sessions.rejection([]) == ""
 
 
-def test_jobs_of_a_sequence_leave_one_at_a_time_in_order():
+def test_jobs_of_a_session_leave_one_at_a_time_in_order():
     sessions = new_sessions()
     first, second = new_job("a"), new_job("a")
     session = sessions.put_in_session(first, 0.0)
@@ -120,7 +117,7 @@ def test_jobs_of_a_sequence_leave_one_at_a_time_in_order():
     assert not session.is_busy
 
 
-def test_cancelled_job_leaves_its_sequence():
+def test_cancelled_job_leaves_its_session():
     sessions = new_sessions()
     job = new_job("a")
     sessions.put_in_session(job, 0.0)
@@ -129,7 +126,7 @@ def test_cancelled_job_leaves_its_sequence():
     assert len(sessions) == 0
 
 
-def test_sequence_is_overdue_when_it_has_been_idle_for_too_long():
+def test_session_expires_when_it_has_been_idle_for_too_long():
     sessions = new_sessions()
     job = new_job("a")
     session = sessions.put_in_session(job, 10.0)
@@ -144,7 +141,7 @@ def test_sequence_is_overdue_when_it_has_been_idle_for_too_long():
     assert sessions.expired(35.0) == []
 
 
-def test_reply_ends_the_sequences_it_names_and_unknown_ones_are_ignored():
+def test_reply_ends_the_sessions_it_names_and_unknown_ones_are_ignored():
     sessions = new_sessions()
     a, b = (sessions.put_in_session(new_job(id), 0.0) for id in "ab")
     parts = [Part(1, b"", False), Part(1, b"", True, headers=[("TS_REQUEST_SEQUENCE_END", "b; nobody ;a")])]
@@ -152,7 +149,7 @@ def test_reply_ends_the_sequences_it_names_and_unknown_ones_are_ignored():
     assert a.last_active == 7.0
 
 
-def test_ending_a_sequence_again_does_not_touch_its_successor():
+def test_ending_a_session_again_does_not_touch_its_successor():
     sessions = new_sessions()
     old = sessions.put_in_session(new_job("a"), 0.0)
     assert len(sessions.end(old)) == 1
@@ -162,7 +159,7 @@ def test_ending_a_sequence_again_does_not_touch_its_successor():
     assert sessions.all() == [new]
 
 
-def test_taking_all_ends_every_sequence():
+def test_taking_all_ends_every_session():
     sessions = new_sessions()
     lone = new_job(kind="describe")
     sessions.put(lone)
@@ -172,42 +169,3 @@ def test_taking_all_ends_every_sequence():
     assert sessions.num_lone == 1
     assert sessions.take_all() == [lone, job]
     assert sessions.all() == []
-
-
-@pytest.mark.parametrize(
-    ("options", "schedule", "num_together", "words"),
-    [
-        ({"batchSize": 4}, "batches", 4, []),
-        ({"batchSize": 4, "asyncCommunication": True}, "async", 1, ["batchSize 4"]),
-        ({"asyncCommunication": True}, "async", 1, []),
-        ({"batchSize": 4, "continuousBatching": True}, "continuous", 4, []),
-        ({"continuousBatching": True, "asyncCommunication": True}, "continuous", 1, ["continuousBatching"]),
-        ({"batchSize": 4, "sequenceBatching": True}, "sequences", 4, ["sequenceMaxIdleMSec"]),
-        (
-            {"sequenceBatching": True, "sequenceMaxIdleMSec": 5, "asyncCommunication": True},
-            "sequences",
-            1,
-            ["sequenceBa"],
-        ),
-        (
-            {"batchSize": 4, "sequenceBatching": True, "sequenceMaxIdleMSec": 5, "continuousBatching": True},
-            "continuous",
-            8,
-            [],
-        ),
-    ],
-)
-def test_one_way_of_scheduling_wins_and_the_others_are_named(options, schedule, num_together, words):
-    config = ModelConfig().with_options(options)
-    assert (config.schedule, config.num_together) == (schedule, num_together)
-    warnings = [*contradictions(config)]
-    assert len(warnings) == len(words)
-    assert all(word in warning for word, warning in zip(words, warnings, strict=True))
-
-
-def test_workers_are_told_the_header_names_of_the_server():
-    load = Load("m", "1.0", "/model", "h.py", 1, None, True, True, 1000)
-    names = SequenceHeaders(id="X-Session", start="X-Start", end="X-End")
-    environment = environment_for(load, threads=1, hidden="", sequence_headers=names)
-    found = [environment[f"TS_REQUEST_SEQUENCE_{name}"] for name in ("ID", "START", "END")]
-    assert found == ["X-Session", "X-Start", "X-End"]

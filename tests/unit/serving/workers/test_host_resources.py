@@ -65,7 +65,7 @@ def test_apple_silicon_has_one(bare_machine, monkeypatch):
     assert count_gpus() == 1
 
 
-def test_own_memory_is_told_and_that_of_nobody_is_nothing():
+def test_memory_of_a_missing_process_is_zero():
     assert resident_bytes(os.getpid()) > 1 << 20
     assert resident_bytes_of([os.getpid(), -1]) > 1 << 20
     assert resident_bytes(-1) == resident_bytes(1 << 30) == 0
@@ -84,7 +84,7 @@ def test_memory_left_is_the_smaller_of_the_hosts_and_the_containers(tmp_path):
     assert available_bytes(tmp_path, host) == 400
 
 
-def test_usage_is_told_in_torchserves_words(monkeypatch):
+def test_gpu_usage_has_the_format_of_describe(monkeypatch):
     table = "0, 17, 3, 1024\n1, 0, 0, 5\nodd line\n"
     monkeypatch.setattr(host_resources, "query_gpus", lambda *fields: parse_gpus(table, len(fields)))
     assert host_resources.gpu_usage() == {

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
+from flambeau.config.server import SequenceHeaders
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers import worker_process
 from flambeau.serving.workers.remote_worker import RemoteWorker
-from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec
+from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec, environment_for
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Load
 
@@ -227,3 +228,11 @@ def test_model_is_sent_when_the_connection_stands(new_loop, num_ranks, numbers, 
     assert len(channels) == num_ranks
     for channel in channels:
         assert [event for one, event in events if one is channel] == ["stands", LOAD]
+
+
+def test_environment_has_the_header_names_of_the_server():
+    load = Load("m", "1.0", "/model", "h.py", 1, None, True, True, 1000)
+    names = SequenceHeaders(id="X-Session", start="X-Start", end="X-End")
+    environment = environment_for(load, threads=1, hidden="", sequence_headers=names)
+    found = [environment[f"TS_REQUEST_SEQUENCE_{name}"] for name in ("ID", "START", "END")]
+    assert found == ["X-Session", "X-Start", "X-End"]
