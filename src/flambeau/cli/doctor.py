@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pkgutil
 import platform
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Literal
 
 from flambeau import __version__
 from flambeau.cli.models import print_json
-from flambeau.errors import ConfigError
 from flambeau.serving.workers.devices import count_cores, count_gpus
-from flambeau.torchserve.doctor.configuration import look_at_config
-from flambeau.torchserve.doctor.finding import Finding, Level
-from flambeau.torchserve.doctor.models import look_at
 from flambeau.wire.shared import SegmentPool, SegmentReader
 
 OPTIONAL = {
@@ -35,9 +34,24 @@ OPTIONAL = {
 }
 
 
+# Reports on a TorchServe installation, given its configuration file and its model store.
+EXAMINE_TORCHSERVE = "flambeau.torchserve.doctor.installation:examine_installation"
+
+Level = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    level: Level
+    what: str
+    text: str
+
+
 def doctor(installation: tuple[Path, Path] | None, *, as_json: bool) -> None:
     """Print the findings; the exit status is 1 when one of them is a problem."""
-    findings = [*(examine_installation(*installation) if installation else examine())]
+    findings = [*(pkgutil.resolve_name(EXAMINE_TORCHSERVE)(*installation) if installation else examine())]
     if as_json:
         print_json([{"level": f.level, "what": f.what, "text": f.text} for f in findings])
     else:
@@ -59,31 +73,6 @@ def examine() -> Iterator[Finding]:
     yield temporary_folder()
     yield from (package(name, use) for name, use in OPTIONAL.items())
     yield from (port(number, api) for number, api in ((8080, "inference"), (8081, "management"), (8082, "metrics")))
-
-
-def examine_installation(config: Path, store: Path) -> Iterator[Finding]:
-    """Look at a TorchServe installation: its configuration, then every model and workflow in its store."""
-    if not store.is_dir():
-        raise ConfigError(f"{store} is not a folder; name the model store after the configuration file")
-    findings, server = look_at_config(config, store)
-    yield from findings
-    paths = [path for path in sorted(store.iterdir()) if is_model(path)]
-    if not paths:
-        yield Finding("note", str(store), "there are no models in it")
-    num_problems = 0
-    for path in paths:
-        for finding in look_at(path, installs=server.install_dependencies):
-            num_problems += finding.level == "problem"
-            yield finding
-    text = f"{len(paths)} model{'s' * (len(paths) != 1)}, {num_problems} problem{'s' * (num_problems != 1)}"
-    yield Finding("note" if num_problems else "ok", str(store), text)
-
-
-def is_model(path: Path) -> bool:
-    """Whether something in a store is a model, as far as its name tells."""
-    if path.name.startswith("."):
-        return False
-    return path.is_dir() or path.name.endswith((".mar", ".model", ".tar.gz"))
 
 
 def strangers() -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,7 +159,6 @@ class ServerConfig:
     sequence_headers: SequenceHeaders = SequenceHeaders()
     measure: MetricsConfig = MetricsConfig()
     log_folder: Path | None = None  # None: everything goes to stderr
-    log_config: Path | None = None  # a log4j2 file; what can be kept of it is
     access_log: bool | None = None  # None: where there is a log folder
     metrics_log_folder: Path | None = None  # None: as log_folder
     snapshot_folder: Path | None = None  # None: no snapshots
@@ -183,6 +183,15 @@ class ServerConfig:
         if self.error_details is not None:
             return self.error_details
         return not self.public and (self.metrics is None or self.metrics.is_loopback)
+
+
+def check_pattern(name: str, text: str) -> str:
+    """Return the text if it is a regular expression; `name` is the setting in the error."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{name} is {text!r}; it must be a regular expression ({error})") from None
+    return text
 
 
 def check_protection(config: ServerConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,16 @@ from typing import Any
 
 from flambeau.errors import ConfigError
 
-KINDS = ("counter", "gauge", "histogram")
+
+class MetricTypes(enum.Enum):
+    """The kinds of metric; handlers know the class by this name."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+KINDS = tuple(kind.value for kind in MetricTypes)
 BUNDLED = Path(__file__).parent / "metrics.yaml"
 
 

@@ -21,7 +21,7 @@ MAX_SERIES = 10_000  # per metric: labels that never repeat must not fill the me
 MAX_DETECTED = 1000  # names that a handler makes up as it goes must not either
 
 
-class Metric:
+class MetricFamily:
     """One named series per set of labels."""
 
     def __init__(self, name: str, kind: str, help_text: str, buckets: tuple[float, ...] = BUCKETS) -> None:
@@ -75,7 +75,7 @@ class Metric:
         return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e15 else plain(value)
 
 
-class NamedMetric(Metric):
+class DefinedMetric(MetricFamily):
     """A metric that a metrics.yaml or a handler names, written letter for letter as TorchServe writes it."""
 
     def __init__(self, definition: Definition, *more: str) -> None:
@@ -100,7 +100,7 @@ class NamedMetric(Metric):
         return plain(value)
 
 
-class Metrics:
+class MetricsRegistry:
     """The metrics that a configuration names, and those that handlers bring."""
 
     def __init__(
@@ -113,12 +113,12 @@ class Metrics:
     ) -> None:
         self._hostname = hostname
         self._auto_detect = auto_detect
-        self._server = {name: NamedMetric(one) for name, one in (server or {}).items()}
-        self._model = {name: NamedMetric(one, "Hostname") for name, one in (model or {}).items()}
+        self._server = {name: DefinedMetric(one) for name, one in (server or {}).items()}
+        self._model = {name: DefinedMetric(one, "Hostname") for name, one in (model or {}).items()}
         self._complained: set[str] = set()
         self._num_new = 0  # names that no configuration has
 
-    def server_metric(self, name: str, kind: str) -> NamedMetric | None:
+    def server_metric(self, name: str, kind: str) -> DefinedMetric | None:
         """One of the server's own metrics; None if the configuration leaves it out."""
         found = self._server.get(name)
         return found if found is not None and found.kind == kind else None
@@ -143,13 +143,13 @@ class Metrics:
             return None
         return metric.definition
 
-    def _detect(self, definition: Definition) -> NamedMetric | None:
+    def _detect(self, definition: Definition) -> DefinedMetric | None:
         self._num_new += 1
         if self._num_new > MAX_DETECTED:
             if self._num_new == MAX_DETECTED + 1:
                 logger.warning("%d metrics were detected; %s and others are left out", MAX_DETECTED, definition.name)
             return None
-        metric = self._model[definition.name] = NamedMetric(definition, "Hostname")
+        metric = self._model[definition.name] = DefinedMetric(definition, "Hostname")
         logger.info("Registering auto detected backend metric: %s", definition.name)
         return metric
 
@@ -158,14 +158,14 @@ class Metrics:
             self._complained.add(name)
             logger.error("%s", text)
 
-    def all(self) -> Iterable[Metric]:
+    def all(self) -> Iterable[MetricFamily]:
         """Every metric, those without samples included."""
         return [*self._server.values(), *self._model.values()]
 
 
-def to_text(metrics: Iterable[Metric], wanted: Collection[str] = ()) -> str:
+def to_text(metrics: Iterable[MetricFamily], wanted: Collection[str] = ()) -> str:
     """The wanted metrics, or all, in Prometheus' exposition format; of two with one name, the first."""
-    by_name: dict[str, Metric] = {}
+    by_name: dict[str, MetricFamily] = {}
     for metric in metrics:
         by_name.setdefault(metric.name, metric)
     return "".join(f"{line}\n" for _, metric in sorted(by_name.items()) for line in metric.lines(wanted))

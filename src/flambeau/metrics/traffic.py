@@ -24,7 +24,7 @@ class Histogram:
         self.total = 0.0
 
 
-class Usage:
+class RequestCounts:
     """The requests that named one version of a model, or none."""
 
     __slots__ = ("labels", "latency_us", "num_answered", "num_requests", "queue_us")
@@ -49,9 +49,9 @@ class ModelTraffic:
         self.by_class: dict[int, Histogram] = {}
         self.num_ahead = 0  # jobs that were sent to workers which have not begun them
         self.prediction_ms: float | None = None  # what the handler took for the last batch
-        self._usages: dict[str | None, Usage] = {}
+        self._usages: dict[str | None, RequestCounts] = {}
 
-    def requested(self, version: str | None) -> Usage:
+    def requested(self, version: str | None) -> RequestCounts:
         """Count a request, whatever becomes of it; its answer is to be counted under the same usage."""
         usage = self._usages.get(version)
         if usage is None:
@@ -61,7 +61,7 @@ class ModelTraffic:
             self.note("ts_inference_requests_total", 1.0, usage.labels)
         return usage
 
-    def answered(self, usage: Usage, total_s: float, queue_s: float, status: int) -> None:
+    def answered(self, usage: RequestCounts, total_s: float, queue_s: float, status: int) -> None:
         """Count an answer of a worker: the time since the request came, and how much of it was waiting."""
         if queue_s < 0.0:
             queue_s = 0.0
@@ -112,13 +112,13 @@ class HostTraffic:
         self.note = note
         self.note_prediction = note_prediction
         self.by_class = [0] * 10  # HTTP responses on any listener, by the first digit of their status
-        self.usages: dict[tuple[str, str], Usage] = {}  # they outlive their models: counters never go back
+        self.usages: dict[tuple[str, str], RequestCounts] = {}  # they outlive their models: counters never go back
         self.queue_ms: float | None = None
         self.worker_thread_ms: float | None = None
 
-    def usage(self, model: str, version: str) -> Usage:
+    def usage(self, model: str, version: str) -> RequestCounts:
         """The usage of a model by requests that named this version, or `default`."""
-        return self.usages.setdefault((model, version), Usage((model, version)))
+        return self.usages.setdefault((model, version), RequestCounts((model, version)))
 
     def responded(self, status: int) -> None:
         """Count an HTTP response."""

@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from flambeau.config.server import MetricsConfig
+from flambeau.metrics.log_lines import parse_line
 from flambeau.metrics.system import HostWatch, Reading
 from flambeau.serving import reaping
-from flambeau.serving.measures import Measures
-from flambeau.torchserve.metrics.log_lines import parse_line
+from flambeau.serving.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ CHUNK_BYTES = 64 << 10
 class HostWatcher:
     """Keeps a task that reads the host's state; a reading that fails is logged, and the next one tried."""
 
-    def __init__(self, config: MetricsConfig, measures: Measures, worker_pids: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, config: MetricsConfig, telemetry: Telemetry, worker_pids: Callable[[], Sequence[int]]) -> None:
         self._config = config
-        self._measures = measures
+        self._telemetry = telemetry
         self._worker_pids = worker_pids
         self._host = HostWatch()
         self._task: asyncio.Task[None] | None = None
@@ -47,7 +47,7 @@ class HostWatcher:
         await asyncio.sleep(min(FIRST_S, self._config.interval_s))
         while True:
             try:
-                self._measures.add_readings(await self._read())
+                self._telemetry.add_readings(await self._read())
             except (OSError, ValueError, TimeoutError) as error:
                 logger.error("the system metrics could not be read: %s", error)
             await asyncio.sleep(self._config.interval_s)

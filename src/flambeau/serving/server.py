@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +17,8 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
 from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
+from flambeau.serving.extensions import EXTENSIONS, load_extensions
 from flambeau.serving.host_watcher import HostWatcher
-from flambeau.serving.measures import Measures
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.registration import name_from, new_model, settings_of
@@ -28,10 +28,10 @@ from flambeau.serving.sources.fetching import Fetcher, shown
 from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.store import Store
 from flambeau.serving.sources.urls import compile_patterns
+from flambeau.serving.telemetry import Telemetry
 from flambeau.serving.workers.devices import count_gpus
 from flambeau.serving.workers.making import Host
 from flambeau.serving.workers.ranks import MeetingPoints
-from flambeau.torchserve.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -43,7 +43,9 @@ DRAIN_POLL_S = 0.02
 class Server:
     """One serving process: registers models, takes jobs, tells how it is."""
 
-    def __init__(self, config: ServerConfig, logs: Logs | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, logs: Logs | None = None, *, extensions: Sequence[str] = EXTENSIONS
+    ) -> None:
         try:
             re.compile(config.hidden_env)
         except re.error as error:
@@ -52,10 +54,10 @@ class Server:
         self.registry = Registry()
         self.logs = logs or Logs()
         self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None
-        self.measures = Measures(config.measure, self.logs)
+        self.telemetry = Telemetry(config.measure, self.logs)
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
-        self.workflows = Workflows(self, Store(workflow_store_of(config), fetcher))
+        self.extensions = load_extensions(extensions, self)
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
         self._dependencies = Dependencies(
             install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
@@ -83,14 +85,14 @@ class Server:
             worker_ids=itertools.count(self.config.first_worker_id),
             meeting_points=MeetingPoints(self.config.first_distribution_port),
             make_room=self._make_room,
-            measures=self.measures,
+            telemetry=self.telemetry,
             logs=self.logs,
             probe=self._describe_probe,
             devices_in_use=lambda: (
                 d for model in self.registry for slot in model.supervisor.slots for d in slot.devices
             ),
         )
-        self._watching = HostWatcher(self.config.measure, self.measures, self._worker_pids)
+        self._watching = HostWatcher(self.config.measure, self.telemetry, self._worker_pids)
         self._watching.start()
         return self
 
@@ -264,7 +266,7 @@ class Server:
         models = [*self.registry]
         workers = [slot.worker for model in models for slot in model.supervisor.slots if slot.worker]
         load_times = [(worker.spec.name, worker.load_s) for worker in workers if worker.load_s is not None]
-        return self.measures.text([model.traffic for model in models], load_times, model_metrics(models), wanted)
+        return self.telemetry.text([model.traffic for model in models], load_times, model_metrics(models), wanted)
 
     def _worker_pids(self) -> list[int]:
         slots = (slot for model in self.registry for slot in model.supervisor.slots)
@@ -276,7 +278,7 @@ class Server:
         """Wait until every accepted job is answered, or until the deadline, on the event loop's clock."""
         try:
             async with asyncio.timeout_at(deadline):
-                while self.workflows.num_running or any(
+                while any(extension.num_running for extension in self.extensions) or any(
                     model.num_in_flight and model.supervisor.has_hope for model in self.registry
                 ):
                     await asyncio.sleep(DRAIN_POLL_S)
@@ -293,7 +295,8 @@ class Server:
             if error is not None:  # the others, and the files of all, are still to be seen to
                 logger.error("%s could not be closed", model, exc_info=error)
         await asyncio.to_thread(self.store.close)
-        await self.workflows.close()
+        for extension in self.extensions:
+            await extension.close()
         if self.segments is not None:
             if self._probe is not None:
                 self._probe.close()
@@ -301,12 +304,3 @@ class Server:
 
     def _describe_probe(self) -> Shared | None:
         return self._probe.describe(1) if self._probe is not None else None
-
-
-def workflow_store_of(config: ServerConfig) -> Path | None:
-    """Where workflows come from; a folder that is not there has none, which is no reason not to start."""
-    store = config.workflow_store or config.model_store
-    if config.workflow_store is not None and not config.workflow_store.is_dir():
-        logger.warning("the workflow store %s is not a folder: no workflow can be registered from it", store)
-        return None
-    return store

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig
-from flambeau.config.values import refuse, switch
 from flambeau.errors import ConfigError
 from flambeau.torchserve.config_keys import (
     CORS,
@@ -23,6 +22,7 @@ from flambeau.torchserve.config_keys import (
     known_keys,
     variable_of,
 )
+from flambeau.torchserve.config_values import refuse, switch
 from flambeau.torchserve.java_properties import parse as parse
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,11 @@ def read_file(path: Path) -> dict[str, str]:
         return parse(path.read_text(encoding="iso-8859-1"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def load_properties(file_path: str) -> dict[str, str]:
+    """`read_file` under the name and type that `ts.model_server` has."""
+    return read_file(Path(file_path))
 
 
 def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -68,6 +69,23 @@ def worker_parser() -> argparse.ArgumentParser:
     flags.add_argument("--metrics-config", metavar="FILE", help="a metrics.yaml")
     flags.add_argument("--async", action="store_true", dest="async_comm", help="hold several requests at a time")
     return flags
+
+
+class ArgParser:
+    """The parsers of the `torchserve` command and of its workers (`ts.arg_parser`)."""
+
+    @staticmethod
+    def ts_parser() -> argparse.ArgumentParser:
+        return parser()
+
+    @staticmethod
+    def model_service_worker_args() -> argparse.ArgumentParser:
+        return worker_parser()
+
+    @staticmethod
+    def extract_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+        """Parse these words, or those of this process."""
+        return parser().parse_args(args or None)
 
 
 def missing(arguments: argparse.Namespace, config: Path | None, temp: str | None) -> str | None:

@@ -1,14 +1,22 @@
-"""A log4j2 XML file → what of it can be kept: file names, sizes, levels of the five logs (pure)."""
+"""Reads a log4j2 XML file: the file names, sizes and levels of the five logs; the rest has no effect."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from xml.parsers import expat
 
+from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
+from flambeau.logs.setup import LogSettings, open_logs
+from flambeau.logs.writer import Logs
+
+logger = logging.getLogger(__name__)
 
 LEVELS = {"all": 0, "trace": 5, "debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50, "off": 100}
 FILE_APPENDERS = ("file", "rollingfile", "randomaccessfile", "rollingrandomaccessfile")
@@ -55,26 +63,36 @@ class Element:
         return [self, *(one for child in self.children for one in child.walk())]
 
 
-@dataclass(frozen=True, slots=True)
-class LogChoices:
-    """What a log4j2 file asks for: files and levels by log, and whether there is a console."""
+def open_log4j_logs(config: ServerConfig, path: Path) -> Logs:
+    """Open the logs that a log4j2 file describes; a warning names its parts without effect.
 
-    files: Mapping[str, str]
-    levels: Mapping[str, int]
-    has_console: bool
-    max_bytes: int | None
-    ignored: tuple[str, ...]  # parts that mean nothing here
+    `${LOG_LOCATION}` and `${METRICS_LOCATION}` in file names are the two log folders of the server.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--log-config {path} cannot be read: {error}") from None
+    folder = str(config.log_folder or "logs")
+    locations = {"LOG_LOCATION": folder, "METRICS_LOCATION": str(config.metrics_log_folder or folder)}
+    settings, ignored = read_log4j(text, {**os.environ, **locations})
+    logs = open_logs(config, settings=settings)
+    if ignored:
+        logger.warning("%s: without effect here: %s", path, ", ".join(ignored))
+    return logs
 
 
-def read_log4j(text: str, variables: Mapping[str, str]) -> LogChoices:
-    """What of a log4j2 XML file can be kept; `${env:NAME}` and `${NAME}` come from its properties and `variables`."""
+def read_log4j(text: str, variables: Mapping[str, str]) -> tuple[LogSettings, tuple[str, ...]]:
+    """The settings of a log4j2 document, and its parts without effect.
+
+    `${env:NAME}` and `${NAME}` come from the document's properties and from `variables`.
+    """
     root = parse_xml(text)
     elements = root.walk()
     names = {e.get("name") or "": e.text.strip() for e in elements if e.tag.lower() == "property"}
     names = {**names, **variables}
     appenders = {e.get("name") or "": e for e in elements if e.tag.lower() in FILE_APPENDERS}
     consoles = {e.get("name") or "" for e in elements if e.tag.lower() == "console"}
-    files: dict[str, str] = {}
+    files: dict[str, Path] = {}
     levels: dict[str, int] = {}
     has_console = False
     for element in elements:
@@ -89,8 +107,8 @@ def read_log4j(text: str, variables: Mapping[str, str]) -> LogChoices:
             if reference in appenders:
                 name = appenders[reference].get("fileName")
                 if name:
-                    files[channel] = expand(name, names)
-    return LogChoices(files, levels, has_console, max_bytes_of(elements), ignored_in(elements))
+                    files[channel] = Path(expand(name, names))
+    return LogSettings(files, levels, has_console, max_bytes_of(elements)), ignored_in(elements)
 
 
 def channel_of(element: Element) -> str | None:

@@ -23,9 +23,9 @@ from flambeau.serving.server import Server
 from flambeau.torchserve import flags as torchserve_flags
 from flambeau.torchserve.command import config_file, named_config, snapshot_folder
 from flambeau.torchserve.config_properties import TORCHSERVE, Properties, gather, read_file, to_properties
+from flambeau.torchserve.log4j import open_log4j_logs
 from flambeau.torchserve.pid_file import PidFile
-from flambeau.torchserve.snapshot import read_snapshot
-from flambeau.torchserve.snapshot_writer import SnapshotWriter
+from flambeau.torchserve.snapshot import SnapshotWriter, read_snapshot
 from flambeau.torchserve.startup_models import StartupModel, find, named_models, saved_models
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ def main() -> None:
     status = 0
     logs: Logs | None = None
     try:
-        logs = open_logs(places(arguments))
+        config = places(arguments)
+        logs = open_log4j_logs(config, Path(arguments.log_config)) if arguments.log_config else open_logs(config)
         properties = settings(arguments)
         serve.start(properties.server, Startup(properties), logs)
     except CannotListen as error:
@@ -69,7 +70,6 @@ def places(arguments: argparse.Namespace) -> ServerConfig:
         TORCHSERVE,
         log_folder=logs,
         metrics_log_folder=Path(os.environ.get("METRICS_LOCATION") or "logs"),
-        log_config=Path(arguments.log_config) if arguments.log_config else None,
         snapshot_folder=None if arguments.no_config_snapshots else logs / "config",
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from flambeau.config.model import DEFAULT_BATCH_DELAY_MS
 from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
+from flambeau.serving.server import Server
 from flambeau.torchserve.java_properties import dump
 
 Kind = Literal["startup", "snapshot", "shutdown"]
@@ -168,3 +172,56 @@ def _settings(said: Mapping[str, Any], where: str) -> dict[str, Any]:
         if key in said:
             settings[field] = number(key, 1)
     return settings
+
+
+logger = logging.getLogger(__name__)
+
+
+class SnapshotWriter:
+    """Writes one file for the start, each change and the end."""
+
+    def __init__(self, folder: Path, given: Mapping[str, str], server: Server) -> None:
+        self._folder = folder
+        self._given = given
+        self._server = server
+        self._last: str | None = None
+        self._wishes: asyncio.Queue[tuple[Kind, Any] | None] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(self._write_all())
+
+    def save(self, kind: Kind) -> None:
+        """Take note of the models as they are now; they are written when their turn comes."""
+        self._wishes.put_nowait((kind, to_documents(self._server.registry)))
+
+    async def written(self) -> None:
+        """Return when everything asked for so far is on the disk."""
+        await self._wishes.join()
+
+    async def close(self) -> None:
+        """Return when everything is written."""
+        self._wishes.put_nowait(None)
+        await self._task
+
+    async def _write_all(self) -> None:
+        while (wish := await self._wishes.get()) is not None:
+            kind, models = wish
+            try:
+                await asyncio.to_thread(self._write, kind, models)
+            except OSError as error:
+                logger.warning("no snapshot was written to %s: %s", self._folder, error.strerror or error)
+            finally:
+                self._wishes.task_done()
+
+    def _write(self, kind: Kind, models: dict[str, Any]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._last is None and (there := newest(self._folder)):
+            self._last = there.name
+        now = datetime.now()
+        name = name_for(kind, now, self._last)
+        text = to_text(name, now, self._given, models, self._server.config.model_store)
+        draft = self._folder / f".{name}.draft"
+        # Only for this user: the settings may hold keystore_pass, which a start from the snapshot needs again.
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="iso-8859-1") as file:
+            file.write(text)
+        os.replace(draft, self._folder / name)  # whoever reads it finds the whole of it
+        self._last = name

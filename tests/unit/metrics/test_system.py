@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+from flambeau.metrics.log_lines import parse_line
 from flambeau.metrics.system import (
     CpuTimes,
     HostWatch,
@@ -15,7 +16,6 @@ from flambeau.metrics.system import (
     to_readings,
 )
 from flambeau.serving.host_watcher import understand
-from flambeau.torchserve.metrics.log_lines import parse_line
 
 HOST = {"MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"}
 

@@ -9,7 +9,7 @@ import sys
 from flambeau.config.server import MetricsConfig
 from flambeau.logs.writer import Logs
 from flambeau.serving.host_watcher import HostWatcher
-from flambeau.serving.measures import Measures
+from flambeau.serving.telemetry import Telemetry
 
 SCRIPT = """
 import sys
@@ -26,14 +26,14 @@ def watch(config, until, pids=lambda: [12, 34]):
     """Watch the host until something holds; the metrics then, and the watcher."""
 
     async def run():
-        measures = Measures(config, Logs())
-        watcher = HostWatcher(config, measures, pids)
+        telemetry = Telemetry(config, Logs())
+        watcher = HostWatcher(config, telemetry, pids)
         watcher.start()
         async with asyncio.timeout(30):
-            while not until(measures.text([], [], []), watcher):
+            while not until(telemetry.text([], [], []), watcher):
                 await asyncio.sleep(0.01)
         await watcher.stop()
-        return measures.text([], [], []), watcher
+        return telemetry.text([], [], []), watcher
 
     return asyncio.run(run())
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from flambeau.cli.doctor import Finding
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.torchserve.config_keys import WITHOUT_EFFECT
 from flambeau.torchserve.config_properties import TORCHSERVE, Properties, read_file, to_properties
-from flambeau.torchserve.doctor.captured_warnings import warnings_of
-from flambeau.torchserve.doctor.finding import Finding
 
 
 def look_at_config(path: Path, store: Path) -> tuple[list[Finding], ServerConfig]:
@@ -100,3 +101,23 @@ def snapshot_files(properties: Properties) -> Iterator[str]:
         yield from {settings["marName"] for versions in models.values() for settings in versions.values()}
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         yield f"an unreadable model_snapshot ({error})"
+
+
+@contextmanager
+def warnings_of(name: str) -> Iterator[list[str]]:
+    """The warnings of a logger and those below it, while this lasts."""
+    said: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.WARNING:
+                said.append(record.getMessage())
+
+    logger, collector = logging.getLogger(name), Collector()
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(collector)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(collector)
+        logger.propagate = propagates

@@ -14,10 +14,10 @@ from flambeau.archive.built_in import BUILT_IN, FOREIGN
 from flambeau.archive.entries import DEFAULT_LIMITS, chunks_of, items_of
 from flambeau.archive.folders import manifest_of
 from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest
+from flambeau.cli.doctor import Finding, Level
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BrokenArchive, FlambeauError
-from flambeau.torchserve.doctor.captured_warnings import warnings_of
-from flambeau.torchserve.doctor.finding import Finding, Level
+from flambeau.torchserve.doctor.configuration import warnings_of
 from flambeau.torchserve.doctor.imports import PACKAGES, Import, imports_of, is_there, missing_name, own_modules
 from flambeau.torchserve.doctor.pickled_weights import names_in_weights
 

@@ -7,24 +7,15 @@ import logging
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from flambeau.metrics.definitions import Definition
-from flambeau.metrics.samples import Sample
+from flambeau.metrics.definitions import Definition, MetricTypes
+from flambeau.metrics.samples import HasRequestId, Sample, SampleSource
 from flambeau.torchserve.metrics import errors
-from flambeau.torchserve.metrics.metric import CachingMetric
-from flambeau.torchserve.metrics.units import Dimension, MetricTypes
+from flambeau.torchserve.metrics.metric import CachingMetric, Dimension
 
 RequestIds = Mapping[int, str] | None
 COUNTER, GAUGE = MetricTypes.COUNTER, MetricTypes.GAUGE
-
-
-class HasId(Protocol):
-    """A request of a batch."""
-
-    @property
-    def request_id(self) -> str:
-        """Its id."""
 
 
 class MetricCacheAbstract(abc.ABC):
@@ -35,7 +26,7 @@ class MetricCacheAbstract(abc.ABC):
         self.store: list[Any] = []
         self.model_name: str | None = None
         self.config_file_path = config_file_path
-        self._requests: Sequence[HasId] | None = None
+        self._requests: Sequence[HasRequestId] | None = None
         self._request_ids: Any = None
         try:
             os.path.exists(config_file_path)
@@ -58,7 +49,7 @@ class MetricCacheAbstract(abc.ABC):
         """Measure for these requests from now on."""
         self.request_ids = request_ids
 
-    def follow(self, requests: Sequence[HasId]) -> None:
+    def follow(self, requests: Sequence[HasRequestId]) -> None:
         """The same for the requests of a worker's next batch."""
         self._requests = requests
 
@@ -238,7 +229,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             raise errors.MetricsCacheKeyError(f"'{key}' key not found in yaml file: {error}") from None
 
 
-class WorkerMetrics(MetricsCacheYamlImpl):
+class WorkerMetrics(MetricsCacheYamlImpl, SampleSource):
     """The metrics of a worker: the server has read the file, and gets the samples."""
 
     def __init__(self, model_name: str, config_file_path: str = "", definitions: Iterable[Definition] = ()) -> None:

@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 from flambeau.metrics.system import HostWatch, Reading, read_disk, read_gpus, read_memory, resident_bytes
+from flambeau.torchserve.metrics.metric import Dimension
 from flambeau.torchserve.metrics.store import Metric
-from flambeau.torchserve.metrics.units import Dimension
 
 MEASURED_S = 0.2  # how long the processors are watched for their load
 
 
-class Collector:
+class SystemMetricsCollector:
     """Adds what it reads to `metrics`, figure by figure."""
 
     def __init__(self, dimensions: list[Dimension]) -> None:
         self.metrics: list[Metric] = []
-        self._dimensions = dimensions
+        self.dimensions = dimensions
 
     def cpu_utilization(self) -> None:
         """The load of the processors, measured now."""
@@ -79,7 +79,10 @@ class Collector:
         for name, unit, value, device in readings:
             if name in names:
                 more = [] if device is None else [Dimension("device_id", device)]
-                self.metrics.append(Metric(name, value, unit, [*self._dimensions, *more]))
+                self.metrics.append(Metric(name, value, unit, [*self.dimensions, *more]))
+
+
+HOST_COLLECTOR = SystemMetricsCollector([Dimension("Level", "Host")])
 
 
 def get_cpu_usage(pid: str | int) -> int:
@@ -100,5 +103,5 @@ def main() -> None:
     parser.add_argument("--gpu", type=int, default=0, help="number of GPUs")
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
-    Collector([Dimension("Level", "Host")]).collect_all(None, arguments.gpu)
+    HOST_COLLECTOR.collect_all(None, arguments.gpu)
     check_process_mem_usage(sys.stdin)

@@ -10,14 +10,50 @@ from functools import cache
 from socket import gethostname
 from typing import Any
 
+from flambeau.metrics.definitions import MetricTypes
 from flambeau.metrics.samples import Sample
-from flambeau.torchserve.metrics.units import UNITS, Dimension, MetricTypes
 
 logger = logging.getLogger(__name__)
 
 MAX_UNSENT = 100_000  # a thread may measure while no request comes that would carry the samples away
 
 hostname = cache(gethostname)
+
+
+UNITS: dict[str | None, str] = {
+    "ms": "Milliseconds",
+    "s": "Seconds",
+    "percent": "Percent",
+    "count": "Count",
+    "MB": "Megabytes",
+    "GB": "Gigabytes",
+    "kB": "Kilobytes",
+    "B": "Bytes",
+    "": "unit",
+    None: "unit",
+}
+
+
+class Units:
+    """Short names of units and what they stand for."""
+
+    def __init__(self) -> None:
+        self.units = dict(UNITS)
+
+
+class Dimension:
+    """A label: a name and its value."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.value}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dimension as JSON shows it."""
+        return {"Name": self.name, "Value": self.value}
 
 
 class MetricAbstract(abc.ABC):

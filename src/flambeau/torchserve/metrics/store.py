@@ -6,8 +6,8 @@ import json
 import time
 from typing import Any
 
-from flambeau.torchserve.metrics.metric import CachingMetric, hostname
-from flambeau.torchserve.metrics.units import Dimension, MetricTypes
+from flambeau.metrics.definitions import MetricTypes
+from flambeau.torchserve.metrics.metric import CachingMetric, Dimension, hostname
 
 
 class Metric:

@@ -14,13 +14,13 @@ from flambeau.serving.answer import Answer
 from flambeau.serving.job import Body, Job
 from flambeau.serving.model import Model
 from flambeau.serving.scheduling.priorities import priority_of
-from flambeau.torchserve.workflows.spec import Node, Spec
+from flambeau.torchserve.workflows.spec import WorkflowNode, WorkflowSpec
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class WorkflowRequest:
     """What a client asks of a workflow."""
 
     request_id: str
@@ -29,14 +29,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class NodeInput:
     """What a node gets: the client's own body, or named answers of the nodes before it, one after another."""
 
     content: bytes
     fields: list[tuple[str, int]] | None = None
 
     @classmethod
-    def from_answers(cls, answers: Mapping[str, bytes]) -> Input:
+    def from_answers(cls, answers: Mapping[str, bytes]) -> NodeInput:
         """One answer is the body; of several, each has its node's name."""
         if len(answers) == 1:
             [content] = answers.values()
@@ -44,13 +44,13 @@ class Input:
         return cls(b"".join(answers.values()), [(name, len(content)) for name, content in answers.items()])
 
 
-async def run(spec: Spec, find: Callable[[str], Model], call: Call) -> bytes:
+async def run(spec: WorkflowSpec, find: Callable[[str], Model], call: WorkflowRequest) -> bytes:
     """The workflow's answer; branches run side by side, and when one fails or the client goes, all end."""
     tasks: dict[str, asyncio.Task[bytes]] = {}
 
     async def run_one(name: str) -> bytes:
         before = {other: await tasks[other] for other in spec.graph.before[name]}
-        given = Input.from_answers(before) if before else Input(call.body)
+        given = NodeInput.from_answers(before) if before else NodeInput(call.body)
         return await run_node(spec.nodes[name], find, call, given)
 
     try:
@@ -62,7 +62,7 @@ async def run(spec: Spec, find: Callable[[str], Model], call: Call) -> bytes:
     return combine({name: tasks[name].result() for name in spec.graph.leaves})
 
 
-async def run_node(node: Node, find: Callable[[str], Model], call: Call, given: Input) -> bytes:
+async def run_node(node: WorkflowNode, find: Callable[[str], Model], call: WorkflowRequest, given: NodeInput) -> bytes:
     """A node's answer, asked for as often as its settings allow."""
     attempts = node.settings.retry_attempts
     reason = ""
@@ -79,7 +79,7 @@ async def run_node(node: Node, find: Callable[[str], Model], call: Call, given: 
     raise NodeFailed(node.name, cause=f"{text}\n{reason}")
 
 
-async def _ask(model: Model, node: Node, call: Call, given: Input) -> bytes:
+async def _ask(model: Model, node: WorkflowNode, call: WorkflowRequest, given: NodeInput) -> bytes:
     answer = Answer()
     job = Job(
         answer,

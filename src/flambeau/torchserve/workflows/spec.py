@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flambeau.errors import InvalidGraph
-from flambeau.torchserve.workflows.graph import Graph
 
 ILL_FORMED = "Invalid workflow specification"
 MAX_EDGES = 1000
@@ -28,7 +27,7 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class WorkflowNode:
     """A model, or without a URL a function of the workflow's handler."""
 
     name: str
@@ -42,11 +41,11 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class WorkflowSpec:
     """Every node of a workflow, the graph they make, and the settings all of them start from."""
 
-    nodes: Mapping[str, Node]
-    graph: Graph
+    nodes: Mapping[str, WorkflowNode]
+    graph: WorkflowGraph
     settings: NodeSettings
 
 
@@ -62,7 +61,7 @@ _KEYS = {  # the key in the document: the field, and the least it may be
 _FUNCTION = {"min_workers": 1, "max_workers": 1, "batch_size": 1, "max_batch_delay_ms": 0}
 
 
-def read_spec(document: Any, *, has_handler: bool) -> Spec:
+def read_spec(document: Any, *, has_handler: bool) -> WorkflowSpec:
     """Read a parsed specification; raises InvalidGraph, naming the place, when it cannot be run."""
     if not isinstance(document, Mapping):
         raise _ill_formed("it must be a mapping with the keys models and dag")
@@ -70,25 +69,25 @@ def read_spec(document: Any, *, has_handler: bool) -> Spec:
     edges = _read_edges(document.get("dag"))
     if sum(1 + len(followers) for followers in edges.values()) > MAX_EDGES:
         raise _ill_formed(f"dag has more than {MAX_EDGES} edges; each node is a process of its own")
-    graph = Graph.of(edges)
+    graph = WorkflowGraph.of(edges)
     function = replace(settings, **_FUNCTION)
-    nodes = {name: models.get(name) or Node(name=name, url=None, settings=function) for name in graph.order}
+    nodes = {name: models.get(name) or WorkflowNode(name=name, url=None, settings=function) for name in graph.order}
     for node in nodes.values():
         if node.is_function and not has_handler:
             known = f"; models are {', '.join(models)}" if models else ""
             raise _ill_formed(f"dag: {node.name} is no model, and there is no handler with such a function{known}")
         if node.is_function and not node.name.isidentifier():
             raise _ill_formed(f"dag: {node.name} is no model, and no name that a function can have")
-    return Spec(nodes=nodes, graph=graph, settings=settings)
+    return WorkflowSpec(nodes=nodes, graph=graph, settings=settings)
 
 
-def _read_models(section: Any) -> tuple[dict[str, Node], NodeSettings]:
+def _read_models(section: Any) -> tuple[dict[str, WorkflowNode], NodeSettings]:
     """The models, and the settings for all; what is set for all counts only for models listed after it."""
     if section is None:
         return {}, NodeSettings()
     if not isinstance(section, Mapping):
         raise _ill_formed("models must be a mapping of settings and of models by name")
-    models: dict[str, Node] = {}
+    models: dict[str, WorkflowNode] = {}
     settings = NodeSettings()
     for key, value in section.items():
         if key in _KEYS:
@@ -102,13 +101,13 @@ def _read_models(section: Any) -> tuple[dict[str, Node], NodeSettings]:
     return models, settings
 
 
-def _read_model(name: str, section: Mapping[Any, Any], settings: NodeSettings) -> Node:
+def _read_model(name: str, section: Mapping[Any, Any], settings: NodeSettings) -> WorkflowNode:
     for key in _KEYS.keys() & section.keys():
         settings = _with(settings, key, section[key], f"models: {name}")
     url = section.get("url")
     if not isinstance(url, str) or not url:
         raise _ill_formed(f"models: {name} needs a url: an archive in the model store")
-    return Node(name=name, url=url, settings=settings)
+    return WorkflowNode(name=name, url=url, settings=settings)
 
 
 def _with(settings: NodeSettings, key: str, value: Any, where: str) -> NodeSettings:
@@ -139,3 +138,46 @@ def _name(value: Any) -> str:
 
 def _ill_formed(cause: str) -> InvalidGraph:
     return InvalidGraph(f"{ILL_FORMED}: {cause}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowGraph:
+    """Nodes in an order in which each comes after all that lead to it."""
+
+    edges: Mapping[str, Sequence[str]]  # as they were given
+    order: Sequence[str]
+    before: Mapping[str, Sequence[str]]  # what leads to a node
+    leaves: Sequence[str]
+
+    @classmethod
+    def of(cls, edges: Mapping[str, Sequence[str]]) -> WorkflowGraph:
+        """Check the edges; the texts are TorchServe's, and `cause` names the nodes."""
+        nodes = list(dict.fromkeys(name for node, followers in edges.items() for name in (node, *followers)))
+        before = {node: [other for other in edges if node in edges[other]] for node in nodes}
+        if loops := [node for node in nodes if node in before[node]]:
+            raise InvalidGraph("Self loop exception", cause=f"{loops[0]} follows itself")
+        starts = [node for node in nodes if not before[node]]
+        if len(starts) != 1:
+            raise InvalidGraph(
+                "DAG should have only one start node",
+                cause=f"those that follow no other are: {', '.join(starts) or 'none'}",
+            )
+        order = _in_order(nodes, before)
+        if len(order) != len(nodes):
+            stuck = [node for node in nodes if node not in order]
+            raise InvalidGraph("Not a valid DAG", cause=f"there is a way back to where it began among {stuck}")
+        return cls(edges=edges, order=order, before=before, leaves=[node for node in order if not edges.get(node)])
+
+    def __str__(self) -> str:
+        """The text that `describe` shows, as TorchServe wrote it."""
+        parts = (f"{node}=[{', '.join(followers)}]" for node, followers in self.edges.items())
+        return "{" + ", ".join(parts) + "}"
+
+
+def _in_order(nodes: Sequence[str], before: Mapping[str, Sequence[str]]) -> list[str]:
+    order: list[str] = []
+    waiting = list(nodes)
+    while ready := [node for node in waiting if all(other in order for other in before[node])]:
+        order += ready
+        waiting = [node for node in waiting if node not in ready]
+    return order

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from flambeau.torchserve.otf_protocol import (
+from flambeau.torchserve.otf.protocol import (
     create_load_model_response,
     create_predict_response,
     encode_response_headers,

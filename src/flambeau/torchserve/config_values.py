@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flambeau.config.server import Address
+from flambeau.config.server import Address, check_pattern
 from flambeau.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -102,18 +101,9 @@ def optional_text(key: str, value: str) -> str | None:
     return value or None
 
 
-def pattern(key: str, value: str) -> str:
-    """A regular expression."""
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise refuse(key, value, f"a regular expression ({error})") from None
-    return value
-
-
 def patterns(key: str, value: str) -> tuple[str, ...]:
     """Regular expressions, separated by commas."""
-    return tuple(pattern(key, part.strip()) for part in value.split(",") if part.strip())
+    return tuple(check_pattern(key, part.strip()) for part in value.split(",") if part.strip())
 
 
 def metrics_mode(key: str, value: str) -> str:

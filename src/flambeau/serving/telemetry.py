@@ -1,4 +1,4 @@
-"""Measures: what a server and its handlers measure, and where it goes: the metrics endpoint, the logs, or both."""
+"""Telemetry: what a server and its handlers measure, and where it goes: the metrics endpoint, the logs, or both."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from flambeau.config.server import MetricsConfig
 from flambeau.logs.layouts import MODEL_METRICS, TS_METRICS
 from flambeau.logs.writer import Logs
 from flambeau.metrics.definitions import BUNDLED, Definition, read_definitions
-from flambeau.metrics.registry import Metric, Metrics, to_text
+from flambeau.metrics.log_lines import model_line, server_line
+from flambeau.metrics.registry import MetricFamily, MetricsRegistry, to_text
 from flambeau.metrics.samples import Sample
 from flambeau.metrics.system import Reading
-from flambeau.metrics.traffic import HostTraffic, ModelTraffic, Usage, status_metric
-from flambeau.torchserve.metrics.log_lines import model_line, server_line
+from flambeau.metrics.traffic import HostTraffic, ModelTraffic, RequestCounts, status_metric
 
 LEGACY = ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
 
 
-class Measures:
+class Telemetry:
     """Everything measured by one server; `traffic` is what requests are counted in."""
 
     def __init__(self, config: MetricsConfig, logs: Logs) -> None:
@@ -28,7 +28,7 @@ class Measures:
         self._mode = config.mode
         self._logs = logs
         self._host = gethostname()
-        self._metrics = Metrics(
+        self._metrics = MetricsRegistry(
             self.definitions.server,
             self.definitions.model,
             hostname=self._host,
@@ -73,7 +73,7 @@ class Measures:
         self,
         models: Iterable[ModelTraffic],
         load_times: Iterable[tuple[str, float]],
-        own: Iterable[Metric],
+        own: Iterable[MetricFamily],
         wanted: Collection[str] = (),
     ) -> str:
         """What the metrics endpoint shows, by mode: the models' traffic, workers' load times, and our own metrics."""
@@ -89,7 +89,7 @@ class Measures:
             metrics = [metric for metric in metrics if metric.name in LEGACY]
         return to_text(metrics, wanted)
 
-    def _fill(self, usages: Iterable[Usage], load_times: Iterable[tuple[str, float]]) -> None:
+    def _fill(self, usages: Iterable[RequestCounts], load_times: Iterable[tuple[str, float]]) -> None:
         """Bring the metrics that are counted elsewhere up to date."""
         for name in ("Requests2XX", "Requests4XX", "Requests5XX"):
             count = sum(n for digit, n in enumerate(self.traffic.by_class) if status_metric(digit) == name)

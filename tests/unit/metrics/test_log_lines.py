@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flambeau.metrics.definitions import Definition
-from flambeau.torchserve.metrics.log_lines import model_line, parse_line, server_line
+from flambeau.metrics.log_lines import model_line, parse_line, server_line
 
 DEFINITION = Definition("QueueTime", "gauge", "Milliseconds", ("Level", "Hostname"))
 

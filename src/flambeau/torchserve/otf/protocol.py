@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from flambeau.errors import HandlerError
+from flambeau.torchserve.handlers.functions import deprecated
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import media_type_of, parse_json
 from flambeau.worker.replies import STREAM_NEXT, BadResult, stream_goes_on, to_body
@@ -26,7 +28,7 @@ _INT = struct.Struct("!i")
 T = TypeVar("T")
 
 
-class Connection(Protocol):
+class MessageSource(Protocol):
     """The one method of a socket that reading needs."""
 
     def recv(self, size: int, /) -> bytes:
@@ -36,7 +38,7 @@ class Connection(Protocol):
 # ---- reading ----
 
 
-def retrieve_msg(conn: Connection) -> tuple[bytearray, Any]:
+def retrieve_msg(conn: MessageSource) -> tuple[bytearray, Any]:
     """The next message: its command, and a dict for a load or a list of requests for an inference."""
     command = _read(conn, 1)
     if command == LOAD_MSG:
@@ -46,7 +48,7 @@ def retrieve_msg(conn: Connection) -> tuple[bytearray, Any]:
     raise ValueError(f"Invalid command: {bytes(command)!r}")
 
 
-def _read_load(conn: Connection) -> dict[str, Any]:
+def _read_load(conn: MessageSource) -> dict[str, Any]:
     message: dict[str, Any] = {
         "modelName": _read_text(conn),
         "modelPath": _read_text(conn),
@@ -60,12 +62,12 @@ def _read_load(conn: Connection) -> dict[str, Any]:
     return message
 
 
-def _read_request(conn: Connection, request_id: bytearray) -> dict[str, Any]:
+def _read_request(conn: MessageSource, request_id: bytearray) -> dict[str, Any]:
     headers = [*_read_list(conn, lambda conn, name: {"name": name, "value": _read_text(conn)})]
     return {"requestId": request_id, "headers": headers, "parameters": [*_read_list(conn, _read_parameter)]}
 
 
-def _read_parameter(conn: Connection, name: bytearray) -> dict[str, Any]:
+def _read_parameter(conn: MessageSource, name: bytearray) -> dict[str, Any]:
     content_type = _read_text(conn).decode()
     return {"name": name.decode(), "contentType": content_type, "value": decode_value(_read_text(conn), content_type)}
 
@@ -84,22 +86,22 @@ def decode_value(raw: bytearray, content_type: str) -> Any:
         return raw
 
 
-def _read_list(conn: Connection, read_rest: Callable[[Connection, bytearray], T]) -> Iterator[T]:
+def _read_list(conn: MessageSource, read_rest: Callable[[MessageSource, bytearray], T]) -> Iterator[T]:
     """The items of a list, each of which begins with a text."""
     while (size := _read_int(conn)) != END_OF_LIST:
         yield read_rest(conn, _read(conn, size))
 
 
-def _read_text(conn: Connection) -> bytearray:
+def _read_text(conn: MessageSource) -> bytearray:
     return _read(conn, _read_int(conn))
 
 
-def _read_int(conn: Connection) -> int:
+def _read_int(conn: MessageSource) -> int:
     value: int = _INT.unpack(_read(conn, _INT.size))[0]
     return value
 
 
-def _read(conn: Connection, size: int) -> bytearray:
+def _read(conn: MessageSource, size: int) -> bytearray:
     data = bytearray()
     while size > 0:
         try:
@@ -178,3 +180,29 @@ def _status(context: Context | None, idx: int, code: int) -> bytes:
 def _text(text: str) -> bytes:
     encoded = text.encode()
     return _INT.pack(len(encoded)) + encoded
+
+
+# ---- chunks ----
+
+
+def send_intermediate_predict_response(
+    ret: Sequence[Any], req_id_map: Mapping[int, str], message: str, code: int, context: Context | None = None
+) -> None:
+    """Send one chunk to each request that `req_id_map` names, before the handler returns. Only rank 0 sends.
+
+    A socket that the caller put into the context receives the protocol's bytes.
+    """
+    if not is_first_rank():
+        return
+    if context is None or context.cl_socket is None:
+        raise HandlerError("a chunk can be sent only while a request is handled, through its context")
+    outlet: Any = context.cl_socket
+    if not hasattr(outlet, "sendall"):
+        context.send(ret, req_id_map)
+    else:
+        outlet.sendall(create_predict_response(ret, req_id_map, message, code, context, True))
+
+
+deprecated_send_intermediate_predict_response = deprecated(
+    version="1.0", replacement="ts.handler_utils.utils.send_intermediate_predict_response"
+)(send_intermediate_predict_response)

@@ -11,8 +11,8 @@ from flambeau.config.yaml_file import MAX_YAML_BYTES, load_yaml
 from flambeau.errors import ArchiveError, BrokenWorkflow, ConfigError, WorkflowNotFound
 from flambeau.serving.sources.store import Store
 from flambeau.serving.sources.urls import is_url
-from flambeau.torchserve.workflows.archive_file import WorkflowManifest, read_workflow_manifest
-from flambeau.torchserve.workflows.spec import Spec, read_spec
+from flambeau.torchserve.workflows.manifest import WorkflowManifest, read_workflow_manifest
+from flambeau.torchserve.workflows.spec import WorkflowSpec, read_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class WorkflowSource:
     url: str
     folder: Path
     manifest: WorkflowManifest
-    spec: Spec
+    spec: WorkflowSpec
     downloaded: Path | None = None
 
     def discard(self) -> None:

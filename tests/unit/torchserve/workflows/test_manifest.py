@@ -10,7 +10,7 @@ import pytest
 
 from flambeau.archive.unpack import unpack
 from flambeau.errors import ArchiveError, BrokenArchive
-from flambeau.torchserve.workflows.archive_file import (
+from flambeau.torchserve.workflows.manifest import (
     WORKFLOW_MANIFEST,
     WorkflowManifest,
     read_workflow_manifest,

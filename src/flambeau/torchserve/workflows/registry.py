@@ -1,14 +1,12 @@
-"""Workflows: the workflows of a server, from registration to their end."""
+"""WorkflowRegistry: the workflows of a server, from registration to their end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
 
 from flambeau.config.model import ModelConfig
-from flambeau.config.server import ServerConfig
 from flambeau.errors import (
     DeadlinePassed,
     FlambeauError,
@@ -18,40 +16,18 @@ from flambeau.errors import (
     WorkflowNotFound,
 )
 from flambeau.serving.model import Model
-from flambeau.serving.registry import Registry, check_name
+from flambeau.serving.registry import check_name
+from flambeau.serving.server import Server
 from flambeau.serving.sources.fetching import shown
 from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.store import Store
-from flambeau.torchserve.workflows import execution as running
-from flambeau.torchserve.workflows.archive import WorkflowSource, open_workflow
-from flambeau.torchserve.workflows.spec import Node
+from flambeau.torchserve.workflows import execution
+from flambeau.torchserve.workflows.source import WorkflowSource, open_workflow
+from flambeau.torchserve.workflows.spec import WorkflowNode
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
-
-
-class Models(Protocol):
-    """What a workflow needs of the server that runs its nodes."""
-
-    config: ServerConfig
-    registry: Registry
-
-    async def register(
-        self,
-        url: str,
-        *,
-        source: Source | None,
-        name: str | None,
-        handler: str | None,
-        config: ModelConfig,
-        wishes: Mapping[str, Any] | None,
-        workflow: str,
-    ) -> Model:
-        """Register a model and wait for its workers."""
-
-    async def unregister(self, name: str, version: str | None = None) -> None:
-        """Let a model go."""
 
 
 class Workflow:
@@ -67,11 +43,11 @@ class Workflow:
         return f"{self.name}__{node}"
 
 
-class Workflows:
+class WorkflowRegistry:
     """The workflows of one server, by name."""
 
-    def __init__(self, models: Models, store: Store) -> None:
-        self._models = models
+    def __init__(self, server: Server, store: Store) -> None:
+        self._server = server
         self._store = store
         self._workflows: dict[str, Workflow] = {}
         self._coming: set[str] = set()  # names whose registration has begun
@@ -102,7 +78,7 @@ class Workflows:
         """Register a workflow with all its nodes, or nothing of it."""
         source = await open_workflow(self._store, url, signed=signed)
         workflow = Workflow(name or source.manifest.name, source)
-        defaults = self._models.config
+        defaults = self._server.config
         config = ModelConfig(
             response_timeout_s=response_timeout_s or defaults.default_response_timeout_s,
             startup_timeout_s=startup_timeout_s or defaults.default_startup_timeout_s,
@@ -128,7 +104,7 @@ class Workflows:
         """Take a workflow out of service: what it accepted is answered first."""
         workflow = self.find(name)
         del self._workflows[name]
-        timeout_s = self._models.config.unregister_timeout_s
+        timeout_s = self._server.config.unregister_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 while workflow.num_running:
@@ -140,13 +116,13 @@ class Workflows:
             await asyncio.to_thread(workflow.source.discard)
         logger.info("unregistered workflow %s", name)
 
-    async def predict(self, name: str, call: running.Call) -> bytes:
+    async def predict(self, name: str, call: execution.WorkflowRequest) -> bytes:
         """What a workflow answers."""
         workflow = self.find(name)
-        find = self._models.registry.find
+        find = self._server.registry.find
         workflow.num_running += 1
         try:
-            return await running.run(workflow.source.spec, lambda node: find(workflow.model_name(node)), call)
+            return await execution.run(workflow.source.spec, lambda node: find(workflow.model_name(node)), call)
         finally:
             workflow.num_running -= 1
 
@@ -172,12 +148,12 @@ class Workflows:
             cause="\n".join(filter(None, (getattr(error, "cause", "") for error in errors.values()))),
         )
 
-    async def _register_node(self, workflow: Workflow, node: Node, config: ModelConfig) -> Model:
+    async def _register_node(self, workflow: Workflow, node: WorkflowNode, config: ModelConfig) -> Model:
         settings = node.settings
         source = None
         if node.is_function:
             source = Source(url="", folder=workflow.source.folder, manifest=None)
-        return await self._models.register(
+        return await self._server.register(
             node.url or "",
             source=source,
             name=workflow.model_name(node.name),
@@ -194,7 +170,7 @@ class Workflows:
 
     async def _unregister_nodes(self, workflow: Workflow, nodes: list[str]) -> None:
         names = [workflow.model_name(node) for node in nodes]
-        outcomes = await asyncio.gather(*(self._models.unregister(name) for name in names), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self._server.unregister(name) for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, FlambeauError):
                 logger.warning("node %s of workflow %s: %s", name, workflow.name, outcome)
