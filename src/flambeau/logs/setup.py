@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flambeau.config.server import ServerConfig
 from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
-from flambeau.logs.rolling import MAX_BYTES, RollingFile
+from flambeau.logs.rolling_file import MAX_BYTES, RollingFile
 from flambeau.logs.writer import Logs, QueueHandler
 
 logger = logging.getLogger(__name__)

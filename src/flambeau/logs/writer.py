@@ -25,7 +25,7 @@ from flambeau.logs.layouts import (
     terminal_line,
     tidy,
 )
-from flambeau.logs.rolling import RollingFile
+from flambeau.logs.rolling_file import RollingFile
 
 MAX_WAITING = 200_000  # entries; what comes while so many wait is dropped and counted
 GATHER_S = 0.005  # between two writes: what comes meanwhile is written together

@@ -1,4 +1,4 @@
-"""Every key of config.properties: where its value goes, and how it is read."""
+"""Every key of config.properties: the field it sets and the reader of its value."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from flambeau.config.server import check_pattern
 from flambeau.torchserve import config_values as values
-from flambeau.torchserve.config_values import Kind
+from flambeau.torchserve.config_values import Reader
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """A key that sets one field of ServerConfig, or of a part of it."""
+    """A key that sets one field of ServerConfig, or a nested field such as `grpc.inference.port`."""
 
     place: str
-    kind: Kind
+    read: Reader
 
 
 _port = values.whole(at_most=65535)
@@ -73,7 +73,7 @@ KEYS = {
     "keystore": ConfigKey("tls.keystore", values.path),
     "keystore_pass": ConfigKey("tls.keystore_pass", values.text),
     "keystore_type": ConfigKey("tls.keystore_type", values.text),
-    # Ours: TorchServe had no word for these.
+    # Not in TorchServe.
     "allow_unprotected": ConfigKey("allow_unprotected", values.switch),
     "allow_private_urls": ConfigKey("allow_private_urls", values.switch),
     "key_file": ConfigKey("keys.file", values.path),
@@ -90,7 +90,7 @@ CORS = {
     "cors_allowed_headers": "Access-Control-Allow-Headers",
 }
 
-# These say what is loaded, or how the rest is read.
+# Keys that select the models, or control how the other keys are read.
 STEERING = (
     "load_models",
     "models",
@@ -101,22 +101,22 @@ STEERING = (
 )
 
 WITHOUT_EFFECT = {
-    "vmargs": "there is no Java here",
+    "vmargs": "this server does not run on Java",
     "plugins_path": "plugins are Java programs",
     "number_of_netty_threads": "one event loop serves all connections",
     "netty_client_threads": "one event loop serves all connections",
     "prefer_direct_buffer": "it tunes Java's network buffers",
     "use_native_io": "it tunes Java's network layer",
     "io_ratio": "it tunes Java's network layer",
-    "async_logging": "a slow log never holds up requests for long",
+    "async_logging": "logs are always written by a thread of their own",
     "cpp_log_config": "there is no C++ backend",
     "debug": "workers are always started by the server; `flambeau run` runs a handler under a debugger",
-    "cpu_launcher_enable": "cores are shared out among workers by the server",
-    "cpu_launcher_args": "cores are shared out among workers by the server",
-    "ipex_enable": "handlers choose their own backend",
-    "ipex_gpu_enable": "handlers choose their own backend",
+    "cpu_launcher_enable": "the server divides the cores among its workers",
+    "cpu_launcher_args": "the server divides the cores among its workers",
+    "ipex_enable": "the handler selects its backend",
+    "ipex_gpu_enable": "the handler selects its backend",
     "model_server_home": "the server needs no home folder",
-    "metrics_format": "Prometheus' format is the only one",
+    "metrics_format": "metrics are always in Prometheus format",
 }
 
 WRITTEN_BY_THE_SERVER = ("version", "python", "tsConfigFile")  # found in snapshots
@@ -137,12 +137,12 @@ _SPECIAL_VARIABLES = {"token_expiration_min": "TS_TOKEN_EXPIRATION_TIME_MIN"}
 
 
 def known_keys() -> tuple[str, ...]:
-    """Every key that means something, or once did."""
+    """Every key that is accepted, including those without effect."""
     return (*KEYS, *CORS, *STEERING, *WITHOUT_EFFECT)
 
 
 def variable_of(key: str) -> str | None:
-    """The environment variable that may override a key; None: there is none."""
+    """The environment variable that overrides a key; None if there is none."""
     if key in _NOT_FROM_ENVIRONMENT:
         return None
     plain = key.upper() if key.startswith("ts_") else f"TS_{key.upper()}"

@@ -47,19 +47,17 @@ _KNOWN = frozenset(
 
 @dataclass(slots=True)
 class Element:
-    """One element of an XML document."""
-
     tag: str
     attributes: dict[str, str]
     children: list[Element] = field(default_factory=list)
     text: str = ""
 
     def get(self, name: str) -> str | None:
-        """An attribute, whatever its case."""
+        """An attribute; its name is matched without case."""
         return next((value for key, value in self.attributes.items() if key.lower() == name.lower()), None)
 
     def walk(self) -> list[Element]:
-        """This element and all below it."""
+        """This element and all its descendants."""
         return [self, *(one for child in self.children for one in child.walk())]
 
 
@@ -112,7 +110,7 @@ def read_log4j(text: str, variables: Mapping[str, str]) -> tuple[LogSettings, tu
 
 
 def channel_of(element: Element) -> str | None:
-    """The log that a logger element is about; the server's own packages and the root are one."""
+    """The log of a logger element; TorchServe's own packages and the root belong to the server log."""
     tag = element.tag.lower()
     if tag in ("root", "asyncroot"):
         return SERVER
@@ -123,7 +121,7 @@ def channel_of(element: Element) -> str | None:
 
 
 def max_bytes_of(elements: list[Element]) -> int | None:
-    """The size at which files are rolled, if the document names one."""
+    """The size at which files are rolled, if the document sets one."""
     for element in elements:
         if element.tag.lower() == "sizebasedtriggeringpolicy":
             match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", element.get("size") or "", re.IGNORECASE)
@@ -133,7 +131,7 @@ def max_bytes_of(elements: list[Element]) -> int | None:
 
 
 def ignored_in(elements: list[Element]) -> tuple[str, ...]:
-    """The elements, loggers and patterns that have no meaning here, each once."""
+    """The elements, loggers and patterns without effect, each once."""
     found = [e.tag for e in elements if e.tag.lower() not in (*_KNOWN, *FILE_APPENDERS)]
     for element in elements:
         if element.tag.lower() in ("logger", "asynclogger") and channel_of(element) is None:
@@ -144,16 +142,16 @@ def ignored_in(elements: list[Element]) -> tuple[str, ...]:
 
 
 def expand(name: str, variables: Mapping[str, str]) -> str:
-    """A file name with its `${…}` filled in; `:-` gives what stands for a name that is not known."""
+    """Replace `${…}` in a file name; `:-` introduces a default."""
 
     def fill(match: re.Match[str]) -> str:
         key, _, otherwise = match[1].partition(":-")
         value = variables.get(key.removeprefix("env:").removeprefix("sys:"), otherwise or None)
         if value is None:
-            raise ConfigError(f"the log configuration names ${{{match[1]}}}, which is not known")
+            raise ConfigError(f"the log configuration names ${{{match[1]}}}, which is not set")
         return value
 
-    for _ in range(5):  # a property may name another
+    for _ in range(5):  # a property may refer to another one
         filled = re.sub(r"\$\{([^${}]+)\}", fill, name)
         if filled == name:
             break
@@ -162,7 +160,7 @@ def expand(name: str, variables: Mapping[str, str]) -> str:
 
 
 def parse_xml(text: str) -> Element:
-    """The root of an XML document; one that declares entities is refused, since they can grow without bound."""
+    """Parse a document and return its root. Entities are rejected, since they can expand without bound."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"the log configuration is larger than {MAX_CHARACTERS} characters")
     top = Element("", {})
@@ -183,7 +181,7 @@ def parse_xml(text: str) -> Element:
         stack[-1].text += data
 
     def on_doctype(*_: object) -> None:
-        raise ConfigError("the log configuration has a DOCTYPE, which is not allowed here; take it out")
+        raise ConfigError("the log configuration has a DOCTYPE, which is not allowed; remove it")
 
     parser.StartElementHandler, parser.EndElementHandler = on_start, on_end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = on_text, on_doctype

@@ -99,29 +99,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--handler", required=True, help="a built-in handler, dir/foo.py or dir/foo.py:function")
     add("--extra-files", help="files, folders and patterns, separated by commas")
     add("--runtime", default="python", choices=RUNTIMES, help="what runs the handler (default: python)")
-    add("--export-path", default=os.getcwd(), help="folder to write to, made when missing (default: this one)")
+    add("--export-path", default=os.getcwd(), help="folder to write to, created if missing (default: this one)")
     add("--archive-format", default="default", choices=[*SUFFIXES], help="default and zip-store write NAME.mar, tgz "
         "NAME.tar.gz, no-archive a folder NAME")  # fmt: skip
-    add("-f", "--force", action="store_true", help="replace what is there")
-    add("-v", "--version", default="1.0", help="version of the model; TorchServe's archiver insists on it")
+    add("-f", "--force", action="store_true", help="replace an existing archive")
+    add("-v", "--version", default="1.0", help="version of the model (default: 1.0)")
     add("-r", "--requirements-file", help="pip requirements of the handler")
     add("-c", "--config-file", help="model-config.yaml")
     return parser
 
 
 class ModelExportUtils:
-    """The steps of packing a model, one by one."""
+    """The steps of packing a model."""
 
     @staticmethod
     def get_archive_export_path(export_file_path: str, model_name: str, archive_format: Format) -> str:
-        """Where the archive goes."""
         return os.path.join(export_file_path, model_name + SUFFIXES[archive_format])
 
     @staticmethod
     def check_mar_already_exists(
         model_name: str, export_file_path: str | None, overwrite: bool, archive_format: Format = "default"
     ) -> str:
-        """The folder to write to; what is there already may be in the way."""
+        """Return the folder to write to; raise if the archive exists and may not be replaced."""
         folder = os.getcwd() if export_file_path is None else export_file_path
         target = ModelExportUtils.get_archive_export_path(folder, model_name, archive_format)
         if os.path.exists(target):
@@ -134,7 +133,7 @@ class ModelExportUtils:
 
     @staticmethod
     def find_unique(files: Iterable[str], suffix: str) -> str | None:
-        """The one file with a suffix, if there is one."""
+        """The only file with a suffix, or None; raise if there are several."""
         found = [file for file in files if file.endswith(suffix)]
         if len(found) > 1:
             raise ModelArchiverError(f"there must be one {suffix} file, not {len(found)}: {', '.join(found)}")
@@ -142,19 +141,17 @@ class ModelExportUtils:
 
     @staticmethod
     def generate_model(modelcfg: ModelArchiverConfig) -> Manifest:
-        """What the manifest says of the model."""
         return to_manifest(to_recipe(modelcfg))
 
     @staticmethod
     def generate_manifest_json(config: ModelArchiverConfig) -> str:
-        """The manifest as it is written."""
         return str(ModelArchiveManifest(runtime=config.runtime, model=ModelExportUtils.generate_model(config)))
 
     @staticmethod
     def copy_artifacts(model_name: str, runtime: str, **kwargs: str | None) -> str:
-        """Lay out the files of an archive in a new folder below the temporary one; the caller removes it.
+        """Link the files of an archive into a new temporary folder, which the caller removes.
 
-        They are links: gigabytes of weights are not copied to be packed.
+        Links save a copy of the weights.
         """
         files = {name.replace("-", "_"): value for name, value in kwargs.items()}
         recipe = to_recipe(ModelArchiverConfig(model_name=model_name, version="", runtime=runtime, **files))  # type: ignore[arg-type]
@@ -175,29 +172,27 @@ class ModelExportUtils:
 
     @staticmethod
     def clean_temp_files(temp_files: Iterable[str]) -> None:
-        """Remove files."""
         for file in temp_files:
             os.remove(file)
 
     @staticmethod
     def make_dir(d: str) -> None:
-        """Make a folder, unless it is there."""
         os.makedirs(d, exist_ok=True)
 
     @staticmethod
     def directory_filter(directory: str, unwanted_dirs: Iterable[str]) -> bool:
-        """Whether a folder goes into an archive."""
+        """Whether a folder belongs in an archive."""
         return directory not in unwanted_dirs and not is_skipped(directory)
 
     @staticmethod
     def file_filter(current_file: str, files_to_exclude: Iterable[str]) -> bool:
-        """Whether a file is none of those that nobody wants."""
+        """Whether a file belongs in an archive."""
         unwanted = {*files_to_exclude, "MANIFEST.json"}
         return current_file not in unwanted and not current_file.endswith((".pyc", ".DS_Store", ".mar"))
 
     @staticmethod
     def check_model_name_regex_or_exit(model_name: str) -> None:
-        """Refuse a name with characters that are not allowed."""
+        """Raise for a name with invalid characters."""
         try:
             check_name(model_name)
         except ArchiveError as error:
@@ -205,14 +200,13 @@ class ModelExportUtils:
 
     @staticmethod
     def validate_inputs(model_name: str, export_path: str) -> None:
-        """Refuse a bad name, and a file where a folder should be; a missing folder is made later."""
+        """Raise for an invalid name or an export path that is a file; a missing folder is created later."""
         ModelExportUtils.check_model_name_regex_or_exit(model_name)
         if os.path.exists(export_path) and not os.path.isdir(export_path):
             raise ModelArchiverError(f"Given export-path {export_path} is not a directory. Name a folder.")
 
 
 def to_recipe(config: ModelArchiverConfig) -> Recipe:
-    """A configuration in the archiver's own words."""
     extra_files = getattr(config, "extra_files", None) or ""
     return Recipe(
         model_name=config.model_name,

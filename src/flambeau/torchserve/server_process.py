@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Serve until a signal; the first word only tells the process list what this is."""
+    """Serve until a signal; the first argument only marks the process in the process list."""
     arguments = torchserve_flags.parser().parse_args(sys.argv[2:])
     status = 0
     logs: Logs | None = None
     try:
-        config = places(arguments)
+        config = base_config(arguments)
         logs = open_log4j_logs(config, Path(arguments.log_config)) if arguments.log_config else open_logs(config)
         properties = settings(arguments)
         serve.start(properties.server, Startup(properties), logs)
@@ -56,14 +56,14 @@ def main() -> None:
 
 
 def say(text: str) -> None:
-    """Print a line that scripts wait for; a terminal that is gone does not matter."""
+    """Print a line that scripts wait for; a closed terminal is ignored."""
     try:
         print(text, flush=True)
     except OSError:
         pass
 
 
-def places(arguments: argparse.Namespace) -> ServerConfig:
+def base_config(arguments: argparse.Namespace) -> ServerConfig:
     """TorchServe's defaults, with the folders that the environment and the flags name."""
     logs = Path(os.environ.get("LOG_LOCATION") or "logs")
     return replace(
@@ -75,7 +75,7 @@ def places(arguments: argparse.Namespace) -> ServerConfig:
 
 
 def settings(arguments: argparse.Namespace) -> Properties:
-    """Everything that was said: the file or snapshot, the flags over it, the environment over both."""
+    """The settings of the file or snapshot, overridden by the flags, overridden by the environment."""
     file = config_file(arguments)
     written = read_file(file) if file else {}
     if file and file != named_config(arguments) and file.parent == snapshot_folder():
@@ -91,13 +91,13 @@ def settings(arguments: argparse.Namespace) -> Properties:
     if file:
         given["tsConfigFile"] = str(file)
     given |= {"version": __version__, "python": sys.executable}
-    properties = to_properties(given, places(arguments))
-    logger.info("settings:\n%s", "\n".join(described(properties, file)))
+    properties = to_properties(given, base_config(arguments))
+    logger.info("settings:\n%s", "\n".join(summary_of(properties, file)))
     return properties
 
 
-def described(properties: Properties, file: Path | None) -> list[str]:
-    """The settings an operator looks for first, in TorchServe's words."""
+def summary_of(properties: Properties, file: Path | None) -> list[str]:
+    """The main settings, one per line, under TorchServe's names."""
     server = properties.server
     lines = {
         "Flambeau version": __version__,
@@ -124,7 +124,7 @@ def described(properties: Properties, file: Path | None) -> list[str]:
 
 
 class Startup(serve.Life):
-    """Registers its models before the ports open, as TorchServe does: who can connect finds them there."""
+    """Registers its models before the ports open, as TorchServe does, so that the first client finds them."""
 
     def __init__(self, properties: Properties) -> None:
         self._properties = properties
@@ -132,10 +132,10 @@ class Startup(serve.Life):
         self._snapshots: SnapshotWriter | None = None
 
     async def prepare(self, server: Server) -> None:
-        """Register the models; one that cannot be is named and skipped."""
+        """Register the models; one that fails is logged and skipped."""
         store = server.config.model_store or Path()
         is_named = (self._properties.load_models or "").lower() != "all"
-        for wanted in await asyncio.to_thread(wanted_models, self._properties, store):
+        for wanted in await asyncio.to_thread(startup_models, self._properties, store):
             logger.info("Loading initial models: %s", wanted.url)
             try:
                 self._models.append(await register(server, wanted, store))
@@ -143,29 +143,29 @@ class Startup(serve.Life):
                 logger.error("Failed to load model: %s: %s", wanted.url, error)
                 if is_named:
                     server.could_not_start_with(wanted.name or wanted.url, str(error))
-            except Exception:  # whatever is wrong with one model, the others are served
+            except Exception:  # one broken model must not keep the others from being served
                 logger.exception("Failed to load model: %s", wanted.url)
 
     async def begin(self, server: Server, address: Address) -> None:
-        """Say the words that scripts wait for; then wait for the workers."""
+        """Print the line that scripts wait for, then wait for the workers."""
         if folder := server.config.snapshot_folder:
             writer = self._snapshots = SnapshotWriter(folder, self._properties.given, server)
             writer.save("startup")
-            await writer.written()  # scripts look for it when they have read the words below
+            await writer.written()  # scripts look for it after the line below
             server.on_change = lambda: writer.save("snapshot")
         say("Model server started.")
         await asyncio.gather(*map(wait_for_workers, self._models))
         serve.settle(server)
 
     async def end(self, server: Server) -> None:
-        """Keep what is registered for the next start."""
+        """Write the final snapshot."""
         if self._snapshots is not None:
             self._snapshots.save("shutdown")
             await self._snapshots.close()
 
 
-def wanted_models(properties: Properties, store: Path) -> Sequence[StartupModel]:
-    """What to start with; a snapshot beats a list."""
+def startup_models(properties: Properties, store: Path) -> Sequence[StartupModel]:
+    """The models to start with; a snapshot overrides a list."""
     if properties.model_snapshot is None:
         return named_models(properties.load_models or "", store)
     if properties.load_models:
@@ -174,7 +174,7 @@ def wanted_models(properties: Properties, store: Path) -> Sequence[StartupModel]
 
 
 async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
-    """Register one model; its workers start beside."""
+    """Register one model without waiting for its workers."""
     model = await server.register(
         wanted.url,
         path=await asyncio.to_thread(find, wanted.url, store),
@@ -193,7 +193,7 @@ async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
 
 
 def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
-    """The settings of a model that says nothing; without GPUs it gets one worker, where TorchServe took every core."""
+    """The settings of a model without any: one worker per GPU, or one, where TorchServe started one per core."""
     workers = config.default_workers or num_gpus or 1
     return ModelConfig(
         min_workers=workers,
@@ -205,11 +205,11 @@ def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
 
 
 async def wait_for_workers(model: Model) -> None:
-    """Wait until a model's workers have started, or say why they have not."""
+    """Wait until a model's workers have started, or log why they failed."""
     try:
         await model.supervisor.wait_started([*model.supervisor.slots])
     except WorkersFailed as error:
-        if not error.is_final:  # of which all is said
+        if not error.is_final:  # a final error is logged by the supervisor
             logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
 
 

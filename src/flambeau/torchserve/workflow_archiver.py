@@ -57,21 +57,20 @@ class WorkflowArchiverArgParser:
         parser.add_argument("--handler", help="Python file with the functions of the graph")
         parser.add_argument("--extra-files", help="files, separated by commas")
         parser.add_argument("--export-path", default=os.getcwd(), help="folder to write to (default: this one)")
-        parser.add_argument("-f", "--force", action="store_true", help="replace what is there")
+        parser.add_argument("-f", "--force", action="store_true", help="replace an existing archive")
         return parser
 
 
 class WorkflowExportUtils:
-    """The steps of packing a workflow, one by one."""
+    """The steps of packing a workflow."""
 
     @staticmethod
     def get_archive_export_path(export_file_path: str, workflow_name: str) -> str:
-        """Where the archive goes."""
         return os.path.join(export_file_path, f"{workflow_name}.war")
 
     @staticmethod
     def check_war_already_exists(workflow_name: str, export_file_path: str | None, overwrite: bool) -> str:
-        """The folder to write to; what is there already may be in the way."""
+        """Return the folder to write to; raise if the archive exists and may not be replaced."""
         folder = os.getcwd() if export_file_path is None else export_file_path
         target = WorkflowExportUtils.get_archive_export_path(folder, workflow_name)
         if os.path.exists(target):
@@ -84,17 +83,15 @@ class WorkflowExportUtils:
 
     @staticmethod
     def generate_workflow(workflow_args: Namespace) -> WorkflowDescription:
-        """What the manifest says of the workflow."""
         return WorkflowDescription(workflow_args.workflow_name, workflow_args.spec_file, workflow_args.handler)
 
     @staticmethod
     def generate_manifest_json(args: Namespace) -> str:
-        """The manifest as it is written."""
         return str(WorkflowArchiveManifest(WorkflowExportUtils.generate_workflow(args)))
 
     @staticmethod
     def copy_artifacts(workflow_name: str, artifact_files: Sequence[str | None]) -> str:
-        """Lay out files in a new folder below the temporary one, as links; the caller removes it."""
+        """Link files into a new temporary folder, which the caller removes."""
         named = [Path(part.strip()) for files in artifact_files for part in (files or "").split(",") if part.strip()]
         for file in named:
             if not file.is_file():
@@ -113,29 +110,27 @@ class WorkflowExportUtils:
 
     @staticmethod
     def clean_temp_files(temp_files: Iterable[str]) -> None:
-        """Remove files."""
         for file in temp_files:
             os.remove(file)
 
     @staticmethod
     def make_dir(d: str) -> None:
-        """Make a folder, unless it is there."""
         os.makedirs(d, exist_ok=True)
 
     @staticmethod
     def directory_filter(directory: str, unwanted_dirs: Iterable[str]) -> bool:
-        """Whether a folder goes into an archive."""
+        """Whether a folder belongs in an archive."""
         return directory not in unwanted_dirs and not is_skipped(directory)
 
     @staticmethod
     def file_filter(current_file: str, files_to_exclude: Iterable[str]) -> bool:
-        """Whether a file is none of those that nobody wants."""
+        """Whether a file belongs in an archive."""
         unwanted = {*files_to_exclude, "MANIFEST.json"}
         return current_file not in unwanted and not current_file.endswith((".pyc", ".DS_Store", ".war"))
 
     @staticmethod
     def check_workflow_name_regex_or_exit(workflow_name: str) -> None:
-        """Refuse a name with characters that are not allowed."""
+        """Raise for a name with invalid characters."""
         try:
             check_name(workflow_name, "Workflow")
         except ArchiveError as error:
@@ -143,7 +138,7 @@ class WorkflowExportUtils:
 
     @staticmethod
     def validate_inputs(workflow_name: str, export_path: str) -> None:
-        """Refuse a bad name, and a place that is no folder."""
+        """Raise for an invalid name or an export path that is not a folder."""
         WorkflowExportUtils.check_workflow_name_regex_or_exit(workflow_name)
         if not os.path.isdir(os.path.abspath(export_path)):
             raise WorkflowArchiverError(f"Given export-path {export_path} is not a directory. Name a folder.")

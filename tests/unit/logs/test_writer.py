@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from flambeau.logs import rolling, writer
+from flambeau.logs import rolling_file as rolling
+from flambeau.logs import writer
 from flambeau.logs.access import grpc_line, http_line, remote_of
 from flambeau.logs.layouts import ACCESS, MODEL, SERVER, TS_METRICS, full_line, local_time, printable, terminal_line
-from flambeau.logs.rolling import RollingFile
+from flambeau.logs.rolling_file import RollingFile
 from flambeau.logs.writer import Logs, QueueHandler
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"

@@ -153,7 +153,7 @@ def test_unknown_keys_are_named_with_the_nearest_known_one(caplog):
         server(job_queue_sise="1", vmargs="-Xmx1g", something_else="x", version="0.12.0")
     assert "job_queue_sise is not a known key; did you mean job_queue_size?" in caplog.text
     assert "something_else is not a known key\n" in caplog.text
-    assert "vmargs has no effect here: there is no Java here" in caplog.text
+    assert "vmargs has no effect here: this server does not run on Java" in caplog.text
     assert "version" not in caplog.text
 
 

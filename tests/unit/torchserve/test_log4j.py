@@ -55,7 +55,7 @@ def test_files_levels_and_sizes_are_kept_and_the_rest_is_named():
         ('<!DOCTYPE c SYSTEM "file:///etc/passwd"><Configuration/>', "DOCTYPE"),
         ("<Configuration>" + "<a>" * 100, "nested too deeply"),
         ("<Configuration>" + " " * (1 << 20), "larger than"),
-        (XML.replace(":-/var/log", ""), r"\$\{env:NOWHERE\}, which is not known"),
+        (XML.replace(":-/var/log", ""), r"\$\{env:NOWHERE\}, which is not set"),
     ],
 )
 def test_what_cannot_be_read_is_refused(text, complaint):

@@ -7,22 +7,22 @@ from pathlib import Path
 
 from flambeau.cli.doctor import Finding
 from flambeau.errors import ConfigError
-from flambeau.torchserve.doctor.configuration import look_at_config
-from flambeau.torchserve.doctor.models import look_at
+from flambeau.torchserve.doctor.configuration import check_config
+from flambeau.torchserve.doctor.models import check_model
 
 
 def examine_installation(config: Path, store: Path) -> Iterator[Finding]:
-    """Look at a TorchServe installation: its configuration, then every model and workflow in its store."""
+    """Check the configuration, then every model and workflow in the store."""
     if not store.is_dir():
         raise ConfigError(f"{store} is not a folder; name the model store after the configuration file")
-    findings, server = look_at_config(config, store)
+    findings, server = check_config(config, store)
     yield from findings
     paths = [path for path in sorted(store.iterdir()) if is_model(path)]
     if not paths:
         yield Finding("note", str(store), "there are no models in it")
     num_problems = 0
     for path in paths:
-        for finding in look_at(path, installs=server.install_dependencies):
+        for finding in check_model(path, installs=server.install_dependencies):
             num_problems += finding.level == "problem"
             yield finding
     text = f"{len(paths)} model{'s' * (len(paths) != 1)}, {num_problems} problem{'s' * (num_problems != 1)}"
@@ -30,7 +30,7 @@ def examine_installation(config: Path, store: Path) -> Iterator[Finding]:
 
 
 def is_model(path: Path) -> bool:
-    """Whether something in a store is a model, as far as its name tells."""
+    """Whether an entry of a store is a model, by its name."""
     if path.name.startswith("."):
         return False
     return path.is_dir() or path.name.endswith((".mar", ".model", ".tar.gz"))

@@ -1,4 +1,4 @@
-"""Handlers of TorchServe that wrap another server's engine: their names are there, and say what to use instead."""
+"""TorchServe's handlers for other engines: they exist by name and name a replacement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from flambeau.errors import HandlerError
 
 
 class ReplacedHandler:
-    """A handler that this server does not have; making one tells what to do instead."""
+    """A handler that this server does not support; creating one raises the remedy."""
 
     remedy = ""
 

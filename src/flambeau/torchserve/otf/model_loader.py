@@ -1,4 +1,4 @@
-"""ModelLoader: a model folder → a Service around its handler (`ts.model_loader`)."""
+"""ModelLoader: loads the handler of a model folder into a Service (`ts.model_loader`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from flambeau.worker.loader import in_envelope, load_handler
 
 
 class ModelLoader(ABC):
-    """Loads a model from its folder."""
-
     @abstractmethod
     def load(
         self,
@@ -26,7 +24,7 @@ class ModelLoader(ABC):
         envelope: str | None = None,
         limit_max_image_pixels: bool = True,
     ) -> Service:
-        """Find the handler, initialize it and return the service around it."""
+        """Find the handler, initialize it and return its service."""
 
 
 class TsModelLoader(ModelLoader):
@@ -43,7 +41,6 @@ class TsModelLoader(ModelLoader):
         limit_max_image_pixels: bool = True,
         metrics_cache: Any = None,
     ) -> Service:
-        """Find the handler, initialize it and return the service around it."""
         folder = Path(model_dir)
         manifest = read_manifest(folder)
         raw = dict(manifest.raw) if manifest else None
@@ -57,11 +54,8 @@ class TsModelLoader(ModelLoader):
 
 
 class ModelLoaderFactory:
-    """Says which loader to use; there is one."""
-
     @staticmethod
     def get_model_loader() -> TsModelLoader:
-        """The loader."""
         return TsModelLoader()
 
 

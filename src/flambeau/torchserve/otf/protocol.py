@@ -1,6 +1,7 @@
-"""TorchServe's worker protocol: for code that calls its codec, and for workers that its own server drives.
+"""TorchServe's worker protocol (OTF): its codec, for user code and for workers under TorchServe's own server.
 
 Integers have 32 bits, big-endian; text is its length and UTF-8; -1 ends a list.
+
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ T = TypeVar("T")
 
 
 class MessageSource(Protocol):
-    """The one method of a socket that reading needs."""
+    """The socket method that reading needs."""
 
     def recv(self, size: int, /) -> bytes:
-        """Up to that many bytes; none when the peer is gone."""
+        """Up to `size` bytes; none after the peer has closed."""
 
 
 # ---- reading ----
 
 
 def retrieve_msg(conn: MessageSource) -> tuple[bytearray, Any]:
-    """The next message: its command, and a dict for a load or a list of requests for an inference."""
+    """Read a message: its command, and a dict for a load or a list of requests for a prediction."""
     command = _read(conn, 1)
     if command == LOAD_MSG:
         return command, _read_load(conn)
@@ -73,7 +74,7 @@ def _read_parameter(conn: MessageSource, name: bytearray) -> dict[str, Any]:
 
 
 def decode_value(raw: bytearray, content_type: str) -> Any:
-    """JSON parsed, text as str, anything else as its bytes."""
+    """Decode a value by its content type: JSON, text or bytes."""
     if os.environ.get("TS_DECODE_INPUT_REQUEST", "true") != "true":
         return raw
     media_type = media_type_of(content_type)
@@ -87,7 +88,7 @@ def decode_value(raw: bytearray, content_type: str) -> Any:
 
 
 def _read_list(conn: MessageSource, read_rest: Callable[[MessageSource, bytearray], T]) -> Iterator[T]:
-    """The items of a list, each of which begins with a text."""
+    """The items of a list; each starts with a text."""
     while (size := _read_int(conn)) != END_OF_LIST:
         yield read_rest(conn, _read(conn, size))
 
@@ -106,7 +107,7 @@ def _read(conn: MessageSource, size: int) -> bytearray:
     while size > 0:
         try:
             packet = conn.recv(size)
-        except ConnectionResetError:  # it has left with our last answer unread
+        except ConnectionResetError:  # the peer closed with our last answer unread
             packet = b""
         if len(packet) == 0:
             logger.info("Frontend disconnected.")
@@ -120,7 +121,6 @@ def _read(conn: MessageSource, size: int) -> bytearray:
 
 
 def create_load_model_response(code: int, message: str) -> bytearray:
-    """The answer to a load."""
     return bytearray(_INT.pack(code) + _text(message) + _INT.pack(END_OF_LIST))
 
 
@@ -132,7 +132,7 @@ def create_predict_response(
     context: Context | None = None,
     ts_stream_next: bool = False,
 ) -> bytearray | None:
-    """The answer to an inference, one element per request; without a result, each gets an error. None at rank > 0."""
+    """Encode one element per request; without a result, each is an error. None at rank > 0."""
     if not is_first_rank():
         return None
     response = bytearray(_INT.pack(code) + _text(message))
@@ -149,7 +149,7 @@ def create_predict_response(
 
 
 def encode_response_headers(resp_hdr_map: Mapping[str, str]) -> bytearray:
-    """Headers as the protocol writes them: their number, then names and values."""
+    """The number of headers, then their names and values."""
     encoded = bytearray(_INT.pack(len(resp_hdr_map)))
     for name, value in resp_hdr_map.items():
         encoded += _text(name) + _text(value)
@@ -157,7 +157,7 @@ def encode_response_headers(resp_hdr_map: Mapping[str, str]) -> bytearray:
 
 
 def is_first_rank() -> bool:
-    """Of the processes that make up one worker, only the first answers."""
+    """Whether this process is rank 0: only that one answers."""
     return os.environ.get("LOCAL_RANK", "0") in ("", "0")
 
 

@@ -26,7 +26,7 @@ Inputs = tuple[list[RequestProcessor], list[dict[str, Any]], dict[int, str]]
 
 
 class Service:
-    """A loaded model: its context, and the entry point that answers batches."""
+    """A loaded model: its context and its entry point."""
 
     def __init__(
         self,
@@ -52,16 +52,15 @@ class Service:
 
     @property
     def context(self) -> Context:
-        """What the handler is told."""
         return self._context
 
     def set_cl_socket(self, cl_socket: Any) -> None:
-        """Where chunks are sent."""
+        """Set the socket for intermediate responses."""
         self.cl_socket = cl_socket
 
     @staticmethod
     def retrieve_data_for_inference(batch: Batch | None) -> Inputs:
-        """The headers, rows and request ids of a batch of parsed requests."""
+        """Split parsed requests into headers, rows and request ids."""
         if batch is None:
             raise ValueError("Received invalid inputs")
         return (
@@ -71,7 +70,7 @@ class Service:
         )
 
     def predict(self, batch: Batch) -> bytearray | None:
-        """Call the handler; the answer is encoded, whatever happens."""
+        """Call the handler and encode its result or its error."""
         inputs = Service.retrieve_data_for_inference(batch)
         begin(self.context, inputs, self.cl_socket)
         began = time.perf_counter()
@@ -84,13 +83,13 @@ class Service:
 
 
 class AsyncService:
-    """Answers requests of an `async def` handler as they come, each with a context of its own."""
+    """Runs requests of an `async def` handler concurrently, each with its own context."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     async def predict(self, batch: Batch) -> bytearray | None:
-        """Call the handler; the answer is encoded, whatever happens."""
+        """Call the handler and encode its result or its error."""
         inputs = Service.retrieve_data_for_inference(batch)
         context = copy.deepcopy(self.service.context)
         begin(context, inputs, self.service.cl_socket)
@@ -103,7 +102,7 @@ class AsyncService:
         return answer(result, context, inputs, began)
 
     def run(self) -> str | None:
-        """Answer until the peer is gone; what went wrong, if something did."""
+        """Answer requests until the peer disconnects; return the traceback of a failure."""
         try:
             asyncio.get_event_loop().run_until_complete(self._answer_all())
         except Exception:
@@ -125,7 +124,7 @@ class AsyncService:
 
 
 def begin(context: Context, inputs: Inputs, cl_socket: Any) -> None:
-    """Turn a context to a batch."""
+    """Set the context to a batch."""
     context.request_processor, _, context.request_ids = inputs
     metrics: Any = context.metrics
     metrics.request_ids = context.request_ids
@@ -133,7 +132,7 @@ def begin(context: Context, inputs: Inputs, cl_socket: Any) -> None:
 
 
 def answer(result: Any, context: Context, inputs: Inputs, began: float) -> bytearray | None:
-    """A handler's result, checked, measured and encoded."""
+    """Check, measure and encode a handler's result."""
     _, rows, ids = inputs
     try:
         values = check_result(result, len(rows))
@@ -144,14 +143,13 @@ def answer(result: Any, context: Context, inputs: Inputs, began: float) -> bytea
 
 
 def failure(error: Exception, inputs: Inputs) -> bytearray | None:
-    """A handler's exception, logged and encoded: the client learns its status and its text, no more."""
+    """Log and encode a handler's exception; the client sees only its status and message."""
     failed = to_failed([], error)
     logger.warning("%s (%d)\n%s", failed.message, failed.status, failed.detail)
     return create_predict_response(None, inputs[2], failed.message, failed.status)
 
 
 def emit_metrics(metrics: Iterable[Any]) -> None:
-    """Write metrics to the log."""
     for metric in metrics or ():
         logger.info("[METRICS]%s", metric)
 

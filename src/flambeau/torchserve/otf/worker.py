@@ -22,7 +22,7 @@ from flambeau.torchserve.otf.service import AsyncService, Service
 from flambeau.worker.failures import load_failed
 
 SOCKET_ACCEPT_TIMEOUT = 30.0
-DEBUG = False  # waits for a connection without end
+DEBUG = False  # wait for a connection without a timeout
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0)
 
 logger = logging.getLogger(__name__)
@@ -57,21 +57,21 @@ class TorchModelServiceWorker:
         self.async_comm = async_comm
 
     def load_model(self, load_model_request: Mapping[str, Any]) -> tuple[Service | None, str, int]:
-        """Load what a message names: the service, what to answer, and a status."""
-        said = {key: value.decode() if isinstance(value, (bytes, bytearray)) else value
+        """Load the model of a message; return the service, a message and a status."""
+        fields = {key: value.decode() if isinstance(value, (bytes, bytearray)) else value
                 for key, value in load_model_request.items()}  # fmt: skip
-        name = said["modelName"]
+        name = fields["modelName"]
         if self.metrics_cache is not None:
             self.metrics_cache.model_name = name
         try:
             service = ModelLoaderFactory.get_model_loader().load(
                 name,
-                said["modelPath"],
-                said.get("handler") or None,
-                int(said["gpu"]) if said.get("gpu") is not None else None,
-                int(said["batchSize"]) if said.get("batchSize") is not None else None,
-                said.get("envelope") or None,
-                bool(said.get("limitMaxImagePixels", True)),
+                fields["modelPath"],
+                fields.get("handler") or None,
+                int(fields["gpu"]) if fields.get("gpu") is not None else None,
+                int(fields["batchSize"]) if fields.get("batchSize") is not None else None,
+                fields.get("envelope") or None,
+                bool(fields.get("limitMaxImagePixels", True)),
                 self.metrics_cache,
             )
         except Exception as error:
@@ -81,7 +81,7 @@ class TorchModelServiceWorker:
         return service, f"loaded model {name}", 200
 
     def handle_connection(self, cl_socket: Any) -> None:
-        """Answer the messages of a peer, one after another, until it is gone."""
+        """Answer the messages of a peer in order, until it disconnects."""
         service: Service | None = None
         while True:
             command, message = retrieve_msg(cl_socket)
@@ -91,11 +91,11 @@ class TorchModelServiceWorker:
                 raise ValueError(f"Received unknown command: {command!r}")
             elif service is None:
                 raise RuntimeError("Received a batch, but no model is loaded")
-            elif (response := service.predict(message)) is not None:  # other ranks have none
+            elif (response := service.predict(message)) is not None:  # None at rank > 0
                 cl_socket.sendall(response)
 
     def handle_connection_async(self, cl_socket: Any) -> None:
-        """Load a model, then answer requests as they come, many at a time."""
+        """Load a model, then answer requests concurrently."""
         command, message = retrieve_msg(cl_socket)
         if command != LOAD_MSG:
             raise ValueError(f"Received {command!r} before a model was loaded")
@@ -111,7 +111,6 @@ class TorchModelServiceWorker:
         return service
 
     def run_server(self) -> None:
-        """Listen, and answer whoever connects."""
         if not DEBUG:
             self.sock.settimeout(SOCKET_ACCEPT_TIMEOUT)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -131,7 +130,7 @@ class TorchModelServiceWorker:
 
 
 def name_for_rank(name: str, rank: int) -> str:
-    """A socket's name: its number, if it ends in one, counts up with the rank."""
+    """The socket name of a rank: a trailing number is increased by the rank."""
     stem, dot, number = name.rpartition(".")
     return f"{stem}{dot}{int(number) + rank}" if number.isdigit() else name + (f".{rank}" if rank else "")
 
@@ -151,7 +150,7 @@ def _read_metrics(path: str) -> MetricsCacheYamlImpl:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a worker until its peer is gone."""
+    """Run a worker until its peer disconnects."""
     parser = argparse.ArgumentParser(prog="model_service_worker", description="A worker that TorchServe drives.")
     parser.add_argument("--sock-type", choices=["unix", "tcp"], required=True)
     parser.add_argument("--sock-name")

@@ -1,4 +1,4 @@
-"""One request through a workflow: each node as soon as all before it have answered."""
+"""Runs one request through a workflow: each node starts when all its predecessors have answered."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowRequest:
-    """What a client asks of a workflow."""
-
     request_id: str
     headers: list[tuple[str, str]]
     body: bytes
@@ -30,14 +28,14 @@ class WorkflowRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeInput:
-    """What a node gets: the client's own body, or named answers of the nodes before it, one after another."""
+    """The input of a node: the client's body, or the joined answers of its predecessors."""
 
     content: bytes
     fields: list[tuple[str, int]] | None = None
 
     @classmethod
     def from_answers(cls, answers: Mapping[str, bytes]) -> NodeInput:
-        """One answer is the body; of several, each has its node's name."""
+        """A single answer becomes the body; several are fields named after their nodes."""
         if len(answers) == 1:
             [content] = answers.values()
             return cls(content, [("body", len(content))])
@@ -45,7 +43,7 @@ class NodeInput:
 
 
 async def run(spec: WorkflowSpec, find: Callable[[str], Model], call: WorkflowRequest) -> bytes:
-    """The workflow's answer; branches run side by side, and when one fails or the client goes, all end."""
+    """Run all branches concurrently and return the answer; a failure or cancellation ends all of them."""
     tasks: dict[str, asyncio.Task[bytes]] = {}
 
     async def run_one(name: str) -> bytes:
@@ -63,7 +61,7 @@ async def run(spec: WorkflowSpec, find: Callable[[str], Model], call: WorkflowRe
 
 
 async def run_node(node: WorkflowNode, find: Callable[[str], Model], call: WorkflowRequest, given: NodeInput) -> bytes:
-    """A node's answer, asked for as often as its settings allow."""
+    """Call a node, with as many retries as its settings allow."""
     attempts = node.settings.retry_attempts
     reason = ""
     for attempt in range(attempts + 1):
@@ -99,7 +97,7 @@ async def _ask(model: Model, node: WorkflowNode, call: WorkflowRequest, given: N
 
 
 def combine(answers: Mapping[str, bytes]) -> bytes:
-    """The answer of the one leaf as it is; of several, a JSON object with the object of each."""
+    """The answer of a single leaf unchanged; of several, a JSON object with one entry each."""
     if len(answers) == 1:
         [content] = answers.values()
         return content
@@ -118,6 +116,6 @@ def _object(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error of the node that failed; those after it only repeat it."""
+    """The error of the node that failed first; later ones only repeat it."""
     found: Sequence[BaseException] = errors.exceptions
     return _first(found[0]) if isinstance(found[0], BaseExceptionGroup) else found[0]

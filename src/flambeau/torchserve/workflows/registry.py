@@ -1,4 +1,4 @@
-"""WorkflowRegistry: the workflows of a server, from registration to their end."""
+"""WorkflowRegistry: registers, runs and unregisters the workflows of a server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class Workflow:
         self.num_running = 0
 
     def model_name(self, node: str) -> str:
-        """What the model of a node is called."""
         return f"{self.name}__{node}"
 
 
@@ -50,18 +49,18 @@ class WorkflowRegistry:
         self._server = server
         self._store = store
         self._workflows: dict[str, Workflow] = {}
-        self._coming: set[str] = set()  # names whose registration has begun
+        self._pending: set[str] = set()  # names being registered
 
     def __iter__(self) -> Iterator[Workflow]:
         return iter([self._workflows[name] for name in sorted(self._workflows)])
 
     @property
     def num_running(self) -> int:
-        """Requests that are on their way through a workflow."""
+        """Requests in progress, in all workflows."""
         return sum(workflow.num_running for workflow in self._workflows.values())
 
     def find(self, name: str) -> Workflow:
-        """The workflow of that name."""
+        """Raises WorkflowNotFound."""
         if name not in self._workflows:
             raise WorkflowNotFound(f"Workflow not found: {name}")
         return self._workflows[name]
@@ -75,7 +74,7 @@ class WorkflowRegistry:
         startup_timeout_s: float | None = None,
         signed: bool = False,
     ) -> Workflow:
-        """Register a workflow with all its nodes, or nothing of it."""
+        """Register a workflow with all its nodes, or none of them."""
         source = await open_workflow(self._store, url, signed=signed)
         workflow = Workflow(name or source.manifest.name, source)
         defaults = self._server.config
@@ -86,14 +85,14 @@ class WorkflowRegistry:
         )
         try:
             check_name(workflow.name)
-            if workflow.name in self._workflows or workflow.name in self._coming:
+            if workflow.name in self._workflows or workflow.name in self._pending:
                 raise WorkflowExists(workflow.name)
-            self._coming.add(workflow.name)
+            self._pending.add(workflow.name)
             try:
                 await self._register_nodes(workflow, config)
                 self._workflows[workflow.name] = workflow
             finally:
-                self._coming.discard(workflow.name)
+                self._pending.discard(workflow.name)
         except BaseException:
             await asyncio.to_thread(source.discard)
             raise
@@ -101,7 +100,7 @@ class WorkflowRegistry:
         return workflow
 
     async def unregister(self, name: str) -> None:
-        """Take a workflow out of service: what it accepted is answered first."""
+        """Remove a workflow after its accepted requests are answered."""
         workflow = self.find(name)
         del self._workflows[name]
         timeout_s = self._server.config.unregister_timeout_s
@@ -116,18 +115,17 @@ class WorkflowRegistry:
             await asyncio.to_thread(workflow.source.discard)
         logger.info("unregistered workflow %s", name)
 
-    async def predict(self, name: str, call: execution.WorkflowRequest) -> bytes:
-        """What a workflow answers."""
+    async def predict(self, name: str, request: execution.WorkflowRequest) -> bytes:
         workflow = self.find(name)
         find = self._server.registry.find
         workflow.num_running += 1
         try:
-            return await execution.run(workflow.source.spec, lambda node: find(workflow.model_name(node)), call)
+            return await execution.run(workflow.source.spec, lambda node: find(workflow.model_name(node)), request)
         finally:
             workflow.num_running -= 1
 
     async def close(self) -> None:
-        """Delete what was unpacked."""
+        """Delete the unpacked files."""
         await asyncio.to_thread(self._store.close)
 
     async def _register_nodes(self, workflow: Workflow, config: ModelConfig) -> None:
@@ -160,7 +158,7 @@ class WorkflowRegistry:
             handler=f"{workflow.source.manifest.handler}:{node.name}" if node.is_function else None,
             config=config,
             wishes={
-                "min_workers": settings.max_workers,  # TorchServe starts as many as a node may have
+                "min_workers": settings.max_workers,  # as in TorchServe, which starts the maximum
                 "max_workers": settings.max_workers,
                 "batch_size": settings.batch_size,
                 "batch_delay_s": settings.max_batch_delay_ms / 1000,

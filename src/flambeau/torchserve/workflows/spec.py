@@ -1,4 +1,4 @@
-"""A workflow's specification: a YAML document → nodes, and how they are joined (pure)."""
+"""A workflow's specification: its YAML document → nodes and their graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_EDGES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """How a node is run; the numbers are TorchServe's defaults."""
+    """How a node runs; the defaults are TorchServe's."""
 
     min_workers: int = 1
     max_workers: int = 1
@@ -28,7 +28,7 @@ class NodeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowNode:
-    """A model, or without a URL a function of the workflow's handler."""
+    """A model or, without a URL, a function of the workflow's handler."""
 
     name: str
     url: str | None
@@ -36,20 +36,19 @@ class WorkflowNode:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a function of the workflow's handler."""
         return self.url is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowSpec:
-    """Every node of a workflow, the graph they make, and the settings all of them start from."""
+    """The nodes of a workflow, their graph, and the default settings."""
 
     nodes: Mapping[str, WorkflowNode]
     graph: WorkflowGraph
     settings: NodeSettings
 
 
-_KEYS = {  # the key in the document: the field, and the least it may be
+_KEYS = {  # key in the document: (field, minimum)
     "min-workers": ("min_workers", 1),
     "max-workers": ("max_workers", 1),
     "batch-size": ("batch_size", 1),
@@ -57,12 +56,12 @@ _KEYS = {  # the key in the document: the field, and the least it may be
     "retry-attempts": ("retry_attempts", 0),
     "timeout-ms": ("timeout_ms", 1),
 }
-# A function has one worker of its own and takes one request at a time, whatever the models do.
+# A function has one worker and takes one request at a time, whatever the settings of the models.
 _FUNCTION = {"min_workers": 1, "max_workers": 1, "batch_size": 1, "max_batch_delay_ms": 0}
 
 
 def read_spec(document: Any, *, has_handler: bool) -> WorkflowSpec:
-    """Read a parsed specification; raises InvalidGraph, naming the place, when it cannot be run."""
+    """Read a parsed specification; raises InvalidGraph, which names the place of the error."""
     if not isinstance(document, Mapping):
         raise _ill_formed("it must be a mapping with the keys models and dag")
     models, settings = _read_models(document.get("models"))
@@ -82,7 +81,7 @@ def read_spec(document: Any, *, has_handler: bool) -> WorkflowSpec:
 
 
 def _read_models(section: Any) -> tuple[dict[str, WorkflowNode], NodeSettings]:
-    """The models, and the settings for all; what is set for all counts only for models listed after it."""
+    """The models and the default settings; a default applies only to the models listed after it."""
     if section is None:
         return {}, NodeSettings()
     if not isinstance(section, Mapping):
@@ -142,16 +141,16 @@ def _ill_formed(cause: str) -> InvalidGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowGraph:
-    """Nodes in an order in which each comes after all that lead to it."""
+    """The nodes in topological order."""
 
-    edges: Mapping[str, Sequence[str]]  # as they were given
+    edges: Mapping[str, Sequence[str]]  # as given
     order: Sequence[str]
-    before: Mapping[str, Sequence[str]]  # what leads to a node
+    before: Mapping[str, Sequence[str]]  # predecessors of a node
     leaves: Sequence[str]
 
     @classmethod
     def of(cls, edges: Mapping[str, Sequence[str]]) -> WorkflowGraph:
-        """Check the edges; the texts are TorchServe's, and `cause` names the nodes."""
+        """Validate the edges; the messages are TorchServe's, and `cause` names the nodes."""
         nodes = list(dict.fromkeys(name for node, followers in edges.items() for name in (node, *followers)))
         before = {node: [other for other in edges if node in edges[other]] for node in nodes}
         if loops := [node for node in nodes if node in before[node]]:
@@ -169,7 +168,7 @@ class WorkflowGraph:
         return cls(edges=edges, order=order, before=before, leaves=[node for node in order if not edges.get(node)])
 
     def __str__(self) -> str:
-        """The text that `describe` shows, as TorchServe wrote it."""
+        """The text of `describe`, in TorchServe's format."""
         parts = (f"{node}=[{', '.join(followers)}]" for node, followers in self.edges.items())
         return "{" + ", ".join(parts) + "}"
 
