@@ -1,4 +1,4 @@
-"""`flambeau doctor`: what this machine has, and what is missing."""
+"""`flambeau doctor`: checks the machine for what a server needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONAL = {
 }
 
 
-# Reports on a TorchServe installation, given its configuration file and its model store.
+# `--torchserve`: checks a configuration file and a model store.
 EXAMINE_TORCHSERVE = "flambeau.torchserve.doctor.installation:examine_installation"
 
 Level = Literal["ok", "note", "problem"]
@@ -50,7 +50,7 @@ class Finding:
 
 
 def doctor(installation: tuple[Path, Path] | None, *, as_json: bool) -> None:
-    """Print the findings; the exit status is 1 when one of them is a problem."""
+    """Print the findings; exit with status 1 if one of them is a problem."""
     findings = [*(pkgutil.resolve_name(EXAMINE_TORCHSERVE)(*installation) if installation else examine())]
     if as_json:
         print_json([{"level": f.level, "what": f.what, "text": f.text} for f in findings])
@@ -63,11 +63,11 @@ def doctor(installation: tuple[Path, Path] | None, *, as_json: bool) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything a server needs."""
+    """Check everything that a server needs."""
     yield Finding("ok", "flambeau", f"{__version__} on Python {platform.python_version()}, {platform.system()}")
     yield Finding("ok", "cores", str(count_cores()))
     yield Finding("ok", "GPUs", str(count_gpus()))
-    yield from strangers()
+    yield from conflicting_packages()
     yield event_loop()
     yield shared_memory()
     yield temporary_folder()
@@ -75,26 +75,26 @@ def examine() -> Iterator[Finding]:
     yield from (port(number, api) for number, api in ((8080, "inference"), (8081, "management"), (8082, "metrics")))
 
 
-def strangers() -> Iterator[Finding]:
-    """TorchServe's own packages, which own the same files as ours."""
+def conflicting_packages() -> Iterator[Finding]:
+    """TorchServe's own packages, which install the same files."""
     for name in ("torchserve", "torch-model-archiver", "torch-workflow-archiver"):
         try:
             found = version_of(name)
         except PackageNotFoundError:
             continue
         remedy = f"pip uninstall {name}, then pip install --force-reinstall --no-deps flambeau"
-        yield Finding("problem", name, f"{found} is installed too, and owns the same files: {remedy}")
+        yield Finding("problem", name, f"{found} is installed too, and overwrites the same files: {remedy}")
 
 
 def event_loop() -> Finding:
-    """uvloop makes the server about twice as fast."""
+    """With uvloop the server is about twice as fast."""
     if importlib.util.find_spec("uvloop") is None:
         return Finding("note", "uvloop", "not installed: the server works, more slowly; pip install uvloop")
     return Finding("ok", "uvloop", version_of("uvloop"))
 
 
 def shared_memory() -> Finding:
-    """Large bodies travel through shared memory where they can."""
+    """Large bodies are passed through shared memory if possible."""
     if not SegmentPool.is_supported():
         return Finding("note", "shared memory", "not on this system; large bodies are copied through sockets")
     pool = SegmentPool()
@@ -118,7 +118,7 @@ def temporary_folder() -> Finding:
 
 
 def package(name: str, use: str) -> Finding:
-    """An optional package and what it is for; found without importing it."""
+    """An optional package and its purpose; it is not imported."""
     if importlib.util.find_spec(name) is None:
         return Finding("note", name, f"not installed; needed for {use}")
     try:

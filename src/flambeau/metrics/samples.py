@@ -1,4 +1,4 @@
-"""Samples: measurements of a handler, on their way from its worker to the server."""
+"""Samples: a handler's measurements on their way from its worker to the server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class HasRequestId(Protocol):
 
 
 class SampleSource:
-    """What a worker needs of `context.metrics`.
+    """The part of `context.metrics` that the worker uses.
 
-    A plain base class, not a protocol: the worker checks for it once a batch, and `isinstance` is cheap.
+    A plain base class instead of a protocol, because `isinstance` runs once per batch.
     """
 
     def follow(self, requests: Sequence[HasRequestId]) -> None:
-        """Take later samples for these requests."""
+        """Record later samples for these requests."""
         raise NotImplementedError
 
     def take(self) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""The state and traffic of models as metrics of our own names."""
+"""The state and traffic of models as `flambeau_*` metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flambeau.serving.model import Model
 
 
 def model_metrics(models: Iterable[Model]) -> Iterator[MetricFamily]:
-    """The present state of models and workers, and what their requests took so far."""
+    """The current state of models and workers, and the totals of their requests."""
     answers = MetricFamily("flambeau_requests_total", "counter", "Requests answered, by model and status.")
     waiting = MetricFamily("flambeau_queue_jobs", "gauge", "Jobs that wait for a worker.")
     ready = MetricFamily("flambeau_workers_ready", "gauge", "Workers with the model loaded.")
@@ -40,6 +40,6 @@ def model_metrics(models: Iterable[Model]) -> Iterator[MetricFamily]:
 
 
 def fill(metric: MetricFamily, labels: Labels, histogram: Histogram) -> None:
-    """Show a histogram as a series of a metric."""
+    """Set a series of a metric to a histogram."""
     metric.values[labels] = histogram.total
     metric.buckets[labels] = histogram.counts

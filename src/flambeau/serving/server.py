@@ -1,4 +1,4 @@
-"""Server: what every protocol calls; starts models and stops them in order."""
+"""Server: the methods that every API calls; starts and stops models in order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DRAIN_POLL_S = 0.02
 
 
 class Server:
-    """One serving process: registers models, takes jobs, tells how it is."""
+    """One serving process: registers models, finds them for requests, and reports its state."""
 
     def __init__(
         self, config: ServerConfig, logs: Logs | None = None, *, extensions: Sequence[str] = EXTENSIONS
@@ -58,16 +58,16 @@ class Server:
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
         self.extensions = load_extensions(extensions, self)
-        self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
+        self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
         self._dependencies = Dependencies(
             install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
         )
         self.segments: SegmentPool | None = None
         self.is_draining = False
-        self.missing: dict[str, str] = {}  # models named at start that could not be registered, and why
-        self.has_started = False  # the models named at start have loaded or failed
-        self.on_change: Callable[[], None] = lambda: None  # models, versions or worker numbers were changed by a call
-        self._is_late = False  # draining took longer than it may
+        self.missing: dict[str, str] = {}  # startup models that could not be registered, and why
+        self.has_started = False  # the startup models have loaded or failed
+        self.on_change: Callable[[], None] = lambda: None  # called after models, versions or worker numbers changed
+        self._is_late = False  # the drain timed out
         self._probe: Segment | None = None
         self._host: Host | None = None
         self._watching: HostWatcher | None = None
@@ -121,11 +121,12 @@ class Server:
         source: Source | None = None,
         workflow: str = "",
     ) -> Model:
-        """Register the model at `url` (or at a path the operator named) and start its workers.
+        """Register the model at `url`, or at a `path` that the operator named, and start its workers.
 
-        `config` holds defaults; the model's own YAML is laid over them, and `wishes` over that. When `wait` is
-        set and a worker cannot start, the model is unregistered again and WorkersFailed says why. The nodes of a
-        `workflow` are models too; those that are functions bring their `source` along.
+        `config` holds the defaults; the model's YAML overrides them, and `wishes` overrides both. With `wait`, a worker
+        that cannot start unregisters the model and raises WorkersFailed. `workflow` names the workflow that the model
+        is a node of; a node that is a function has a `source` instead of a URL.
+
         """
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url, keep_broken=not at_startup)
@@ -135,7 +136,7 @@ class Server:
             name = name or (source.manifest.model_name if source.manifest else "")
             if at_startup and not name:
                 name = name_from(url)
-            # In a thread: an archive's YAML may take its time.
+            # In a thread: parsing an archive's YAML may be slow.
             settings = await asyncio.to_thread(
                 settings_of, self.config, source, name, config, wishes or {}, workers=at_startup
             )
@@ -157,7 +158,7 @@ class Server:
             )
             self.registry.add(model)
             self.missing.pop(model.name, None)
-        except ModelExists:  # a downloaded file stays, as with TorchServe: a second try finds the conflict again
+        except ModelExists:  # keep the downloaded file: a retry must report the same conflict
             await asyncio.to_thread(self.store.discard, replace(source, downloaded=None))
             raise
         except BaseException:
@@ -179,7 +180,7 @@ class Server:
         return model
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """Take a model out of service: what it accepted is answered first."""
+        """Remove a model after its accepted jobs are answered."""
         model = self.registry.remove(name, version)
         try:
             async with asyncio.timeout(self.config.unregister_timeout_s):
@@ -192,12 +193,12 @@ class Server:
         self.on_change()
 
     def set_default(self, name: str, version: str) -> None:
-        """Send requests that name no version to this one."""
+        """Use this version for requests that name none."""
         self.registry.set_default(name, version)
         self.on_change()
 
     async def scale(self, name: str, version: str | None, minimum: int, maximum: int, *, wait: bool) -> Model:
-        """Change how many workers a model has."""
+        """Change the number of workers of a model."""
         if maximum < minimum:
             raise BadRequest("max_worker cannot be less than min_worker.")
         if minimum < 0:
@@ -208,7 +209,7 @@ class Server:
         return model
 
     def _make_room(self) -> bool:
-        """Memory is short: put the model to sleep that may sleep, does nothing, and was not asked for longest."""
+        """Put the idle model to sleep that was used least recently; False if no model may sleep."""
         idle = [
             model
             for model in self.registry
@@ -216,7 +217,7 @@ class Server:
         ]
         oldest = min(idle, key=lambda model: model.elasticity.last_arrival, default=None)
         if oldest is not None:
-            logger.info("memory is short: %s falls asleep", oldest)
+            logger.info("out of memory for another model: putting %s to sleep", oldest)
             oldest.elasticity.sleep()
         return oldest is not None
 
@@ -240,12 +241,12 @@ class Server:
 
     @property
     def num_gpus(self) -> int:
-        """How many GPUs workers may be placed on."""
+        """GPUs available to workers."""
         return len(self._host.gpus) if self._host is not None else 0
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the default version of every model has its workers, counting those that load or are retried."""
+        """Whether the default version of every model has its workers, including those that load or restart."""
         return all(model.is_healthy for model in self.registry.defaults())
 
     @property
@@ -254,15 +255,15 @@ class Server:
         return self.has_started and not self.is_draining and not self.not_ready() and not self.missing
 
     def could_not_start_with(self, name: str, reason: str) -> None:
-        """Take note that a model named at start could not be registered: the server is not ready without it."""
+        """Record that a startup model could not be registered; the server is not ready without it."""
         self.missing[name] = reason
 
     def not_ready(self) -> list[Model]:
-        """The models that should be able to answer and are not."""
+        """The models that should be able to answer but are not."""
         return [model for model in self.registry if model.min_workers > 0 and not model.is_ready]
 
     def metrics_text(self, wanted: Collection[str] = ()) -> str:
-        """What the metrics endpoint shows: the wanted metrics, or all."""
+        """The text of the metrics endpoint: the wanted metrics, or all."""
         models = [*self.registry]
         workers = [slot.worker for model in models for slot in model.supervisor.slots if slot.worker]
         load_times = [(worker.spec.name, worker.load_s) for worker in workers if worker.load_s is not None]
@@ -275,7 +276,7 @@ class Server:
     # ---- stopping ----
 
     async def drain(self, deadline: float) -> None:
-        """Wait until every accepted job is answered, or until the deadline, on the event loop's clock."""
+        """Wait until every accepted job is answered, or until `deadline` on the event loop's clock."""
         try:
             async with asyncio.timeout_at(deadline):
                 while any(extension.num_running for extension in self.extensions) or any(
@@ -292,7 +293,7 @@ class Server:
         models = [*self.registry]
         closing = (model.close("The server is stopping.", now=now) for model in models)
         for model, error in zip(models, await asyncio.gather(*closing, return_exceptions=True), strict=True):
-            if error is not None:  # the others, and the files of all, are still to be seen to
+            if error is not None:  # go on: other models and all files remain to be closed
                 logger.error("%s could not be closed", model, exc_info=error)
         await asyncio.to_thread(self.store.close)
         for extension in self.extensions:

@@ -8,7 +8,7 @@ import sys
 
 from flambeau.config.server import MetricsConfig
 from flambeau.logs.writer import Logs
-from flambeau.serving.host_watcher import HostWatcher
+from flambeau.serving.host_watcher import HostWatcher, parse_output
 from flambeau.serving.telemetry import Telemetry
 
 SCRIPT = """
@@ -71,3 +71,11 @@ def test_nothing_is_read_where_that_is_not_wanted():
 def test_a_command_that_prints_without_end_is_ended(caplog):
     config = MetricsConfig(interval_s=0.05, system_command="yes")
     watch(config, lambda text, _: "printed more than" in caplog.text)
+
+
+def test_a_commands_lines_and_its_processes(caplog):
+    lines = ["CPUUtilization.Percent:12.5|#Level:Host|#hostname:h,1", "noise", ""]
+    lines += ["GPUUtilization.Percent:1|#Level:Host,device_id:3|#hostname:h,1", "12:4096", "x:y"]
+    readings = parse_output([lines[3], *lines[:3], *lines[4:]])
+    assert readings == [("GPUUtilization", "Percent", 1.0, "3"), ("CPUUtilization", "Percent", 12.5, None)]
+    assert [record.args for record in caplog.records] == [("noise",)]

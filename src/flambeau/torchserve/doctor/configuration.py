@@ -59,9 +59,7 @@ def missing_files(name: str, server: ServerConfig) -> Iterator[Finding]:
             "problem", name, "keystore_type JKS is not supported; keytool -importkeystore converts it to PKCS12"
         )
     if server.workflow_store is not None and not server.workflow_store.is_dir():
-        yield Finding(
-            "note", name, f"workflow_store: {server.workflow_store} is not a folder"
-        )
+        yield Finding("note", name, f"workflow_store: {server.workflow_store} is not a folder")
 
 
 def differences(name: str, properties: Properties) -> Iterator[Finding]:
@@ -74,9 +72,7 @@ def differences(name: str, properties: Properties) -> Iterator[Finding]:
             "note", name, "no keys are needed on this loopback address; disable_token_authorization=false requires them"
         )
     if not server.model_api:
-        yield Finding(
-            "note", name, "the APIs cannot register models; enable_model_api=true allows it"
-        )
+        yield Finding("note", name, "the APIs cannot register models; enable_model_api=true allows it")
     if importlib.util.find_spec("grpc") is None:
         yield Finding("note", name, "the gRPC ports stay closed: pip install 'flambeau[grpc]'")
     if not server.allowed_urls:

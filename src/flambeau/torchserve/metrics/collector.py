@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from flambeau.metrics.system import HostWatch, Reading, read_disk, read_gpus, read_memory, resident_bytes
+from flambeau.metrics.system import HostReader, Reading, read_disk, read_gpus, read_memory, resident_bytes
 from flambeau.torchserve.metrics.metric import Dimension
 from flambeau.torchserve.metrics.store import Metric
 
@@ -25,7 +25,7 @@ class SystemMetricsCollector:
 
     def cpu_utilization(self) -> None:
         """Measure the CPU load over MEASURED_S."""
-        host = HostWatch()
+        host = HostReader()
         time.sleep(MEASURED_S)
         self._add(host.read(gpus=False), "CPUUtilization")
 
