@@ -1,1 +1,5 @@
 """What scripts import from `model_archiver.arg_parser`."""
+
+from flambeau.torchserve.model_archiver import ModelArchiverArgParser
+
+ArgParser = ModelArchiverArgParser

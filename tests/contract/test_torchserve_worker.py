@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from unittest import mock
 
 import pytest
-from unit.worker.test_otf import END, integer, text
 
 from flambeau.worker.context import Context
 from support.running import HANDLERS, path
@@ -20,6 +19,7 @@ from ts.model_loader import ModelLoaderFactory
 from ts.protocol import otf_message_handler
 from ts.service import Service, emit_metrics
 from ts.utils.util import PredictionException
+from unit.torchserve.otf.test_protocol import END, integer, text
 
 
 def request(body: bytes, request_id: bytes = b"1", kind: str = "") -> dict:

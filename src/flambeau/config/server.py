@@ -160,7 +160,6 @@ class ServerConfig:
     log_folder: Path | None = None  # None: everything goes to stderr
     access_log: bool | None = None  # None: if there is a log folder
     metrics_log_folder: Path | None = None  # None: as log_folder
-    snapshot_folder: Path | None = None  # None: no snapshots
     watch: bool = False  # reload handlers whose code changes
     hidden_env: str = ""  # workers do not inherit variables whose full name matches
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # settings by name and version

@@ -37,10 +37,11 @@ def main() -> None:
     status = 0
     logs: Logs | None = None
     try:
-        config = base_config(arguments)
+        config = base_config()
         logs = open_log4j_logs(config, Path(arguments.log_config)) if arguments.log_config else open_logs(config)
         properties = settings(arguments)
-        serve.start(properties.server, Startup(properties), logs)
+        snapshots = None if arguments.no_config_snapshots else snapshot_folder()
+        serve.start(properties.server, Startup(properties, snapshots), logs)
     except CannotListen as error:
         say(f"Failed to bind to address: {error.address}")
         say(str(error))
@@ -63,14 +64,12 @@ def say(text: str) -> None:
         pass
 
 
-def base_config(arguments: argparse.Namespace) -> ServerConfig:
-    """TorchServe's defaults, with the folders that the environment and the flags name."""
-    logs = Path(os.environ.get("LOG_LOCATION") or "logs")
+def base_config() -> ServerConfig:
+    """TorchServe's defaults, with the log folders that the environment names."""
     return replace(
         TORCHSERVE,
-        log_folder=logs,
+        log_folder=Path(os.environ.get("LOG_LOCATION") or "logs"),
         metrics_log_folder=Path(os.environ.get("METRICS_LOCATION") or "logs"),
-        snapshot_folder=None if arguments.no_config_snapshots else logs / "config",
     )
 
 
@@ -91,7 +90,7 @@ def settings(arguments: argparse.Namespace) -> Properties:
     if file:
         given["tsConfigFile"] = str(file)
     given |= {"version": __version__, "python": sys.executable}
-    properties = to_properties(given, base_config(arguments))
+    properties = to_properties(given, base_config())
     logger.info("settings:\n%s", "\n".join(summary_of(properties, file)))
     return properties
 
@@ -126,8 +125,9 @@ def summary_of(properties: Properties, file: Path | None) -> list[str]:
 class Startup(serve.Life):
     """Registers its models before the ports open, as TorchServe does, so that the first client finds them."""
 
-    def __init__(self, properties: Properties) -> None:
+    def __init__(self, properties: Properties, snapshot_folder: Path | None) -> None:
         self._properties = properties
+        self._snapshot_folder = snapshot_folder
         self._models: list[Model] = []
         self._snapshots: SnapshotWriter | None = None
 
@@ -148,8 +148,8 @@ class Startup(serve.Life):
 
     async def begin(self, server: Server, address: Address) -> None:
         """Print the line that scripts wait for, then wait for the workers."""
-        if folder := server.config.snapshot_folder:
-            writer = self._snapshots = SnapshotWriter(folder, self._properties.given, server)
+        if self._snapshot_folder is not None:
+            writer = self._snapshots = SnapshotWriter(self._snapshot_folder, self._properties.given, server)
             writer.save("startup")
             await writer.written()  # scripts look for it after the line below
             server.on_change = lambda: writer.save("snapshot")

@@ -1,1 +1,5 @@
 """What scripts import from `workflow_archiver.manifest_components.manifest`."""
+
+from flambeau.torchserve.workflow_archiver import WorkflowArchiveManifest
+
+Manifest = WorkflowArchiveManifest

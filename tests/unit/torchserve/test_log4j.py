@@ -8,8 +8,7 @@ import pytest
 
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
-from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
-from flambeau.logs.setup import default_files
+from flambeau.logs.layouts import ACCESS, MODEL, SERVER
 from flambeau.torchserve.log4j import open_log4j_logs, read_log4j
 
 XML = """<?xml version="1.0" encoding="UTF-8"?>
@@ -78,9 +77,3 @@ def test_the_logs_of_a_file_are_opened(tmp_path, caplog):
     assert "told" in text
     assert "without effect here: Kafka, PatternLayout" in text
     assert (tmp_path / "logs" / "who.log").read_text() == ""
-
-
-def test_metrics_have_a_folder_of_their_own_if_one_is_named(tmp_path):
-    files = default_files(tmp_path / "a", tmp_path / "b")
-    assert {channel for channel, path in files.items() if path.parent.name == "b"} == {TS_METRICS, MODEL_METRICS}
-    assert files[SERVER] == tmp_path / "a" / "ts_log.log"
