@@ -130,7 +130,7 @@ def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:
     if not isinstance(document, dict):
         raise invalid("models", text, expected)
     for versions in document.values():
-        if not isinstance(versions, dict) or not all(isinstance(said, dict) for said in versions.values()):
+        if not isinstance(versions, dict) or not all(isinstance(one, dict) for one in versions.values()):
             raise invalid("models", text, expected)
     return document
 

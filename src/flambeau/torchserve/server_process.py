@@ -43,11 +43,11 @@ def main() -> None:
         snapshots = None if arguments.no_config_snapshots else snapshot_folder()
         serve.start(properties.server, Startup(properties, snapshots), logs)
     except CannotListen as error:
-        say(f"Failed to bind to address: {error.address}")
-        say(str(error))
+        print_line(f"Failed to bind to address: {error.address}")
+        print_line(str(error))
         status = 1
     except FlambeauError as error:
-        say(f"Invalid configuration: {error}")
+        print_line(f"Invalid configuration: {error}")
         status = 1
     finally:
         PidFile(arguments.pid_file).remove(os.getpid())
@@ -56,7 +56,7 @@ def main() -> None:
     sys.exit(status)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line that scripts wait for; a closed terminal is ignored."""
     try:
         print(text, flush=True)
@@ -153,7 +153,7 @@ class Startup(serve.Life):
             writer.save("startup")
             await writer.written()  # scripts look for it after the line below
             server.on_change = lambda: writer.save("snapshot")
-        say("Model server started.")
+        print_line("Model server started.")
         await asyncio.gather(*map(wait_for_workers, self._models))
         serve.settle(server)
 

@@ -134,26 +134,26 @@ def read_snapshot(text: str) -> list[SavedModel]:
 def _versions(name: str, versions: Any) -> Iterable[SavedModel]:
     if not isinstance(versions, dict):
         raise ConfigError(f"model_snapshot: model {name} must map versions to their settings")
-    for version, said in versions.items():
+    for version, saved in versions.items():
         where = f"model_snapshot: model {name}, version {version}"
-        if not isinstance(said, dict):
+        if not isinstance(saved, dict):
             raise ConfigError(f"{where} must be an object")
-        if missing := [key for key in _REQUIRED if key not in said]:
+        if missing := [key for key in _REQUIRED if key not in saved]:
             raise ConfigError(f"{where} has no {', '.join(missing)}")
-        if not isinstance(said["marName"], str) or not said["marName"]:
-            raise ConfigError(f"{where}: marName must name an archive, not {said['marName']!r}")
+        if not isinstance(saved["marName"], str) or not saved["marName"]:
+            raise ConfigError(f"{where}: marName must name an archive, not {saved['marName']!r}")
         yield SavedModel(
             name=name,
             version=version,
-            archive=said["marName"],
-            is_default=said["defaultVersion"] is True,
-            settings=_settings(said, where),
+            archive=saved["marName"],
+            is_default=saved["defaultVersion"] is True,
+            settings=_settings(saved, where),
         )
 
 
-def _settings(said: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _settings(saved: Mapping[str, Any], where: str) -> dict[str, Any]:
     def number(key: str, at_least: int) -> int:
-        value = said[key]
+        value = saved[key]
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise ConfigError(f"{where}: {key} must be a whole number of at least {at_least}, not {value!r}")
         return value
@@ -168,7 +168,7 @@ def _settings(said: Mapping[str, Any], where: str) -> dict[str, Any]:
     if (delay := number("maxBatchDelay", 0)) != DEFAULT_BATCH_DELAY_MS:
         settings["batch_delay_s"] = delay / 1000
     for key, field in (("responseTimeout", "response_timeout_s"), ("startupTimeout", "startup_timeout_s")):
-        if key in said:
+        if key in saved:
             settings[field] = number(key, 1)
     return settings
 
