@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-if TYPE_CHECKING:
-    from flambeau.serving.server import Server
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
 
 # The extensions of every server, as `module:factory`; a factory takes the server.
 EXTENSIONS = ("flambeau.torchserve.workflows.http_api:WorkflowExtension",)
@@ -28,7 +24,3 @@ class Extension(Protocol):
 
     async def close(self) -> None:
         """Release its files; the models of the server are closed by now."""
-
-
-def load_extensions(names: Iterable[str], server: Server) -> list[Extension]:
-    return [pkgutil.resolve_name(name)(server) for name in names]

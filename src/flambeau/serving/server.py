@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import pkgutil
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
 from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
-from flambeau.serving.extensions import EXTENSIONS, load_extensions
+from flambeau.serving.extensions import EXTENSIONS, Extension
 from flambeau.serving.host_watcher import HostWatcher
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
@@ -57,7 +58,7 @@ class Server:
         self.telemetry = Telemetry(config.measure, self.logs)
         fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
         self.store = Store(config.model_store, fetcher)
-        self.extensions = load_extensions(extensions, self)
+        self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
         self._dependencies = Dependencies(
             install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)

@@ -43,19 +43,19 @@ def test_wrong_types_are_warnings_that_name_the_key(caplog):
         assert key in caplog.text
 
 
-def test_absent_delay_means_no_waiting_and_reads_as_torchserves_default():
+def test_without_a_delay_nothing_waits_and_describe_shows_the_documented_default():
     assert ModelConfig().batch_delay_s is None
     assert ModelConfig().batch_delay_ms == 100
     assert ModelConfig(batch_delay_s=0.005).batch_delay_ms == 5
 
 
-def test_model_names_its_envelope_or_none_at_all():
+def test_a_model_names_an_envelope_or_none():
     assert ModelConfig().envelope is None
     assert ModelConfig().with_options({"envelope": "json"}).envelope == "json"
     assert ModelConfig().with_options({"envelope": "none"}).envelope == ""
 
 
-def test_workers_that_do_not_count_are_told_why(caplog):
+def test_ignored_worker_numbers_are_named_in_a_warning(caplog):
     config = ModelConfig(min_workers=4, max_workers=4)
     assert config.with_options({"minWorkers": 3}, "a.yaml of m").min_workers == 4
     assert "a.yaml of m: minWorkers is ignored without maxWorkers; give both" in caplog.text
@@ -65,7 +65,7 @@ def test_workers_that_do_not_count_are_told_why(caplog):
     assert "maxWorkers is less than minWorkers, so both are ignored" in caplog.text
 
 
-def test_least_number_of_workers_is_one(caplog):
+def test_the_minimum_number_of_workers_is_one(caplog):
     config = ModelConfig(min_workers=4, max_workers=4).with_options({"minWorkers": 0, "maxWorkers": 2})
     assert (config.min_workers, config.max_workers) == (1, 2)
     assert "minWorkers is 0 and counts as 1; scaleToZero: true lets the last worker go" in caplog.text
@@ -83,18 +83,18 @@ def test_least_number_of_workers_is_one(caplog):
         ("jobQueuSize", "jobQueueSize"),
     ],
 )
-def test_near_misses_are_hinted_at(caplog, key, meant):
+def test_misspelled_keys_are_named_in_a_warning(caplog, key, meant):
     ModelConfig().with_options({key: 1})
     assert f"did you mean {meant}" in caplog.text
 
 
-def test_keys_of_handlers_are_nobodys_business(caplog):
+def test_keys_of_handlers_are_ignored(caplog):
     free = ("handler", "pt2", "pippy", "deepspeed", "dali", "micro_batching", "max_length", "model_path", "device")
     ModelConfig().with_options({key: {"a": 1} for key in (*free, "batch", "workers", "timeout", "tokenizer", 7)})
     assert caplog.text == ""
 
 
-def test_numbers_that_are_none_do_no_harm(caplog):
+def test_invalid_numbers_leave_the_defaults(caplog):
     options = {
         "batchSize": float("nan"),
         "responseTimeout": float("inf"),
@@ -120,7 +120,7 @@ def test_settings_of_a_configuration_count_when_they_are_above_zero():
     assert (only_high.min_workers, only_high.max_workers) == (1, 1)
 
 
-def test_value_that_unfolds_without_end_is_named_in_few_words(tmp_path, caplog):
+def test_a_value_that_expands_without_bound_has_a_short_warning(tmp_path, caplog):
     lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
     names = "abcdefghijklm"
     lines += [f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise(names)]
@@ -130,7 +130,7 @@ def test_value_that_unfolds_without_end_is_named_in_few_words(tmp_path, caplog):
     assert len(caplog.text) < 1000
 
 
-def test_enormous_numbers_are_refused(tmp_path, caplog):
+def test_enormous_numbers_are_rejected(tmp_path, caplog):
     file = tmp_path / "model-config.yaml"
     file.write_text(f"maxBatchDelay: {10**400}\nbatchSize: 1e300\n")
     assert ModelConfig().with_options(read_options(file)).batch_delay_s is None

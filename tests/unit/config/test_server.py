@@ -21,12 +21,12 @@ def test_addresses_are_read(text, address):
 
 
 @pytest.mark.parametrize("text", ["ftp://x", "http://", "http://host:port"])
-def test_bad_addresses_are_named(text):
+def test_invalid_addresses_are_rejected(text):
     with pytest.raises(ConfigError, match="is not an address"):
         Address.parse(text, default_port=1)
 
 
-def test_details_are_for_this_machine_only():
+def test_error_details_are_shown_on_loopback_only():
     assert ServerConfig().tells_details
     assert not ServerConfig(inference=Address("0.0.0.0", 1)).tells_details
     assert ServerConfig(inference=Address("0.0.0.0", 1), error_details=True).tells_details

@@ -8,7 +8,7 @@ from flambeau.config.model import read_options
 from flambeau.errors import ConfigError
 
 
-def test_yaml_files(tmp_path):
+def test_options_are_a_mapping(tmp_path):
     file = tmp_path / "model-config.yaml"
     file.write_text("")
     assert read_options(file) == {}
@@ -20,21 +20,21 @@ def test_yaml_files(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "- " * 100_000, "a: " + "{b: " * 1000])
-def test_yaml_that_is_too_deep_is_refused(tmp_path, text):
+def test_yaml_that_is_too_deep_is_rejected(tmp_path, text):
     file = tmp_path / "model-config.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match="nested more than 100 levels deep"):
         read_options(file)
 
 
-def test_yaml_that_is_too_long_is_refused(tmp_path):
+def test_yaml_that_is_too_long_is_rejected(tmp_path):
     file = tmp_path / "model-config.yaml"
     file.write_text("# long\n" * 200_000)
     with pytest.raises(ConfigError, match="longer than 1 MiB"):
         read_options(file)
 
 
-def test_yaml_that_would_take_for_ever_is_refused_at_once(tmp_path):
+def test_yaml_that_takes_too_long_is_rejected_at_once(tmp_path):
     file = tmp_path / "model-config.yaml"
     levels = ["a0: &a0 {k: v}"]
     levels += [f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 8)]

@@ -28,12 +28,12 @@ def test_signatures_are_masked(url, shown):
     assert masked(url) == (shown or "url=https%3A%2F%2Fh%2Fm.mar%3FSignature%3D***%26a%3D1&limit=3")
 
 
-def test_message_keeps_its_lines_and_shows_what_would_move_the_cursor():
+def test_messages_keep_their_lines_and_other_control_characters_are_escaped():
     assert tidy("one\n\ttwo é") == "one\n\ttwo é"
     assert tidy("a\x1b[2Jb\rc\u2028") == "a\\x1b[2Jb\\rc\\u2028"
 
 
-def test_layouts():
+def test_layouts_of_files_and_terminal():
     assert re.fullmatch(TIME, local_time(1717105563.6254))
     assert local_time(1717105563.6254).endswith(",625")
     line = full_line(local_time(0), logging.WARNING, "W-9000-m_1.0-stderr", "MODEL_LOG", "hello")

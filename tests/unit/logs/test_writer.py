@@ -40,7 +40,7 @@ def test_every_line_goes_to_its_file_the_servers_file_and_the_console(tmp_path, 
     assert os.read(pipe[0], 10_000).decode().splitlines() == read[SERVER]
 
 
-def test_a_console_that_nobody_reads_holds_nobody_up(pipe, tmp_path, monkeypatch):
+def test_a_console_without_a_reader_does_not_block(pipe, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MAX_WAITING", 1000)
     monkeypatch.setattr(writer, "PATIENCE_S", 0.02)
     file = RollingFile(tmp_path / "ts_log.log")
@@ -54,7 +54,7 @@ def test_a_console_that_nobody_reads_holds_nobody_up(pipe, tmp_path, monkeypatch
     assert "log lines were dropped" in (tmp_path / "ts_log.log").read_text()
 
 
-def test_python_logging_is_led_in_with_the_workers_name(pipe):
+def test_records_of_python_logging_carry_the_workers_name(pipe):
     logs = Logs(pipe[1], is_terminal=False)
     logger = logging.Logger("flambeau.serving.workers.supervisor")
     logger.addHandler(QueueHandler(logs))
@@ -74,7 +74,7 @@ def test_python_logging_is_led_in_with_the_workers_name(pipe):
     assert "last words" in text
 
 
-def test_lines_below_a_logs_level_are_left_out(pipe):
+def test_lines_below_a_logs_level_are_dropped(pipe):
     logs = Logs(pipe[1], levels={ACCESS: logging.WARNING}, is_terminal=False)
     logs.put(ACCESS, logging.INFO, "main", ACCESS, "quiet")
     logs.put(SERVER, logging.INFO, "main", "x", "loud")
@@ -83,7 +83,7 @@ def test_lines_below_a_logs_level_are_left_out(pipe):
     assert b"loud" in text
 
 
-def test_logs_go_on_after_a_line_that_cannot_be_laid_out(pipe, capsys):
+def test_logs_continue_after_a_line_that_cannot_be_formatted(pipe, capsys):
     logs = Logs(pipe[1])
     logs.put(SERVER, logging.INFO, "main", "x", (lambda created: 1 / 0,))
     logs.put(SERVER, logging.INFO, "main", "x", "lost with it")
@@ -95,7 +95,7 @@ def test_logs_go_on_after_a_line_that_cannot_be_laid_out(pipe, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_records_are_tidied():
+def test_control_characters_in_records_are_escaped():
     class Taken:
         def put_now(self, *entry):
             self.entry = entry

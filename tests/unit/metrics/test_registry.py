@@ -93,7 +93,7 @@ def test_only_the_wanted_names_are_shown(metrics):
     assert to_text(metrics.all(), {"nothing"}) == ""
 
 
-def test_names_that_never_repeat_do_not_fill_the_memory(caplog):
+def test_the_number_of_detected_metrics_is_limited(caplog):
     metrics = MetricsRegistry(hostname="h", auto_detect=True)
     taken = [metrics.take(sample(f"n{number}")) for number in range(1500)]
     assert [one is not None for one in taken] == [True] * 1000 + [False] * 500
@@ -103,7 +103,7 @@ def test_names_that_never_repeat_do_not_fill_the_memory(caplog):
     assert warning.args == (1000, "n1000")
 
 
-def test_labels_that_never_repeat_do_not_fill_the_memory():
+def test_the_number_of_series_is_limited():
     metrics = MetricsRegistry(hostname="h", auto_detect=True)
     for number in range(MAX_SERIES + 10):
         metrics.take(sample("c", dimensions=[("id", str(number))]))

@@ -15,7 +15,7 @@ from flambeau.metrics.system import (
 HOST = {"MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"}
 
 
-def test_load_is_what_happened_between_two_looks():
+def test_cpu_load_is_measured_between_two_readings():
     assert cpu_percent(CpuTimes(100, 1000), CpuTimes(150, 1100)) == 50.0
     assert cpu_percent(CpuTimes(100, 1000), CpuTimes(100, 1000)) is None  # no time has passed
     assert cpu_percent(None, CpuTimes(1, 2)) is None
@@ -34,7 +34,7 @@ def test_this_host_is_read_without_torch():
     assert resident_bytes(2**30) == 0
 
 
-def test_gpus_from_their_vendors_table():
+def test_gpus_are_read_from_the_table_of_nvidia_smi():
     table = "0, 35, 1024, 81559\n1, [N/A], [N/A], [N/A]\nnonsense\n"
     assert [*to_readings(parse_gpus(table, 3))] == [
         ("GPUMemoryUtilization", "Percent", 1.26, "0"),

@@ -137,7 +137,7 @@ def test_ill_formed_address_names_its_key():
         server(inference_address="ftp://x")
 
 
-def test_switches_are_on_only_for_true_and_odd_words_are_remarked_upon(caplog):
+def test_switches_are_on_only_for_true_and_other_words_are_logged(caplog):
     assert server(enable_model_api="True").model_api
     assert not server(enable_model_api="yes").model_api
     assert "enable_model_api is 'yes', which counts as false" in caplog.text
@@ -177,7 +177,7 @@ def test_environment_counts_only_where_the_file_says_so(caplog):
     assert gather({"job_queue_size": "5"}, {"enable_envvars_config": "true"}, variables)["job_queue_size"] == "5"
 
 
-def test_environment_beats_flags_and_flags_beat_the_file():
+def test_environment_overrides_flags_and_flags_override_the_file():
     file = {"enable_envvars_config": "true", "model_store": "a", "load_models": "a"}
     given = gather(file, {"model_store": "b", "load_models": "b"}, {"TS_MODEL_STORE": "c"})
     assert (given["model_store"], given["load_models"]) == ("c", "b")
@@ -207,7 +207,7 @@ def test_allowed_urls_need_a_permission_of_their_own():
     assert gather(both, {}, variables)["allowed_urls"] == ".*"
 
 
-def test_misspelt_variables_are_named(caplog):
+def test_misspelled_variables_are_named(caplog):
     gather({"enable_envvars_config": "true"}, {}, {"TS_JOB_QUEUE_SISE": "1", "TS_UNRELATED_THING_OF_MINE": "1"})
     assert "TS_JOB_QUEUE_SISE is not a known variable; did you mean TS_JOB_QUEUE_SIZE?" in caplog.text
     assert "UNRELATED" not in caplog.text
@@ -238,7 +238,7 @@ def test_asking_for_keys_in_the_environment_needs_no_permission():
     assert gather({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "true"}) == {}
 
 
-def test_public_bind_without_keys_has_to_be_asked_for_by_name(caplog):
+def test_public_bind_without_keys_must_be_allowed_explicitly(caplog):
     public = ServerConfig(grpc=GrpcConfig(inference=Address("0.0.0.0", 7070)), keys=KeysConfig(is_on=False))
     with pytest.raises(ConfigError, match=r"http://0\.0\.0\.0:7070 can be reached .*--allow-unprotected"):
         check_protection(public)

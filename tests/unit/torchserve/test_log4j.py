@@ -57,7 +57,7 @@ def test_files_levels_and_sizes_are_kept_and_the_rest_is_named():
         (XML.replace(":-/var/log", ""), r"\$\{env:NOWHERE\}, which is not set"),
     ],
 )
-def test_what_cannot_be_read_is_refused(text, complaint):
+def test_unreadable_files_are_rejected(text, complaint):
     with pytest.raises(ConfigError, match=complaint):
         read_log4j(text, {})
 

@@ -114,7 +114,7 @@ def test_default_delay_leaves_the_choice_to_the_model():
         (text_of(minWorkers="two"), "minWorkers must be a whole number of at least 0, not 'two'"),
     ],
 )
-def test_what_is_wrong_is_named(text, problem):
+def test_errors_are_named(text, problem):
     with pytest.raises(ConfigError) as error:
         read_snapshot(text)
     assert problem in str(error.value)

@@ -37,7 +37,7 @@ def said(tmp_path):
         ("job_queue_size=many\nmax_request_size=huge", "problem", "max_request_size"),
     ],
 )
-def test_what_needs_attention_is_named(said, text, level, words):
+def test_problems_and_differences_are_named(said, text, level, words):
     assert [one for one in said(text) if one[0] == level and words in one[1]], said(text)
 
 

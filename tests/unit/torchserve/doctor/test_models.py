@@ -136,7 +136,7 @@ def test_import_that_would_not_be_installed_is_a_problem(pack):
 @pytest.mark.parametrize(
     ("content", "levels"), [("whole", ["problem"]), ("state", ["ok"]), ("checkpoint", ["problem"])]
 )
-def test_weights_that_hold_more_than_weights_are_named(tmp_path, content, levels):
+def test_weights_with_more_than_tensors_are_named(tmp_path, content, levels):
     torch = pytest.importorskip("torch")
     folder = tmp_path / "m"
     (folder / "MAR-INF").mkdir(parents=True)

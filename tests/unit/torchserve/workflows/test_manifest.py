@@ -31,7 +31,7 @@ def write(manifest, files, target):
     return write_workflow(target, sources, json.dumps(manifest.to_dict()).encode())
 
 
-def test_what_is_packed_is_what_is_read(files, tmp_path):
+def test_a_packed_workflow_is_read_back(files, tmp_path):
     (files / "labels.txt").write_text("x")
     manifest = WorkflowManifest(name="flow", spec_file="spec.yaml", handler="handler.py")
     path = write(manifest, files, tmp_path / "flow.war")
