@@ -1,4 +1,4 @@
-"""ModelLoader: loads the handler of a model folder into a Service (`ts.model_loader`)."""
+"""ModelLoader: loads the handler of a model folder into a HandlerService (`ts.model_loader`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.archive.manifest import read_manifest
-from flambeau.torchserve.otf.service import Service
+from flambeau.torchserve.otf.service import HandlerService
 from flambeau.worker.loader import in_envelope, load_handler
 
 
@@ -23,7 +23,7 @@ class ModelLoader(ABC):
         batch_size: int | None = None,
         envelope: str | None = None,
         limit_max_image_pixels: bool = True,
-    ) -> Service:
+    ) -> HandlerService:
         """Find the handler, initialize it and return its service."""
 
 
@@ -40,11 +40,11 @@ class TsModelLoader(ModelLoader):
         envelope: str | None = None,
         limit_max_image_pixels: bool = True,
         metrics_cache: Any = None,
-    ) -> Service:
+    ) -> HandlerService:
         folder = Path(model_dir)
         manifest = read_manifest(folder)
         raw = dict(manifest.raw) if manifest else None
-        service = Service(
+        service = HandlerService(
             *(model_name, model_dir, raw, None, gpu_id, batch_size), limit_max_image_pixels, metrics_cache
         )
         value = handler or (manifest.handler if manifest else "")

@@ -1,4 +1,4 @@
-"""Service and AsyncService: a handler's entry point, called with messages of the OTF protocol (`ts.service`)."""
+"""HandlerService and AsyncService: a handler's entry point, called with messages of the OTF protocol (`ts.service`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Batch = Sequence[Mapping[str, Any]]
 Inputs = tuple[list[RequestProcessor], list[dict[str, Any]], dict[int, str]]
 
 
-class Service:
+class HandlerService:
     """A loaded model: its context and its entry point."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Service:
 
     def predict(self, batch: Batch) -> bytearray | None:
         """Call the handler and encode its result or its error."""
-        inputs = Service.retrieve_data_for_inference(batch)
+        inputs = HandlerService.retrieve_data_for_inference(batch)
         begin(self.context, inputs, self.cl_socket)
         began = time.perf_counter()
         try:
@@ -85,12 +85,12 @@ class Service:
 class AsyncService:
     """Runs requests of an `async def` handler concurrently, each with its own context."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: HandlerService) -> None:
         self.service = service
 
     async def predict(self, batch: Batch) -> bytearray | None:
         """Call the handler and encode its result or its error."""
-        inputs = Service.retrieve_data_for_inference(batch)
+        inputs = HandlerService.retrieve_data_for_inference(batch)
         context = copy.deepcopy(self.service.context)
         begin(context, inputs, self.service.cl_socket)
         began = time.perf_counter()

@@ -18,7 +18,7 @@ from typing import Any
 from flambeau.torchserve.metrics.cache import MetricsCacheYamlImpl
 from flambeau.torchserve.otf.model_loader import ModelLoaderFactory
 from flambeau.torchserve.otf.protocol import LOAD_MSG, PREDICT_MSG, create_load_model_response, retrieve_msg
-from flambeau.torchserve.otf.service import AsyncService, Service
+from flambeau.torchserve.otf.service import AsyncService, HandlerService
 from flambeau.worker.failures import load_failed
 
 SOCKET_ACCEPT_TIMEOUT = 30.0
@@ -56,7 +56,7 @@ class TorchModelServiceWorker:
         self.metrics_cache = _read_metrics(metrics_config) if metrics_config else None
         self.async_comm = async_comm
 
-    def load_model(self, load_model_request: Mapping[str, Any]) -> tuple[Service | None, str, int]:
+    def load_model(self, load_model_request: Mapping[str, Any]) -> tuple[HandlerService | None, str, int]:
         """Load the model of a message; return the service, a message and a status."""
         fields = {key: value.decode() if isinstance(value, (bytes, bytearray)) else value
                 for key, value in load_model_request.items()}  # fmt: skip
@@ -82,7 +82,7 @@ class TorchModelServiceWorker:
 
     def handle_connection(self, cl_socket: Any) -> None:
         """Answer the messages of a peer in order, until it disconnects."""
-        service: Service | None = None
+        service: HandlerService | None = None
         while True:
             command, message = retrieve_msg(cl_socket)
             if command == LOAD_MSG:
@@ -102,7 +102,7 @@ class TorchModelServiceWorker:
         if error := AsyncService(self._load(cl_socket, message)).run():
             raise RuntimeError(error)
 
-    def _load(self, cl_socket: Any, message: Mapping[str, Any]) -> Service:
+    def _load(self, cl_socket: Any, message: Mapping[str, Any]) -> HandlerService:
         service, result, code = self.load_model(message)
         cl_socket.sendall(create_load_model_response(code, result))
         if service is None:
