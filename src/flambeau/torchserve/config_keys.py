@@ -13,7 +13,7 @@ from flambeau.torchserve.config_values import Reader
 class ConfigKey:
     """A key that sets one field of ServerConfig, or a nested field such as `grpc.inference.port`."""
 
-    place: str
+    field_path: str
     read: Reader
 
 
@@ -91,7 +91,7 @@ CORS = {
 }
 
 # Keys that select the models, or control how the other keys are read.
-STEERING = (
+CONTROL_KEYS = (
     "load_models",
     "models",
     "model_snapshot",
@@ -119,7 +119,7 @@ WITHOUT_EFFECT = {
     "metrics_format": "metrics are always in Prometheus format",
 }
 
-WRITTEN_BY_THE_SERVER = ("version", "python", "tsConfigFile")  # found in snapshots
+SNAPSHOT_KEYS = ("version", "python", "tsConfigFile")  # found in snapshots
 
 _NOT_FROM_ENVIRONMENT = {
     "use_native_io",
@@ -138,7 +138,7 @@ _SPECIAL_VARIABLES = {"token_expiration_min": "TS_TOKEN_EXPIRATION_TIME_MIN"}
 
 def known_keys() -> tuple[str, ...]:
     """Every key that is accepted, including those without effect."""
-    return (*KEYS, *CORS, *STEERING, *WITHOUT_EFFECT)
+    return (*KEYS, *CORS, *CONTROL_KEYS, *WITHOUT_EFFECT)
 
 
 def variable_of(key: str) -> str | None:

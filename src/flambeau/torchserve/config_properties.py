@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.torchserve.config_keys import (
+    CONTROL_KEYS,
     CORS,
     KEYS,
-    STEERING,
+    SNAPSHOT_KEYS,
     WITHOUT_EFFECT,
-    WRITTEN_BY_THE_SERVER,
     known_keys,
     variable_of,
 )
@@ -50,7 +50,7 @@ class Properties:
     given: Mapping[str, str] = field(default_factory=dict)  # every key as text, for snapshots
 
 
-def gather(
+def merge_settings(
     file: Mapping[str, str], flags: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Merge the settings: flags override the file; the environment overrides both, if the file allows it."""
@@ -69,7 +69,7 @@ def gather(
         del variables["TS_ALLOWED_URLS"]
         logger.info("TS_ALLOWED_URLS is not read: the config file has no use_env_allowed_urls=true")
     for name in environment:
-        if name.startswith("TS_") and name not in _VARIABLES and (near := _near(name, _VARIABLES)):
+        if name.startswith("TS_") and name not in _VARIABLES and (near := _nearest(name, _VARIABLES)):
             logger.warning("%s is not a known variable; did you mean %s?", name, near)
     return given | {key: environment[name] for name, key in variables.items()}
 
@@ -81,18 +81,18 @@ def to_properties(
     server = base
     for key, value in given.items():
         if key in KEYS:
-            server = put(server, KEYS[key].place, KEYS[key].read(key, value))
+            server = with_field(server, KEYS[key].field_path, KEYS[key].read(key, value))
         elif key in WITHOUT_EFFECT:
             logger.info("%s has no effect here: %s", key, WITHOUT_EFFECT[key])
-        elif key not in CORS and key not in STEERING and key not in WRITTEN_BY_THE_SERVER:
-            near = _near(key, known_keys())
+        elif key not in CORS and key not in CONTROL_KEYS and key not in SNAPSHOT_KEYS:
+            near = _nearest(key, known_keys())
             logger.warning("%s is not a known key%s", key, f"; did you mean {near}?" if near else "")
     if not switch("enable_metrics_api", given.get("enable_metrics_api", "true")):
         server = replace(server, metrics=None)
     if "token_expiration_min" in given and server.keys.is_on is None:  # an expiry implies that keys are on
-        server = put(server, "keys.is_on", True)
+        server = with_field(server, "keys.is_on", True)
     if any(key.startswith("grpc_") for key in given):  # set explicitly, so a missing grpcio is an error
-        server = put(server, "grpc.is_optional", False)
+        server = with_field(server, "grpc.is_optional", False)
     if server.keys.is_on is False:  # set explicitly, as many existing containers do
         server = replace(server, allow_unprotected=True)
     if protocol := environment.get("TS_OPEN_INFERENCE_PROTOCOL"):
@@ -135,11 +135,11 @@ def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:
     return document
 
 
-def put(config: T, place: str, value: object) -> T:
-    """Return the config with a field set; `place` may be nested: `grpc.inference.port`."""
-    outer, _, inner = place.partition(".")
+def with_field(config: T, field_path: str, value: object) -> T:
+    """Return the config with a field set; `field_path` may be nested: `grpc.inference.port`."""
+    outer, _, inner = field_path.partition(".")
     if inner:
-        value = put(getattr(config, outer) or Address(), inner, value)
+        value = with_field(getattr(config, outer) or Address(), inner, value)
     return replace(config, **{outer: value})  # type: ignore[type-var]
 
 
@@ -147,7 +147,7 @@ def _is_on(given: Mapping[str, str], key: str) -> bool:
     return given.get(key, "").strip().lower() == "true"
 
 
-def _near(name: str, known: Iterable[str]) -> str | None:
+def _nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.8)), None)
 
 

@@ -22,11 +22,11 @@ from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.torchserve import flags as torchserve_flags
 from flambeau.torchserve.command import config_file, named_config, snapshot_folder
-from flambeau.torchserve.config_properties import TORCHSERVE, Properties, gather, read_file, to_properties
+from flambeau.torchserve.config_properties import TORCHSERVE, Properties, merge_settings, read_file, to_properties
 from flambeau.torchserve.log4j import open_log4j_logs
 from flambeau.torchserve.pid_file import PidFile
 from flambeau.torchserve.snapshot import SnapshotWriter, read_snapshot
-from flambeau.torchserve.startup_models import StartupModel, find, named_models, saved_models
+from flambeau.torchserve.startup_models import StartupModel, locate, named_models, saved_models
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def settings(arguments: argparse.Namespace) -> Properties:
     for flag, value in (("--cpp-log-config", arguments.cpp_log_config), ("--plugins-path", arguments.plugins_path)):
         if value:
             logger.info("%s has no effect here: there is no C++ backend and no Java", flag)
-    given = gather(written, torchserve_flags.to_properties(arguments))
+    given = merge_settings(written, torchserve_flags.to_properties(arguments))
     if file:
         given["tsConfigFile"] = str(file)
     given |= {"version": __version__, "python": sys.executable}
@@ -177,7 +177,7 @@ async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
     """Register one model without waiting for its workers."""
     model = await server.register(
         wanted.url,
-        path=await asyncio.to_thread(find, wanted.url, store),
+        path=await asyncio.to_thread(locate, wanted.url, store),
         name=wanted.name,
         config=defaults(server.config, num_gpus=server.num_gpus),
         wishes=wanted.settings,

@@ -60,13 +60,13 @@ def saved_models(saved: Sequence[SavedModel], store: Path) -> list[StartupModel]
 
 def _exists(archive: str, store: Path) -> bool:
     try:
-        find(archive, store)
+        locate(archive, store)
     except ModelNotFound:
         return False
     return True
 
 
-def find(url: str, store: Path) -> Path | None:
+def locate(url: str, store: Path) -> Path | None:
     """The path of a model that the operator named, in the store first; None if it must be downloaded."""
     if url.startswith(SCHEMES):
         return None

@@ -9,7 +9,7 @@ import pytest
 from flambeau.config.server import Address, GrpcConfig, KeysConfig, SequenceHeaders, ServerConfig, Tls, check_protection
 from flambeau.errors import ConfigError
 from flambeau.torchserve.config_keys import CORS, KEYS, WITHOUT_EFFECT, known_keys, variable_of
-from flambeau.torchserve.config_properties import TORCHSERVE, gather, read_file, to_properties
+from flambeau.torchserve.config_properties import TORCHSERVE, merge_settings, read_file, to_properties
 
 
 def server(**given: str) -> ServerConfig:
@@ -171,15 +171,17 @@ def test_no_key_is_in_two_places():
 
 def test_environment_counts_only_where_the_file_says_so(caplog):
     variables = {"TS_JOB_QUEUE_SIZE": "7", "OTHER": "x"}
-    assert gather({"job_queue_size": "5"}, {}, variables) == {"job_queue_size": "5"}
+    assert merge_settings({"job_queue_size": "5"}, {}, variables) == {"job_queue_size": "5"}
     file = {"job_queue_size": "5", "enable_envvars_config": "true"}
-    assert gather(file, {}, variables)["job_queue_size"] == "7"
-    assert gather({"job_queue_size": "5"}, {"enable_envvars_config": "true"}, variables)["job_queue_size"] == "5"
+    assert merge_settings(file, {}, variables)["job_queue_size"] == "7"
+    assert (
+        merge_settings({"job_queue_size": "5"}, {"enable_envvars_config": "true"}, variables)["job_queue_size"] == "5"
+    )
 
 
 def test_environment_overrides_flags_and_flags_override_the_file():
     file = {"enable_envvars_config": "true", "model_store": "a", "load_models": "a"}
-    given = gather(file, {"model_store": "b", "load_models": "b"}, {"TS_MODEL_STORE": "c"})
+    given = merge_settings(file, {"model_store": "b", "load_models": "b"}, {"TS_MODEL_STORE": "c"})
     assert (given["model_store"], given["load_models"]) == ("c", "b")
 
 
@@ -202,13 +204,13 @@ def test_variables_have_torchserves_names(key, variable):
 
 def test_allowed_urls_need_a_permission_of_their_own():
     variables = {"TS_ALLOWED_URLS": ".*"}
-    assert "allowed_urls" not in gather({"enable_envvars_config": "true"}, {}, variables)
+    assert "allowed_urls" not in merge_settings({"enable_envvars_config": "true"}, {}, variables)
     both = {"enable_envvars_config": "true", "use_env_allowed_urls": "true"}
-    assert gather(both, {}, variables)["allowed_urls"] == ".*"
+    assert merge_settings(both, {}, variables)["allowed_urls"] == ".*"
 
 
 def test_misspelled_variables_are_named(caplog):
-    gather({"enable_envvars_config": "true"}, {}, {"TS_JOB_QUEUE_SISE": "1", "TS_UNRELATED_THING_OF_MINE": "1"})
+    merge_settings({"enable_envvars_config": "true"}, {}, {"TS_JOB_QUEUE_SISE": "1", "TS_UNRELATED_THING_OF_MINE": "1"})
     assert "TS_JOB_QUEUE_SISE is not a known variable; did you mean TS_JOB_QUEUE_SIZE?" in caplog.text
     assert "UNRELATED" not in caplog.text
 
@@ -234,8 +236,10 @@ def test_keys_are_off_on_loopback_unless_asked_for_and_on_elsewhere_unless_switc
 
 
 def test_asking_for_keys_in_the_environment_needs_no_permission():
-    assert gather({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false"}) == {"disable_token_authorization": "false"}
-    assert gather({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "true"}) == {}
+    assert merge_settings({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false"}) == {
+        "disable_token_authorization": "false"
+    }
+    assert merge_settings({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "true"}) == {}
 
 
 def test_public_bind_without_keys_must_be_allowed_explicitly(caplog):
