@@ -1,4 +1,4 @@
-"""HandlerService and AsyncService: a handler's entry point, called with messages of the OTF protocol (`ts.service`)."""
+"""HandlerService: a handler called with messages of the OTF protocol, and the loader of such a service."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import copy
 import logging
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flambeau.archive.manifest import read_manifest
 from flambeau.config.model import read_options
 from flambeau.torchserve import TORCHSERVE_VERSION
 from flambeau.torchserve.otf.protocol import PREDICT_MSG, create_predict_response, retrieve_msg
 from flambeau.worker.context import Context, RequestProcessor
 from flambeau.worker.failures import to_failed
+from flambeau.worker.loader import in_envelope, load_handler
 from flambeau.worker.replies import check_result
 
 PREDICTION_METRIC = "PredictionTime"
@@ -158,3 +161,61 @@ def _headers(request: Mapping[str, Any]) -> dict[str, Any]:
     types: dict[str, Any] = {item["name"]: {"content-type": item["contentType"]} for item in request["parameters"]}
     sent = request.get("headers") or ()
     return types | {item["name"].decode("utf-8"): item["value"].decode("utf-8") for item in sent}
+
+
+class ModelLoader(ABC):
+    @abstractmethod
+    def load(
+        self,
+        model_name: str,
+        model_dir: str,
+        handler: str | None = None,
+        gpu_id: int | None = None,
+        batch_size: int | None = None,
+        envelope: str | None = None,
+        limit_max_image_pixels: bool = True,
+    ) -> HandlerService:
+        """Find the handler, initialize it and return its service."""
+
+
+class TsModelLoader(ModelLoader):
+    """Loads a model by the rules of this server's workers."""
+
+    def load(
+        self,
+        model_name: str,
+        model_dir: str,
+        handler: str | None = None,
+        gpu_id: int | None = None,
+        batch_size: int | None = None,
+        envelope: str | None = None,
+        limit_max_image_pixels: bool = True,
+        metrics_cache: Any = None,
+    ) -> HandlerService:
+        folder = Path(model_dir)
+        manifest = read_manifest(folder)
+        raw = dict(manifest.raw) if manifest else None
+        service = HandlerService(
+            *(model_name, model_dir, raw, None, gpu_id, batch_size), limit_max_image_pixels, metrics_cache
+        )
+        value = handler or (manifest.handler if manifest else "")
+        entry = load_handler(value, folder, service.context, _event_loop())
+        service._entry_point = in_envelope(entry, envelope or "", folder).handle
+        return service
+
+
+class ModelLoaderFactory:
+    @staticmethod
+    def get_model_loader() -> TsModelLoader:
+        return TsModelLoader()
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The loop that `initialize` may use and that later calls run on."""
+    policy = asyncio.get_event_loop_policy()
+    try:
+        return policy.get_event_loop()
+    except RuntimeError:
+        loop = policy.new_event_loop()
+        policy.set_event_loop(loop)
+        return loop

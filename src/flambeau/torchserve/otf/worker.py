@@ -16,9 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from flambeau.torchserve.metrics.cache import MetricsCacheYamlImpl
-from flambeau.torchserve.otf.model_loader import ModelLoaderFactory
 from flambeau.torchserve.otf.protocol import LOAD_MSG, PREDICT_MSG, create_load_model_response, retrieve_msg
-from flambeau.torchserve.otf.service import AsyncService, HandlerService
+from flambeau.torchserve.otf.service import AsyncService, HandlerService, ModelLoaderFactory
 from flambeau.worker.failures import load_failed
 
 SOCKET_ACCEPT_TIMEOUT = 30.0

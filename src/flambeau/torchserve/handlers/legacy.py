@@ -1,4 +1,4 @@
-"""ModelService and SingleNodeService: the base classes of the oldest handlers (`ts.model_service`)."""
+"""Handler classes of older archives: ModelService, and TorchServe's handlers for other engines, which are not supported."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+from flambeau.errors import HandlerError
 from flambeau.worker.context import Context
 
 
@@ -64,3 +65,24 @@ class SingleNodeService(ModelService):
 
     def _postprocess(self, data: Any) -> Any:
         return data
+
+
+class ReplacedHandler:
+    """A handler that this server does not support; creating one raises the remedy."""
+
+    remedy = ""
+
+    def __init__(self) -> None:
+        raise HandlerError(f"{type(self).__name__} is not a handler of this server: {self.remedy}")
+
+
+class VLLMHandler(ReplacedHandler):
+    """TorchServe's wrapper of vLLM."""
+
+    remedy = "use gpt_handler, this server's own engine, or pack a handler of your own that imports vllm"
+
+
+class TRTLLMHandler(ReplacedHandler):
+    """TorchServe's wrapper of TensorRT-LLM."""
+
+    remedy = "use gpt_handler, this server's own engine, or pack a handler of your own that imports tensorrt_llm"
