@@ -1,4 +1,4 @@
-"""Handler classes of older archives: ModelService, and TorchServe's handlers for other engines, which are not supported."""
+"""Handler classes of older archives: ModelService, and TorchServe's wrappers of other engines, unsupported here."""
 
 from __future__ import annotations
 
