@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
-from flambeau.metrics.traffic import Usage
+from flambeau.metrics.traffic import RequestCounts
 from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
@@ -124,7 +124,7 @@ class Job:
         self.on_cancel: Callable[[Job], None] | None = None  # set by its holder: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
-        self.usage: Usage | None = None  # the counters of its model, once a model has accepted it
+        self.usage: RequestCounts | None = None  # the counters of its model, once a model has accepted it
 
     def renew_id(self) -> None:
         """Take a new id, so that later messages about the old one do not reach this job."""

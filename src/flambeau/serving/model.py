@@ -43,7 +43,7 @@ class Model:
         self.answers: Counter[int] = Counter()  # by status
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
-        self.traffic = ModelTraffic(name, host.measures.traffic)
+        self.traffic = ModelTraffic(name, host.telemetry.traffic)
         self._events = host.events
         self._is_reported = False  # as loaded
         self.pool = WorkerPool(

@@ -11,10 +11,10 @@ from flambeau.logs.writer import Logs
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.job import Job
-from flambeau.serving.measures import Measures
 from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.sources.dependencies import SERVER_ENVIRONMENT
 from flambeau.serving.sources.store import Source
+from flambeau.serving.telemetry import Telemetry
 from flambeau.serving.workers.device_allocator import DeviceAllocator, threads_per_worker
 from flambeau.serving.workers.host_resources import count_cores
 from flambeau.serving.workers.ranks import RendezvousPorts
@@ -34,7 +34,7 @@ class Host:
     worker_ids: Iterator[int]
     rendezvous_ports: RendezvousPorts
     free_memory: Callable[[], bool]  # stop an idle model; whether there was one
-    measures: Measures
+    telemetry: Telemetry
     logs: Logs
     events: ServerEvents
     probe: Callable[[], Shared | None]
@@ -78,19 +78,19 @@ class WorkerFactory:
         traffic: ModelTraffic,
     ) -> RemoteWorker:
         """A worker for that slot, which shares the cores with `num_workers`."""
-        measures, events = self._host.measures, self._host.events
+        telemetry, events = self._host.telemetry, self._host.events
 
         def on_samples(message: Samples) -> None:
-            measures.add_samples(message.samples)
+            telemetry.add_samples(message.samples)
 
         spec = self._devices.apply(self._spec(slot, self._load(slot), num_workers), slot.devices)
-        output = WorkerOutput(self._host.logs, spec.name, measures.add_samples, events)
+        output = WorkerOutput(self._host.logs, spec.name, telemetry.add_samples, events)
         return RemoteWorker(
             spec, on_free=on_free, on_lost=on_lost, on_samples=on_samples, traffic=traffic, output=output, events=events
         )
 
     def _load(self, slot: Slot) -> Load:
-        server, measures = self._host.config, self._host.measures
+        server, telemetry = self._host.config, self._host.telemetry
         return Load(
             model=self._name,
             version=self._version,
@@ -105,8 +105,8 @@ class WorkerFactory:
             envelope=self.envelope,
             watch=server.watch and not self._source.is_temporary,
             schedule=self.config.schedule,
-            metrics_file=str(measures.file),
-            metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in measures.model_definitions],
+            metrics_file=str(telemetry.file),
+            metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in telemetry.model_definitions],
         )
 
     def _spec(self, slot: Slot, load: Load, num_workers: int) -> WorkerSpec:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from flambeau.logs.layouts import MODEL
 from flambeau.logs.writer import Logs
+from flambeau.metrics.log_lines import MARK as METRICS_MARK
+from flambeau.metrics.log_lines import parse_line
 from flambeau.metrics.samples import Sample
 from flambeau.serving.events import ServerEvents
-from flambeau.torchserve.metrics.log_lines import MARK as METRICS_MARK
-from flambeau.torchserve.metrics.log_lines import parse_line
 
 MARK = METRICS_MARK.encode()
 
