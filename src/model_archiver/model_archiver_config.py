@@ -6,7 +6,7 @@ import os
 from argparse import Namespace
 from dataclasses import dataclass, fields
 
-from flambeau.archive.pack import Format
+from flambeau.archive.pack import ArchiveFormat
 from model_archiver.manifest_components.manifest import RuntimeType
 
 
@@ -22,7 +22,7 @@ class ModelArchiverConfig:
     extra_files: str | None = None
     runtime: str = RuntimeType.PYTHON.value
     export_path: str = os.getcwd()
-    archive_format: Format = "default"
+    archive_format: ArchiveFormat = "default"
     force: bool = False
     requirements_file: str | None = None
     config_file: str | None = None

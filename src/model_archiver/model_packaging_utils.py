@@ -9,11 +9,11 @@ import zipfile  # noqa: F401  (TorchServe's tests patch `zipfile.ZipFile` by way
 from collections.abc import Iterable
 from pathlib import Path
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, FOREIGN
 from flambeau.archive.manifest import Manifest as ModelManifest
 from flambeau.archive.pack import (
     SUFFIXES,
-    Format,
+    ArchiveFormat,
     Recipe,
     check_name,
     files_below,
@@ -36,13 +36,13 @@ class ModelExportUtils:
     """The steps of packing a model, one by one."""
 
     @staticmethod
-    def get_archive_export_path(export_file_path: str, model_name: str, archive_format: Format) -> str:
+    def get_archive_export_path(export_file_path: str, model_name: str, archive_format: ArchiveFormat) -> str:
         """Where the archive goes."""
         return os.path.join(export_file_path, model_name + SUFFIXES[archive_format])
 
     @staticmethod
     def check_mar_already_exists(
-        model_name: str, export_file_path: str | None, overwrite: bool, archive_format: Format = "default"
+        model_name: str, export_file_path: str | None, overwrite: bool, archive_format: ArchiveFormat = "default"
     ) -> str:
         """The folder to write to; what is there already may be in the way."""
         folder = os.getcwd() if export_file_path is None else export_file_path
@@ -90,7 +90,7 @@ class ModelExportUtils:
 
     @staticmethod
     def archive(
-        export_file: str, model_name: str, model_path: str, manifest: str, archive_format: Format = "default"
+        export_file: str, model_name: str, model_path: str, manifest: str, archive_format: ArchiveFormat = "default"
     ) -> None:
         """Write the files of a folder and a manifest as an archive."""
         target = path_of(model_name, Path(export_file), archive_format)

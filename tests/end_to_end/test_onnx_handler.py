@@ -130,7 +130,7 @@ def test_models_that_cannot_be_loaded_say_why(start, tmp_path):
     reasons = {
         "corrupt": ("", "corrupt.onnx could not be loaded as ONNX"),
         "missing": ("handler: {model_path: elsewhere.onnx}", "there is no elsewhere.onnx"),
-        "misspelt": ("handler: {allow_nans: true}", "allow_nans; it may have model_path, allow_nan"),
+        "misspelt": ("handler: {allow_nans: true}", "allow_nans; known: model_path, allow_nan"),
     }
     server = start(*(packed(tmp_path, name, file, config) for name, (config, _) in reasons.items()))
     for name, (_, reason) in reasons.items():

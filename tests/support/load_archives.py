@@ -11,7 +11,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from flambeau.cli.opening import opened
+from flambeau.cli.local_model import opened
 from flambeau.wire.messages import Request
 from flambeau.worker.failures import load_failed
 from flambeau.worker.in_process import InProcess

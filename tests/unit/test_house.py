@@ -14,7 +14,7 @@ from house import LAZY, LOAD, TYPE, House, knots  # noqa: E402
 
 SERVER_SIDE = (
     "cli",
-    "checking",
+    "checks",
     "testing",
     "frontend",
     "serving",
@@ -28,7 +28,7 @@ SERVER_SIDE = (
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
-        "checking",
+        "checks",
         "frontend",
         "migrating",
         "serving",
@@ -43,7 +43,7 @@ ALLOWED = {  # who may import whom, at load time
     "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
-    "checking": {"worker", "wire"},
+    "checks": {"worker", "wire"},
     "testing": {"archive", "config", "worker", "wire", "(root)"},
     "handlers": {"llm", "wire", "errors", "importing"},
     "llm": set(),
@@ -80,9 +80,9 @@ def test_imports_point_one_way(house):
 
 
 AUTHORS_TOOLS = {  # they run a handler in their own process
-    "flambeau.checking.calling",
-    "flambeau.checking.checks",
-    "flambeau.checking.leaks",
+    "flambeau.checks.guarded_call",
+    "flambeau.checks.handler_checks",
+    "flambeau.checks.memory_growth",
     "flambeau.cli.check",
     "flambeau.cli.run",
     "flambeau.cli.stage_table",

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, FOREIGN
 from flambeau.archive.manifest import MANIFEST, RUNTIMES, Manifest
 from flambeau.archive.unpack import safe_parts
-from flambeau.archive.writing import appearing_whole, merge_into_folder, write_tar, write_zip
+from flambeau.archive.writer import atomic_write, merge_into_folder, write_tar, write_zip
 from flambeau.errors import ArchiveError, MissingFile
 
 logger = logging.getLogger(__name__)
 
-Format = Literal["default", "zip-store", "tgz", "no-archive"]
+ArchiveFormat = Literal["default", "zip-store", "tgz", "no-archive"]
 
-SUFFIXES: Mapping[Format, str] = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+SUFFIXES: Mapping[ArchiveFormat, str] = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 BUILT_IN_HANDLERS = frozenset(BUILT_IN) | frozenset(FOREIGN)
 BUILT_IN_NATIVE_HANDLERS = frozenset({"BaseHandler", "TorchScriptHandler"})
@@ -44,7 +44,7 @@ class Recipe:
     runtime: str = "python"
 
 
-def pack(recipe: Recipe, export_path: Path, *, format: Format = "default", force: bool = False) -> Path:
+def pack(recipe: Recipe, export_path: Path, *, format: ArchiveFormat = "default", force: bool = False) -> Path:
     """Pack a model and return where it lies; a file appears whole or not at all, a folder is merged into."""
     _check(recipe, format)
     target = path_of(recipe.model_name, export_path, format)
@@ -54,14 +54,14 @@ def pack(recipe: Recipe, export_path: Path, *, format: Format = "default", force
     return write(target, recipe.model_name, files_of(recipe, target), manifest, format)
 
 
-def write(target: Path, model_name: str, sources: Mapping[str, Path], manifest: bytes, format: Format) -> Path:
+def write(target: Path, model_name: str, sources: Mapping[str, Path], manifest: bytes, format: ArchiveFormat) -> Path:
     """Write files and their manifest to a target, in the way of a format."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if format == "no-archive":
             merge_into_folder(target, sources, manifest)
         else:
-            with appearing_whole(target) as file:
+            with atomic_write(target) as file:
                 if format == "tgz":
                     write_tar(file, model_name, sources, manifest)
                 else:
@@ -71,7 +71,7 @@ def write(target: Path, model_name: str, sources: Mapping[str, Path], manifest: 
     return target
 
 
-def path_of(model_name: str, export_path: Path, format: Format = "default") -> Path:
+def path_of(model_name: str, export_path: Path, format: ArchiveFormat = "default") -> Path:
     """Where an archive goes."""
     return export_path / f"{model_name}{SUFFIXES[format]}"
 

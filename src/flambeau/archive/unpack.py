@@ -11,17 +11,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flambeau.archive.entries import (
+from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from flambeau.archive.reader import (
     DEFAULT_LIMITS,
     MAX_HEADER_BYTES,
-    Item,
-    Meter,
+    ArchiveEntry,
     UnpackLimits,
-    chunks_of,
+    UnpackMeter,
     is_tar,
-    items_of,
+    read_chunks,
+    read_entries,
 )
-from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from flambeau.errors import ArchiveError, UnsafeArchive
 
 MAX_DEPTH = 50
@@ -33,7 +33,7 @@ Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ArchivedFile:
     """One file of an archive; gzip packs all files as one, so in a tar `packed_bytes` is a fair share."""
 
     name: str
@@ -58,12 +58,12 @@ def unpack(archive: Path, into: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> 
         raise
 
 
-def list_entries(archive: Path) -> list[Entry]:
+def list_entries(archive: Path) -> list[ArchivedFile]:
     """List the files of an archive in its own order, folders left out."""
-    items = [item for item in items_of(archive, DEFAULT_LIMITS) if item.kind != "folder"]
+    items = [item for item in read_entries(archive, DEFAULT_LIMITS) if item.kind != "folder"]
     share = archive.stat().st_size / max(1, sum(item.size_bytes for item in items)) if is_tar(archive) else None
     return [
-        Entry(
+        ArchivedFile(
             name=item.name,
             size_bytes=item.size_bytes,
             packed_bytes=item.packed_bytes if share is None else round(item.size_bytes * share),
@@ -79,13 +79,13 @@ def read_manifest_of(archive_or_folder: Path) -> Manifest | None:
     is_wrapped = is_tar(archive_or_folder)  # a tar may have a top folder around everything
     wanted = safe_parts(MANIFEST)
     at_root, below_top, tops = None, None, set[str]()
-    for item in items_of(archive_or_folder, DEFAULT_LIMITS):
+    for item in read_entries(archive_or_folder, DEFAULT_LIMITS):
         parts = safe_parts(item.name)
         tops.update(parts[:1])
         if item.kind == "file" and parts == wanted:
-            at_root = b"".join(chunks_of(item, at_most=MAX_HEADER_BYTES))
+            at_root = b"".join(read_chunks(item, at_most=MAX_HEADER_BYTES))
         elif item.kind == "file" and is_wrapped and parts[1:] == wanted and below_top is None:
-            below_top = b"".join(chunks_of(item, at_most=MAX_HEADER_BYTES))
+            below_top = b"".join(read_chunks(item, at_most=MAX_HEADER_BYTES))
     content = at_root if at_root is not None or len(tops) > 1 else below_top
     return None if content is None else parse_manifest(content, f"{MANIFEST} of {archive_or_folder}")
 
@@ -152,10 +152,10 @@ def _stage(into: Path) -> Path:
 def _fill(staging: Path, archive: Path, limits: UnpackLimits) -> Path:
     """Write every entry below `staging` and return the folder that is the root of the archive."""
     may_be_wrapped = is_tar(archive)
-    meter = Meter(archive, limits)
+    meter = UnpackMeter(archive, limits)
     links: dict[Parts, str] = {}
     tops: set[str] = set()
-    for item in items_of(archive, limits):
+    for item in read_entries(archive, limits):
         parts = safe_parts(item.name)
         if not parts:  # "./", the root itself
             if item.kind != "folder":
@@ -182,7 +182,7 @@ def _wrapping_folder(tops: set[str], staging: Path) -> Parts:
     return tuple(tops) if is_wrapped else ()
 
 
-def _write(staging: Path, parts: Parts, item: Item, meter: Meter) -> None:
+def _write(staging: Path, parts: Parts, item: ArchiveEntry, meter: UnpackMeter) -> None:
     path = staging.joinpath(*parts)
     folder = path if item.kind == "folder" else path.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ def _write(staging: Path, parts: Parts, item: Item, meter: Meter) -> None:
         # Created anew (O_EXCL), with the permissions every new file gets: nothing is overwritten, no setuid survives.
         mode = 0o777 if item.is_executable else 0o666
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            for chunk in chunks_of(item):
+            for chunk in read_chunks(item):
                 meter.add(len(chunk), item.name)
                 file.write(chunk)
     elif item.kind == "hard link":

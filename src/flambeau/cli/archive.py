@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from flambeau.archive.pack import Format, Recipe, check_syntax, find_handler
+from flambeau.archive.pack import ArchiveFormat, Recipe, check_syntax, find_handler
 from flambeau.archive.pack import pack as pack_archive
 from flambeau.archive.unpack import list_entries, read_manifest_of
 from flambeau.archive.unpack import unpack as unpack_archive
@@ -15,7 +15,7 @@ from flambeau.errors import ArchiveError
 
 def pack(recipe: Recipe, export_path: Path, format_name: str, *, force: bool, as_json: bool) -> None:
     """Pack an archive and print where it is."""
-    known = {name: name for name in get_args(Format)}
+    known = {name: name for name in get_args(ArchiveFormat)}
     if format_name not in known:
         raise ArchiveError(f"there is no format {format_name!r}; it may be {', '.join(known)}")
     if recipe.runtime != "LSP" and (handler := find_handler(recipe.handler)) is not None:

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from flambeau.checking.calling import Caller, attempt
-from flambeau.checking.checks import Checks
-from flambeau.checking.samples import Sample
-from flambeau.checking.verdict import Verdict
+from flambeau.checks.guarded_call import GuardedCaller, guarded_call
+from flambeau.checks.handler_checks import HandlerChecks, Verdict
+from flambeau.checks.samples import Sample
+from flambeau.cli.local_model import opened, to_request
 from flambeau.cli.models import print_json
-from flambeau.cli.opening import opened, to_request
-from flambeau.cli.stage_table import Row, median_call, print_rows, rows_of
+from flambeau.cli.stage_table import StageRow, median_call, print_rows, rows_of
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.wire.messages import Load
@@ -32,7 +31,7 @@ def check(
     """Print a verdict per check; the exit status is 1 when one of them is a problem."""
     logging.getLogger("flambeau").setLevel(logging.ERROR)  # bad bodies are no news here
     found = read_samples(samples, content_type)
-    verdicts, rows = [], list[Row]()
+    verdicts, rows = [], list[StageRow]()
     with opened(path, batch_size=batch_size) as load:
         for verdict in examine(load, found, rows, timeout_s):
             verdicts.append(verdict)
@@ -47,22 +46,22 @@ def check(
         sys.exit(1)
 
 
-def examine(load: Load, samples: Sequence[Sample], rows: list[Row], timeout_s: float) -> Iterator[Verdict]:
+def examine(load: Load, samples: Sequence[Sample], rows: list[StageRow], timeout_s: float) -> Iterator[Verdict]:
     """Load the handler, run every check, and leave the times of its stages in `rows`."""
     observer = StageObserver()
     config = ServerConfig()
-    worker, outcome = attempt(lambda: InProcess(load, observer), config.default_startup_timeout_s)
+    worker, outcome = guarded_call(lambda: InProcess(load, observer), config.default_startup_timeout_s)
     if outcome.error is not None:
         yield Verdict("problem", "loads", outcome.reason)
         return
     yield Verdict("ok", "loads", f"{load.handler} in {outcome.seconds:.2f} s")
-    caller = Caller(worker, timeout_s)
-    yield from Checks(caller, samples, load.batch_size, config.max_response_bytes).run()
+    caller = GuardedCaller(worker, timeout_s)
+    yield from HandlerChecks(caller, samples, load.batch_size, config.max_response_bytes).run()
     rows.extend(stage_rows(caller, observer, samples))
-    attempt(worker.close, timeout_s)
+    guarded_call(worker.close, timeout_s)
 
 
-def stage_rows(caller: Caller, observer: StageObserver, samples: Sequence[Sample]) -> list[Row]:
+def stage_rows(caller: GuardedCaller, observer: StageObserver, samples: Sequence[Sample]) -> list[StageRow]:
     """The stages of the median call of a few."""
     calls: list[Call] = []
     deadline = time.monotonic() + 1

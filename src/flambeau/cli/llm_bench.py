@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.cli.checkpoints import check, folder_of
-from flambeau.cli.client import key_in, send
-from flambeau.cli.llm_chat import the_model
+from flambeau.cli.api_client import key_in, send
+from flambeau.cli.checkpoint_path import check, folder_of
+from flambeau.cli.llm_chat import find_text_model
 from flambeau.cli.models import print_json, print_table
 from flambeau.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class BenchParams:
     """What is asked of the model."""
 
     streams: Sequence[int]
@@ -28,7 +28,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamTiming:
     """One answer, as its reader saw it."""
 
     began: float
@@ -37,10 +37,14 @@ class Stream:
     num_tokens: int
 
 
-def bench(target: str, model: str | None, load: Load, *, options: dict[str, Any], as_json: bool) -> None:
+def bench(target: str, model: str | None, load: BenchParams, *, options: dict[str, Any], as_json: bool) -> None:
     """Measure and print a row for each number of streams."""
     is_server = target.startswith(("http://", "https://"))
-    rows = bench_server(target, model or the_model(target), load) if is_server else bench_engine(target, load, options)
+    rows = (
+        bench_server(target, model or find_text_model(target), load)
+        if is_server
+        else bench_engine(target, load, options)
+    )
     if as_json:
         print_json(rows)
         return
@@ -54,7 +58,7 @@ def to_row(row: dict[str, Any]) -> list[str]:
     return [str(row["streams"]), f"{row['first_token_ms']:.1f} ms", f"{row['tokens_per_s']:.0f}", share]
 
 
-def bench_engine(path: str, load: Load, options: dict[str, Any]) -> list[dict[str, Any]]:
+def bench_engine(path: str, load: BenchParams, options: dict[str, Any]) -> list[dict[str, Any]]:
     """The engine in this process, without a server; a first round warms it up."""
     check(Path(path))
     if "draft" in options:
@@ -81,7 +85,7 @@ def bench_engine(path: str, load: Load, options: dict[str, Any]) -> list[dict[st
         engine.close()
 
 
-def bench_server(url: str, model: str, load: Load) -> list[dict[str, Any]]:
+def bench_server(url: str, model: str, load: BenchParams) -> list[dict[str, Any]]:
     """Through HTTP, each stream by a thread of its own."""
     rows = []
     for number in load.streams:
@@ -98,7 +102,7 @@ def bench_server(url: str, model: str, load: Load) -> list[dict[str, Any]]:
     return rows
 
 
-def read_stream(url: str, model: str, load: Load, salt: int) -> Stream:
+def read_stream(url: str, model: str, load: BenchParams, salt: int) -> StreamTiming:
     """Ask for one text and read it to its end."""
     prompt = [(7919 * salt + 31 * i) % 250 + 3 for i in range(load.prompt_tokens)]  # no two begin alike
     body = {
@@ -118,4 +122,4 @@ def read_stream(url: str, model: str, load: Load, salt: int) -> Stream:
             first = first or time.perf_counter()
             last = line
     num_tokens = json.loads(last[len(b"data: ") :])["usage"]["completion_tokens"]
-    return Stream(began, first, time.perf_counter(), num_tokens)
+    return StreamTiming(began, first, time.perf_counter(), num_tokens)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from flambeau.cli.client import RequestFailed, key_in, send
+from flambeau.cli.api_client import RequestFailed, key_in, send
 from flambeau.errors import ConfigError
 
 HELP = "Type a message; /clear forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops an answer."
@@ -17,7 +17,7 @@ Message = dict[str, str]
 
 def chat(url: str, model: str | None, *, system: str | None, options: dict[str, Any], prompt: str | None) -> None:
     """Talk with a model; with a prompt, print one answer and end."""
-    model = model or the_model(url)
+    model = model or find_text_model(url)
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if prompt is not None:
         say(url, model, [*opening, {"role": "user", "content": prompt}], options)
@@ -84,7 +84,7 @@ def texts(lines: Iterable[bytes]) -> Iterator[str]:
             yield choice["delta"].get("content") or ""
 
 
-def the_model(url: str) -> str:
+def find_text_model(url: str) -> str:
     """The one model that generates text."""
     response = send(url, "GET", "/v1/models", None, key_in("FLAMBEAU_INFERENCE_KEY"))
     try:

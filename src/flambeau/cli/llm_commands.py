@@ -39,7 +39,7 @@ def llm_serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve a checkpoint: predictions, streams and the OpenAI API, until SIGTERM or Ctrl-C."""
-    from flambeau.cli import llm as work
+    from flambeau.cli import llm_serve as work
     from flambeau.config.server import Address, KeysConfig, MetricsConfig, ServerConfig
 
     config = ServerConfig(
@@ -99,7 +99,7 @@ def llm_bench(
         numbers = []
     if not numbers or min(numbers) < 1:
         raise typer.BadParameter("write numbers from 1, with commas between", param_hint="--streams")
-    load = work.Load(streams=numbers, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+    load = work.BenchParams(streams=numbers, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     options = {} if draft is None else {"draft": str(draft)}
     work.bench(target, model, load, options=options, as_json=as_json)
 

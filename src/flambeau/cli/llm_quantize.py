@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from flambeau.cli.checkpoints import check, folder_of
+from flambeau.cli.checkpoint_path import check, folder_of
 from flambeau.errors import ConfigError
 
 KINDS = ("int8", "int4", "fp8")

@@ -152,7 +152,7 @@ def predict(
     url: Inference = DEFAULT_INFERENCE,
 ) -> None:
     """Send a file to a model and print its answer."""
-    from flambeau.cli import client
+    from flambeau.cli import api_client as client
 
     client.predict(url, model, version, source, content_type)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from flambeau.cli.client import call
+from flambeau.cli.api_client import call
 
 
 def ls(url: str, *, as_json: bool) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from flambeau.cli.opening import opened, to_request
-from flambeau.cli.stage_table import Row, median_call, print_rows, rows_of
+from flambeau.cli.local_model import opened, to_request
+from flambeau.cli.stage_table import StageRow, median_call, print_rows, rows_of
 from flambeau.worker.in_process import InProcess
 from flambeau.worker.stages import Call, StageObserver, device_of
 
@@ -50,8 +50,8 @@ def print_times(calls: Sequence[Call], loaded_s: float, worker: InProcess) -> No
     """The table: how it loaded, then the call, or the first one and the median of all."""
     initialize_s, device = worker.entry.initialize_s, device_of(worker.entry.handler)
     rows = [
-        Row(name="import", output="", times_ms=((loaded_s - initialize_s) * 1000,)),
-        Row(name="initialize", output=f"on {device}" if device else "", times_ms=(initialize_s * 1000,)),
+        StageRow(name="import", output="", times_ms=((loaded_s - initialize_s) * 1000,)),
+        StageRow(name="initialize", output=f"on {device}" if device else "", times_ms=(initialize_s * 1000,)),
     ]
     if len(calls) == 1:
         print_rows([*rows, *rows_of(calls)], ["ms"])

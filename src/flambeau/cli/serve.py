@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES
 from flambeau.archive.manifest import MANIFEST
-from flambeau.cli.progress import Progress
+from flambeau.archive.model_folder import CONFIG, MODEL_SUFFIXES
+from flambeau.cli.startup_progress import Progress
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig, check_protection
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed

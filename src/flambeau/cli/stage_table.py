@@ -12,7 +12,7 @@ WIDE = 160  # columns, where nobody's terminal says otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StageRow:
     """One line: a stage, what came out of it, and its milliseconds in each call that is shown."""
 
     name: str
@@ -25,22 +25,22 @@ def median_call(calls: Sequence[Call]) -> Call:
     return sorted(calls, key=lambda call: call.seconds)[(len(calls) - 1) // 2]
 
 
-def rows_of(calls: Sequence[Call]) -> list[Row]:
+def rows_of(calls: Sequence[Call]) -> list[StageRow]:
     """The stages of these calls, side by side, then the whole."""
     shown = calls[-1]
     rows = []
     for stage in shown.stages:
         times = tuple(sum(s.seconds for s in call.stages if s.name == stage.name) * 1000 for call in calls)
         name = stage.name if stage.calls == 1 else f"{stage.name} ×{stage.calls}"
-        rows.append(Row(name=name, output=stage.output, times_ms=times))
+        rows.append(StageRow(name=name, output=stage.output, times_ms=times))
     if rows:
         rest = tuple(call.seconds * 1000 - sum(row.times_ms[i] for row in rows) for i, call in enumerate(calls))
-        rows.append(Row(name=shown.rest.name, output="", times_ms=rest))
+        rows.append(StageRow(name=shown.rest.name, output="", times_ms=rest))
     whole = tuple(call.seconds * 1000 for call in calls)
-    return [*rows, Row(name="handle", output=shown.rest.output, times_ms=whole)]
+    return [*rows, StageRow(name="handle", output=shown.rest.output, times_ms=whole)]
 
 
-def print_rows(rows: Sequence[Row], columns: Sequence[str]) -> None:
+def print_rows(rows: Sequence[StageRow], columns: Sequence[str]) -> None:
     """Print aligned columns on stderr; those of a call that a row is not about stay empty."""
     from rich.console import Console
     from rich.markup import escape

@@ -60,10 +60,10 @@ def train(images: object, labels: object) -> dict[str, object]:
     """The state dict of a network that has seen the digits two hundred times."""
     import torch
 
-    from flambeau.handlers.loading.weights import the_model_class
+    from flambeau.handlers.loaders.weights import find_model_class
 
     torch.manual_seed(0)
-    network = the_model_class(SOURCES / "model.py")()
+    network = find_model_class(SOURCES / "model.py")()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for _ in range(200):
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, FOREIGN
 from flambeau.errors import HandlerError
 from flambeau.importing import import_file
 from flambeau.worker.context import Context

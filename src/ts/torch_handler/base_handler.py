@@ -1,7 +1,7 @@
 from importlib.util import find_spec
 
 from flambeau.handlers.base import BaseHandler
-from flambeau.handlers.loading.programs import setup_ort_session
+from flambeau.handlers.loaders.programs import setup_ort_session
 
 PROFILER_AVAILABLE = PT2_AVAILABLE = PT230_AVAILABLE = True
 XLA_AVAILABLE = find_spec("torch_xla") is not None

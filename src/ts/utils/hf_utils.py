@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.handlers.optional import need
+from flambeau.torchserve.handlers.optional_imports import need
 
 CHECKPOINT_FILES = ("*.json", "*.pt", "*.bin", "*.txt", "*.model", "*.pth", "*.safetensors", "original/*")
 

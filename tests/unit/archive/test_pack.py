@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from flambeau.archive.manifest import MANIFEST, read_manifest
-from flambeau.archive.pack import Format, Recipe, check_syntax, files_of, find_handler, pack
+from flambeau.archive.pack import ArchiveFormat, Recipe, check_syntax, files_of, find_handler, pack
 from flambeau.archive.unpack import read_manifest_of, unpack
 from flambeau.errors import ArchiveError
 
@@ -42,7 +42,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
     ("format", "name"),
     [("default", "digits.mar"), ("zip-store", "digits.mar"), ("tgz", "digits.tar.gz")],
 )
-def test_archive_gives_back_what_was_packed(project: Path, tmp_path: Path, format: Format, name: str) -> None:
+def test_archive_gives_back_what_was_packed(project: Path, tmp_path: Path, format: ArchiveFormat, name: str) -> None:
     Path("model.py").write_text("class Model: ...\n")
     Path("requirements.txt").write_text("numpy\n")
     Path("model-config.yaml").write_text("batchSize: 4\n")
@@ -216,7 +216,7 @@ def test_linked_files_are_packed_as_files(project: Path, tmp_path: Path) -> None
     (project / "assets").mkdir()
     (project / "assets" / "link.pt").symlink_to(project / "weights.pt")
     (project / "assets" / "more").symlink_to(project / "code")
-    formats: tuple[Format, ...] = ("default", "tgz")
+    formats: tuple[ArchiveFormat, ...] = ("default", "tgz")
     for format in formats:
         path = pack(recipe(extra_files=["assets"]), tmp_path, format=format)
         unpack(path, tmp_path / format)
@@ -297,7 +297,7 @@ def test_bad_model_name_is_refused(project: Path, tmp_path: Path, name: str) -> 
 
 def test_unknown_format_and_runtime_are_refused(project: Path, tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match=r"Unknown archive format 'rar'; use one of: default"):
-        pack(recipe(), tmp_path, format=cast(Format, "rar"))
+        pack(recipe(), tmp_path, format=cast(ArchiveFormat, "rar"))
     with pytest.raises(ArchiveError, match=r"Unknown runtime 'java'; use one of: python"):
         pack(recipe(runtime="java"), tmp_path)
 

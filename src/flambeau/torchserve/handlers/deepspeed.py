@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.base import BaseHandler
-from flambeau.handlers.optional import need
+from flambeau.torchserve.handlers.optional_imports import need
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context

@@ -13,7 +13,7 @@ import torch
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.base import BaseHandler
-from flambeau.handlers.optional import need
+from flambeau.torchserve.handlers.optional_imports import need
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
