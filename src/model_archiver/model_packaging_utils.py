@@ -9,7 +9,7 @@ import zipfile  # noqa: F401  (TorchServe's tests patch `zipfile.ZipFile` by way
 from collections.abc import Iterable
 from pathlib import Path
 
-from flambeau.archive.builtin_handlers import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.archive.manifest import Manifest as ModelManifest
 from flambeau.archive.pack import (
     SUFFIXES,
@@ -29,7 +29,7 @@ from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_archiver_error import ModelArchiverError
 
 archiving_options = dict(SUFFIXES)
-model_handlers = dict.fromkeys([*BUILT_IN, *FOREIGN], "anything")
+model_handlers = dict.fromkeys([*BUILT_IN, *UNSUPPORTED], "anything")
 
 
 class ModelExportUtils:

@@ -82,7 +82,6 @@ def test_imports_point_one_way(house):
 AUTHORS_TOOLS = {  # they run a handler in their own process
     "flambeau.checks.guarded_call",
     "flambeau.checks.handler_checks",
-    "flambeau.checks.memory_growth",
     "flambeau.cli.check",
     "flambeau.cli.run",
     "flambeau.cli.stage_table",

@@ -1,4 +1,4 @@
-"""The handlers that come with the server: what the archiver accepts by name and the worker loads by it."""
+"""The built-in handlers by name, for the archiver and the worker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BUILT_IN = {
     "gpt_handler": "flambeau.handlers.gpt:GptHandler",
     "sentence_embedder": "flambeau.handlers.embedding.handler:SentenceEmbedder",
 }
-# Names that are known, but have no handler here: they can be packed, and the worker says what to do instead.
-FOREIGN = {
+# Known names without a handler here: they can be packed, and the worker's error shows this advice.
+UNSUPPORTED = {
     "trt_llm_handler": "it needs TensorRT-LLM; use gpt_handler, or pack a handler of your own that imports it",
     "vllm_handler": "it needs vLLM; use gpt_handler, or pack a handler of your own that imports it",
 }

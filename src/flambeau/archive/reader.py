@@ -1,4 +1,4 @@
-"""What lies in an archive, entry by entry: zip or gzipped tar, read forward and never trusted about its size."""
+"""Reads the entries of a zip or gzipped tar, in order. Sizes in headers are not trusted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import IO, Literal
 from flambeau.errors import BrokenArchive, UnsafeArchive
 
 CHUNK_BYTES = 256 << 10
-# Neither a manifest nor one header of a tar has an honest reason to be larger.
+# Valid manifests and tar headers are smaller.
 MAX_HEADER_BYTES = 1 << 20
-# Tensors full of zeros shrink well, so a high ratio says nothing about a small archive.
+# The ratio is not checked below this size: tensors of zeros compress well.
 RATIO_FREE_BYTES = 100 << 20
-# What the headers and the padding of one tar entry may add to its content.
+# Headers and padding of one tar entry.
 TAR_OVERHEAD_BYTES = 4 << 10
 
-# What the standard library raises when the bytes of an archive make no sense; RuntimeError covers endless nesting.
+# Raised by the standard library for damaged archives; RuntimeError covers RecursionError.
 READ_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -43,7 +43,7 @@ EntryKind = Literal["file", "folder", "link", "hard link", "special"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackLimits:
-    """How large an archive may become; the ratio of unpacked to packed counts above 100 MiB only."""
+    """Limits of an unpacked archive. `max_ratio` is unpacked to packed size, checked above 100 MiB."""
 
     max_entries: int = 10_000
     max_bytes: int = 200 << 30
@@ -55,7 +55,7 @@ DEFAULT_LIMITS = UnpackLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveEntry:
-    """One entry as either format tells it; in a tar it can be read only until the next one is asked for."""
+    """One entry of a zip or a tar. An entry of a tar must be read before the iterator advances."""
 
     name: str
     kind: EntryKind
@@ -63,12 +63,11 @@ class ArchiveEntry:
     packed_bytes: int
     is_executable: bool
     target: str
-    # None for what has no content.
-    open: Callable[[], IO[bytes] | None]
+    open: Callable[[], IO[bytes] | None]  # returns None for an entry without content
 
 
 def exceeded_limit(unpacked_bytes: int, packed_bytes: int, limits: UnpackLimits) -> str | None:
-    """Say which limit an archive has outgrown, if it has."""
+    """The limit that an archive exceeds, as text; None if it exceeds none."""
     if unpacked_bytes > limits.max_bytes:
         return f"it unpacks to more than {limits.max_bytes} bytes"
     if unpacked_bytes > RATIO_FREE_BYTES and unpacked_bytes > limits.max_ratio * packed_bytes:
@@ -77,7 +76,7 @@ def exceeded_limit(unpacked_bytes: int, packed_bytes: int, limits: UnpackLimits)
 
 
 def is_tar(archive: Path) -> bool:
-    """Whether an archive is a tar, told by its first bytes: a suffix is only somebody's word for it."""
+    """Whether an archive is a gzipped tar, by its first bytes; an error if it is neither tar nor zip."""
     try:
         with archive.open("rb") as file:
             magic = file.read(4)
@@ -89,29 +88,27 @@ def is_tar(archive: Path) -> bool:
 
 
 def read_entries(archive: Path, limits: UnpackLimits) -> Iterator[ArchiveEntry]:
-    """The entries of an archive in its own order, at most as many as the limits allow."""
-    items = _tar_entries(archive, limits) if is_tar(archive) else _zip_entries(archive)
+    """Yield the entries of an archive in their order; too many are an error."""
+    entries = _tar_entries(archive, limits) if is_tar(archive) else _zip_entries(archive)
     try:
-        for count, item in enumerate(items, start=1):
+        for count, entry in enumerate(entries, start=1):
             if count > limits.max_entries:
-                raise UnsafeArchive(f"{archive} is refused: it has more than {limits.max_entries} entries.")
-            yield item
+                raise UnsafeArchive(f"{archive} is rejected: it has more than {limits.max_entries} entries.")
+            yield entry
     except READ_ERRORS as error:
-        raise BrokenArchive(f"{archive} is damaged or cut short: {error}") from error
+        raise BrokenArchive(f"{archive} is damaged or truncated: {error}") from error
 
 
 def _zip_entries(archive: Path) -> Iterator[ArchiveEntry]:
     with zipfile.ZipFile(archive) as file:
         for info in file.infolist():
             mode = info.external_attr >> 16
-            # Most zips that were not made on Unix leave the kind of file empty.
+            # Zips that were not made on Unix have no file type.
             is_special = stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR)
             if info.flag_bits & 0x1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise BrokenArchive(
-                    f"Entry {info.filename!r} of {archive} is neither stored nor deflated in the clear."
-                )
+                raise BrokenArchive(f"Entry {info.filename!r} of {archive} is encrypted, or neither stored nor deflated.")
             yield ArchiveEntry(
-                # The name before zipfile cuts it at the first null.
+                # zipfile truncates `filename` at the first null character.
                 name=info.orig_filename,
                 kind="special" if is_special else "folder" if info.orig_filename.endswith("/") else "file",
                 size_bytes=info.file_size,
@@ -151,24 +148,24 @@ def _tar_kind(member: tarfile.TarInfo) -> EntryKind:
     return "hard link" if member.islnk() else "special"
 
 
-def read_chunks(item: ArchiveEntry, *, at_most: int | None = None) -> Iterator[bytes]:
-    """The content of a file, piece by piece."""
+def read_chunks(entry: ArchiveEntry, *, at_most: int | None = None) -> Iterator[bytes]:
+    """Yield the content of a file entry in chunks; more than `at_most` bytes are an error."""
     num_bytes = 0
     try:
-        file = item.open()
+        file = entry.open()
         assert file is not None, "only files are read"
         with file:
             while chunk := file.read(CHUNK_BYTES):
                 num_bytes += len(chunk)
                 if at_most is not None and num_bytes > at_most:
-                    raise UnsafeArchive(f"Entry {item.name!r} is refused: it is larger than {at_most} bytes.")
+                    raise UnsafeArchive(f"Entry {entry.name!r} is rejected: it is larger than {at_most} bytes.")
                 yield chunk
     except READ_ERRORS as error:
-        raise BrokenArchive(f"Entry {item.name!r} is damaged or cut short: {error}") from error
+        raise BrokenArchive(f"Entry {entry.name!r} is damaged or truncated: {error}") from error
 
 
 class UnpackMeter:
-    """Counts what an archive has really grown to; its headers are not asked."""
+    """Counts the bytes that were really unpacked."""
 
     def __init__(self, archive: Path, limits: UnpackLimits, *, overhead_bytes: int = 0) -> None:
         self._archive = archive
@@ -177,15 +174,15 @@ class UnpackMeter:
         self._unpacked_bytes = -overhead_bytes
 
     def add(self, num_bytes: int, name: str = "") -> None:
-        """Take note of bytes; raise when they are too many."""
+        """Count unpacked bytes; raise UnsafeArchive if a limit is exceeded."""
         self._unpacked_bytes += num_bytes
         if problem := exceeded_limit(self._unpacked_bytes, self._packed_bytes, self._limits):
             where = f" at entry {name!r}" if name else ""
-            raise UnsafeArchive(f"{self._archive} is refused{where}: {problem}.")
+            raise UnsafeArchive(f"{self._archive} is rejected{where}: {problem}.")
 
 
 class _TarStream(io.RawIOBase):
-    """A gzipped tar as tarfile reads it, forward only; nothing in it can ask for much memory or hide its size."""
+    """The stream that tarfile reads: forward only, with limits on header size and total size."""
 
     def __init__(self, unzipped: gzip.GzipFile, meter: UnpackMeter) -> None:
         self._unzipped = unzipped
@@ -194,9 +191,9 @@ class _TarStream(io.RawIOBase):
         self._last = b""
 
     def read(self, size: int = -1) -> bytes:
-        # tarfile reads a whole header at once, however long it claims to be.
+        # tarfile reads a header of any declared size at once.
         if not 0 <= size <= MAX_HEADER_BYTES:
-            raise UnsafeArchive(f"The tar is refused: a header of {size} bytes is larger than {MAX_HEADER_BYTES}.")
+            raise UnsafeArchive(f"The tar is rejected: a header of {size} bytes is larger than {MAX_HEADER_BYTES}.")
         self._last = self._unzipped.read(size)
         self._position += len(self._last)
         self._meter.add(len(self._last))
@@ -213,9 +210,9 @@ class _TarStream(io.RawIOBase):
         return self._position
 
     def finish(self) -> None:
-        """Read to the end, where gzip keeps its checksum."""
-        # tarfile takes a header that makes no sense for the end; the true end is a block of zeros, or nothing.
+        """Read to the end, where gzip has its checksum."""
+        # tarfile stops at an invalid header without an error; the real end is a block of zeros or nothing.
         if self._last.strip(b"\0"):
-            raise tarfile.ReadError("a header makes no sense")
+            raise tarfile.ReadError("a header is invalid")
         while self.read(CHUNK_BYTES):
             pass

@@ -1,4 +1,4 @@
-"""Named files and a manifest → one zip or tar, or a folder; whatever happens, never half of one."""
+"""Writes files and a manifest to a zip, a tar or a folder; a failure leaves no partial file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
-from zipfile import ZipFile  # as it is now: TorchServe's tests put another one in its place
+from zipfile import ZipFile  # by name, so that tests which patch zipfile do not change it
 
 from flambeau.archive.manifest import MANIFEST
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a hidden file beside `path` that takes its place when all went well."""
+    """Open a hidden file beside `path` that replaces it if the block succeeds."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("xb") as file:
@@ -38,9 +38,8 @@ def write_zip(
     is_deflated: bool = True,
     manifest_name: str = MANIFEST,
 ) -> None:
-    """Zip the files and the manifest."""
     method = zipfile.ZIP_DEFLATED if is_deflated else zipfile.ZIP_STORED
-    # Files older than 1980 do not fit a zip's clock; they get its first day.
+    # Zip has no dates before 1980; older files get its first day.
     with ZipFile(file, "w", method, strict_timestamps=False) as archive:
         archive.writestr(manifest_name, manifest)
         for name, source in sources.items():
@@ -48,8 +47,8 @@ def write_zip(
 
 
 def write_tar(file: IO[bytes], top: str, sources: Mapping[str, Path], manifest: bytes) -> None:
-    """Tar and gzip the files and the manifest, below a folder."""
-    # Links are followed: what they point at stays behind.
+    """Write a gzipped tar with everything below the folder `top`."""
+    # Links are followed, as their targets are not packed.
     with tarfile.open(fileobj=file, mode="w:gz", dereference=True) as archive:
         header = tarfile.TarInfo(f"{top}/{MANIFEST}")
         header.size, header.mtime = len(manifest), int(time.time())
@@ -59,12 +58,12 @@ def write_tar(file: IO[bytes], top: str, sources: Mapping[str, Path], manifest: 
 
 
 def _anonymous(header: tarfile.TarInfo) -> tarfile.TarInfo:
-    # Who packed it is nobody's business.
+    # Without the user and group of the packer.
     return header.replace(uid=0, gid=0, uname="", gname="", mode=header.mode & 0o755, deep=False)
 
 
 def merge_into_folder(target: Path, sources: Mapping[str, Path], manifest: bytes) -> None:
-    """Copy the files and the manifest into a folder, over what is there."""
+    """Copy the files and the manifest into a folder; existing files are replaced."""
     was_there = target.exists()
     try:
         for name, source in sources.items():
@@ -74,7 +73,7 @@ def merge_into_folder(target: Path, sources: Mapping[str, Path], manifest: bytes
                 with atomic_write(path) as copy, source.open("rb") as original:
                     shutil.copyfileobj(original, copy)
                 path.chmod(source.stat().st_mode & 0o777)
-        # The manifest comes last: a folder that has it is complete.
+        # The manifest is written last: a folder that has one is complete.
         (target / MANIFEST).parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target / MANIFEST) as copy:
             copy.write(manifest)

@@ -225,13 +225,13 @@ def test_linked_files_are_packed_as_files(project: Path, tmp_path: Path) -> None
         assert (tmp_path / format / "more" / "handler.py").is_file()
 
 
-def test_folder_that_links_to_itself_is_refused(project: Path, tmp_path: Path) -> None:
+def test_folder_that_links_to_itself_is_rejected(project: Path, tmp_path: Path) -> None:
     (project / "code" / "again").symlink_to(project / "code")
-    with pytest.raises(ArchiveError, match=r"code/again is a link to a folder that it lies in"):
+    with pytest.raises(ArchiveError, match=r"code/again is a link to one of its parent folders"):
         pack(recipe(extra_files=["code"]), tmp_path)
 
 
-def test_link_that_leads_nowhere_is_refused(project: Path, tmp_path: Path) -> None:
+def test_broken_link_is_rejected(project: Path, tmp_path: Path) -> None:
     (project / "code" / "lost").symlink_to("nowhere")
     with pytest.raises(ArchiveError, match=r"File does not exist: code/lost"):
         pack(recipe(extra_files=["code"]), tmp_path)
@@ -244,11 +244,11 @@ def test_two_files_with_one_name_are_both_named(project: Path, tmp_path: Path) -
         pack(recipe(extra_files=["other"]), tmp_path)
 
 
-def test_file_named_like_a_folder_is_refused(project: Path, tmp_path: Path) -> None:
+def test_file_named_like_a_folder_is_rejected(project: Path, tmp_path: Path) -> None:
     (project / "one" / "name").mkdir(parents=True)
     (project / "one" / "name" / "file").touch()
     (project / "name").touch()
-    with pytest.raises(ArchiveError, match="name takes the name of the folder that one/name/file needs"):
+    with pytest.raises(ArchiveError, match="name has the name of the folder of one/name/file"):
         pack(recipe(extra_files=["one", "name"]), tmp_path)
 
 
@@ -290,19 +290,19 @@ def test_missing_extra_file_is_named(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "../a", "a b", "a\n"])
-def test_bad_model_name_is_refused(project: Path, tmp_path: Path, name: str) -> None:
+def test_bad_model_name_is_rejected(project: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(ArchiveError, match="is not allowed; use letters"):
         pack(recipe(model_name=name), tmp_path)
 
 
-def test_unknown_format_and_runtime_are_refused(project: Path, tmp_path: Path) -> None:
+def test_unknown_format_and_runtime_are_rejected(project: Path, tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match=r"Unknown archive format 'rar'; use one of: default"):
         pack(recipe(), tmp_path, format=cast(ArchiveFormat, "rar"))
     with pytest.raises(ArchiveError, match=r"Unknown runtime 'java'; use one of: python"):
         pack(recipe(runtime="java"), tmp_path)
 
 
-def test_export_path_that_is_a_file_is_refused(project: Path, tmp_path: Path) -> None:
+def test_export_path_that_is_a_file_is_rejected(project: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ArchiveError, match="Cannot pack"):
         pack(recipe(), tmp_path / "file")

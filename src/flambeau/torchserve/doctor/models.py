@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from flambeau.archive.builtin_handlers import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest
 from flambeau.archive.model_folder import manifest_of
 from flambeau.archive.reader import DEFAULT_LIMITS, read_chunks, read_entries
@@ -102,7 +102,7 @@ def look_at_manifest(manifest: Manifest, names: frozenset[str]) -> Iterator[Find
     if manifest.runtime == "LSP":
         yield Finding("problem", "runtime", "LSP is TorchServe's C++ backend; here models run in Python")
     handler = manifest.handler
-    if reason := FOREIGN.get(handler):
+    if reason := UNSUPPORTED.get(handler):
         yield Finding("problem", "handler", f"{handler}: {reason}")
     elif handler and handler not in BUILT_IN and not is_built_in_path(handler):
         file = Path(handler.partition(":")[0]).name.removesuffix(".py") + ".py"
