@@ -106,7 +106,9 @@ def _zip_entries(archive: Path) -> Iterator[ArchiveEntry]:
             # Zips that were not made on Unix have no file type.
             is_special = stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR)
             if info.flag_bits & 0x1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise BrokenArchive(f"Entry {info.filename!r} of {archive} is encrypted, or neither stored nor deflated.")
+                raise BrokenArchive(
+                    f"Entry {info.filename!r} of {archive} is encrypted, or neither stored nor deflated."
+                )
             yield ArchiveEntry(
                 # zipfile truncates `filename` at the first null character.
                 name=info.orig_filename,

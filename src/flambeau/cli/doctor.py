@@ -14,7 +14,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 
 from flambeau import __version__
-from flambeau.cli.models import print_json
+from flambeau.cli.output import print_json
 from flambeau.errors import ConfigError
 from flambeau.serving.workers.devices import count_cores, count_gpus
 from flambeau.torchserve.doctor.configuration import look_at_config

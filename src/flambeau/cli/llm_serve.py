@@ -1,4 +1,4 @@
-"""`flambeau llm serve`: one command from a checkpoint to a chat endpoint."""
+"""`flambeau llm serve`: serves a checkpoint with the gpt_handler."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
-from flambeau.cli.checkpoint_path import check, folder_of
+from flambeau.cli.checkpoint_path import check_checkpoint, checkpoint_folder
 from flambeau.cli.llm_quantize import KINDS
-from flambeau.cli.serve import Wishes
+from flambeau.cli.serve import ModelOverrides
 from flambeau.cli.serve import serve as serve_paths
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError, WorkersFailed
@@ -24,8 +24,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeFlags:
-    """What the command line says of the engine; fields without a value are left to the handler's defaults."""
+class LlmServeFlags:
+    """Engine options of the command line; None keeps the handler's default. The names are those of the handler."""
 
     model_path: Path
     draft_model_path: Path | None = None
@@ -39,33 +39,33 @@ class ServeFlags:
     resume: bool | None = None
 
 
-def serve(config: ServerConfig, flags: ServeFlags, *, name: str | None, ranks: int, log_level: str) -> None:
-    """Serve a checkpoint until a signal; one that cannot be loaded ends the process."""
-    check(flags.model_path)
+def serve(config: ServerConfig, flags: LlmServeFlags, *, name: str | None, ranks: int, log_level: str) -> None:
+    """Serve a checkpoint until a signal; exit with status 1 if it cannot be loaded."""
+    check_checkpoint(flags.model_path)
     check_flags(flags)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
         folder = write_model(
-            Path(scratch), name or folder_of(flags.model_path).resolve().name, to_model_config(flags, ranks)
+            Path(scratch), name or checkpoint_folder(flags.model_path).resolve().name, to_model_config(flags, ranks)
         )
         try:
-            serve_paths(config, [folder], Wishes(must_load=True), log_level=log_level)
-        except WorkersFailed:  # the last line of the log says why
+            serve_paths(config, [folder], ModelOverrides(must_load=True), log_level=log_level)
+        except WorkersFailed:  # the log already has the reason
             sys.exit(1)
 
 
-def check_flags(flags: ServeFlags) -> None:
-    """Refuse at once what a worker would refuse each time it is started."""
+def check_flags(flags: LlmServeFlags) -> None:
+    """Reject invalid options before a worker starts with them."""
     if flags.draft_model_path is not None:
-        check(flags.draft_model_path, "--draft")
+        check_checkpoint(flags.draft_model_path, "--draft")
     if flags.tokenizer_path is not None and not flags.tokenizer_path.exists():
-        raise ConfigError(f"--tokenizer {flags.tokenizer_path} does not exist; name its folder or its file")
+        raise ConfigError(f"--tokenizer {flags.tokenizer_path} does not exist; give its folder or its file")
     for option, value, values in (("--dtype", flags.dtype, DTYPES), ("--quantization", flags.quantization, KINDS)):
         if value is not None and value not in values:
             raise ConfigError(f"{option} may be {', '.join(values)}, not {value!r}")
 
 
-def to_model_config(flags: ServeFlags, ranks: int) -> dict[str, Any]:
-    """The model-config.yaml that these flags ask for; pure."""
+def to_model_config(flags: LlmServeFlags, ranks: int) -> dict[str, Any]:
+    """The content of model-config.yaml for these flags."""
     given = {field.name: getattr(flags, field.name) for field in fields(flags)}
     handler = {
         key: str(value.resolve()) if isinstance(value, Path) else value
@@ -81,7 +81,7 @@ def to_model_config(flags: ServeFlags, ranks: int) -> dict[str, Any]:
 
 
 def write_model(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:
-    """A model folder that names the handler and the checkpoint, which stays where it is."""
+    """Write a model folder that refers to the checkpoint, which is not copied."""
     config = folder / "model-config.yaml"
     config.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
     pack(Recipe(model_name=name, handler=HANDLER, version="1.0", config_file=config), folder, format="no-archive")

@@ -1,4 +1,4 @@
-"""A path on the command line → what a worker is told to load, for commands that are their own worker."""
+"""Opens a model for commands that run its handler in their own process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from flambeau.wire.messages import Load, Request
 
 
 @contextmanager
-def opened(path: Path, *, batch_size: int, handler: str | None = None) -> Iterator[Load]:
-    """The model at a path: a handler file, a model file, a folder, or an archive, which is unpacked for so long."""
+def open_model(path: Path, *, batch_size: int, handler: str | None = None) -> Iterator[Load]:
+    """The Load message for a handler file, a model file, a folder or an archive, which is unpacked temporarily."""
     if not path.exists():
-        raise ConfigError(f"{path} does not exist; name a handler file, a model file, a model folder or an archive")
+        raise ConfigError(f"{path} does not exist; give a handler file, a model file, a model folder or an archive")
     store = Store(None)
     try:
         source = store.open_path(path)
@@ -34,21 +34,20 @@ def opened(path: Path, *, batch_size: int, handler: str | None = None) -> Iterat
             decode_input=True,
             limit_max_image_pixels=True,
             max_response_bytes=1 << 40,
-            envelope=envelope_of(source),
+            envelope=configured_envelope(source),
         )
     finally:
         store.close()
 
 
-def envelope_of(source: Source) -> str:
-    """The envelope that the model's own settings name."""
-    named = source.manifest.config_file if source.manifest else None
-    options = read_options(source.folder / named) if named else {}
+def configured_envelope(source: Source) -> str:
+    file = source.manifest.config_file if source.manifest else None
+    options = read_options(source.folder / file) if file else {}
     return ModelConfig().with_options(options).envelope or ""
 
 
 def to_request(number: int, file: Path, content_type: str | None) -> Request:
-    """A file as the request a client would send with it."""
+    """A file as a client's request; the content type is guessed from its name unless given."""
     try:
         body = file.read_bytes()
     except OSError as error:

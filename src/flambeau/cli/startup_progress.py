@@ -1,4 +1,4 @@
-"""Progress of a start: a spinner with names and seconds on a terminal, nothing elsewhere."""
+"""Progress of a server's start: a spinner on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TEXT_EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 100, "stream": 
 
 
 @dataclass(slots=True)
-class Outcome:
-    """How the loading of a model went."""
+class LoadOutcome:
+    """Whether a model failed to load; set inside of `StartupProgress.loading`."""
 
     failed: bool = False
 
 
-class Progress:
-    """Shows which models are loading, and how to call them when they have loaded."""
+class StartupProgress:
+    """Shows which models are loading, and how to call each one that is ready."""
 
     def __init__(self, console: Console | None) -> None:
         self._console = console
@@ -39,8 +39,8 @@ class Progress:
         self._loading: list[str] = []
 
     @classmethod
-    def for_terminal(cls) -> Progress:
-        """One that speaks when stderr is a terminal."""
+    def for_terminal(cls) -> StartupProgress:
+        """With a spinner if stderr is a terminal."""
         if not sys.stderr.isatty():
             return cls(None)
         from rich.console import Console
@@ -60,9 +60,9 @@ class Progress:
             self._status.stop()
 
     @contextmanager
-    def loading(self, name: str) -> Iterator[Outcome]:
-        """Show that a model is loading, and how that went."""
-        began, outcome = time.monotonic(), Outcome()
+    def loading(self, name: str) -> Iterator[LoadOutcome]:
+        """Show a model as loading during the block, then its outcome and the time."""
+        began, outcome = time.monotonic(), LoadOutcome()
         self._loading.append(name)
         self._update()
         try:
@@ -75,12 +75,12 @@ class Progress:
             self._update()
 
     def announce(self, address: Address, models: Sequence[Model]) -> None:
-        """Print a line to try for each model."""
+        """Print a curl command for each model."""
         for model in models:
             url = f"{address}/predictions/{model.name}"
             example = model.config.options.get("example") or (TEXT_EXAMPLE if "generate" in model.abilities else None)
             body = f"-H 'content-type: application/json' -d '{example}'" if example else "-T FILE"
-            if "generate" in model.abilities:  # shown as it is made
+            if "generate" in model.abilities:  # -N: show text as it arrives
                 body = f"-N {body}"
             if self._console is None:
                 logger.info("try: curl %s %s", url, body)
@@ -89,7 +89,7 @@ class Progress:
                 self._console.print(f"  curl {url} {body}\n", soft_wrap=True, highlight=False, markup=False)
 
     def note(self, model: str, words: str) -> None:
-        """Show what is being done for a model that takes its time."""
+        """Show the current step of a model that takes long to load."""
         if self._status is not None:
             from rich.markup import escape
 

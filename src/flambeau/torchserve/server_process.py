@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flambeau import __version__
-from flambeau.cli import serve
+from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen, FlambeauError, VersionNotFound, WorkersFailed
@@ -39,7 +39,7 @@ def main() -> None:
     try:
         logs = open_logs(places(arguments))
         properties = settings(arguments)
-        serve.start(properties.server, Startup(properties), logs)
+        run_server(properties.server, Startup(properties), logs)
     except CannotListen as error:
         say(f"Failed to bind to address: {error.address}")
         say(str(error))
@@ -123,7 +123,7 @@ def described(properties: Properties, file: Path | None) -> list[str]:
     return [f"{name}: {value}" for name, value in lines.items()]
 
 
-class Startup(serve.Life):
+class Startup(LifecycleHooks):
     """Registers its models before the ports open, as TorchServe does: who can connect finds them there."""
 
     def __init__(self, properties: Properties) -> None:
@@ -131,7 +131,7 @@ class Startup(serve.Life):
         self._models: list[Model] = []
         self._snapshots: SnapshotWriter | None = None
 
-    async def prepare(self, server: Server) -> None:
+    async def before_listening(self, server: Server) -> None:
         """Register the models; one that cannot be is named and skipped."""
         store = server.config.model_store or Path()
         is_named = (self._properties.load_models or "").lower() != "all"
@@ -146,7 +146,7 @@ class Startup(serve.Life):
             except Exception:  # whatever is wrong with one model, the others are served
                 logger.exception("Failed to load model: %s", wanted.url)
 
-    async def begin(self, server: Server, address: Address) -> None:
+    async def after_listening(self, server: Server, address: Address) -> None:
         """Say the words that scripts wait for; then wait for the workers."""
         if folder := server.config.snapshot_folder:
             writer = self._snapshots = SnapshotWriter(folder, self._properties.given, server)
@@ -155,9 +155,9 @@ class Startup(serve.Life):
             server.on_change = lambda: writer.save("snapshot")
         say("Model server started.")
         await asyncio.gather(*map(wait_for_workers, self._models))
-        serve.settle(server)
+        mark_started(server)
 
-    async def end(self, server: Server) -> None:
+    async def after_closing(self, server: Server) -> None:
         """Keep what is registered for the next start."""
         if self._snapshots is not None:
             self._snapshots.save("shutdown")

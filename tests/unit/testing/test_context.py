@@ -6,7 +6,6 @@ import pytest
 
 from flambeau.archive.pack import Recipe, pack
 from flambeau.testing.context import new_handler_context
-from flambeau.testing.server import to_arguments
 from flambeau.worker.context import Context
 from support.running import HANDLERS
 
@@ -68,8 +67,3 @@ def test_what_a_handler_sends_is_kept():
     context.send(["a", "b"])
     assert context.sent == [["a", "b"]]
     assert not context.is_cancelled(1)
-
-
-def test_options_become_words():
-    given = {"batch_size": 4, "watch": True, "error_details": False, "name": None}
-    assert to_arguments(given) == ["--batch-size", "4", "--watch", "--no-error-details"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.testing.server import PORTS, share_of
+from flambeau.testing.ports import PORTS, share_of
 
 
 def test_workers_of_pytest_have_ports_of_their_own_which_are_all_together():
