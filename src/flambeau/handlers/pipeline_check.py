@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-OURS = "flambeau.handlers."
+OURS = "flambeau."
 _MUTATING = frozenset(
     {"append", "add", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"}
 )

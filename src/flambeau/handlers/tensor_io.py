@@ -123,4 +123,4 @@ def client_error_reason(error: Exception) -> str | None:
         return None
     is_integer = "Long" in message or "int64" in message
     hint = "; numbers written as 1 are integers, write 1.0" if is_integer else ""
-    return f"the model does not take inputs of this shape or type: {message.removeprefix('RuntimeError: ')}{hint}"
+    return f"the model does not accept inputs of this shape or type: {message.removeprefix('RuntimeError: ')}{hint}"

@@ -90,10 +90,10 @@ class OnnxHandler:
         try:
             outputs: list[Any] = self.session.run(None, dict(arrays))
         except InvalidArgument as error:
-            raise BadRequest(f"the model cannot take these inputs: {error}") from None
+            raise BadRequest(f"the model does not accept these inputs: {error}") from None
         except Fail:
             if clash := find_clash(self.specs, arrays):
-                raise BadRequest(f"the model cannot take these inputs: {clash}") from None
+                raise BadRequest(f"the model does not accept these inputs: {clash}") from None
             raise
         return outputs
 
