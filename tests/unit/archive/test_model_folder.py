@@ -12,7 +12,7 @@ def folder_of(path, **files):
     return path
 
 
-def test_folder_without_any_word_of_a_model_has_no_manifest(tmp_path):
+def test_folder_without_model_files_has_no_manifest(tmp_path):
     assert manifest_of(folder_of(tmp_path, notes_txt="x")) is None
 
 

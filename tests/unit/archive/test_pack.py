@@ -42,7 +42,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
     ("format", "name"),
     [("default", "digits.mar"), ("zip-store", "digits.mar"), ("tgz", "digits.tar.gz")],
 )
-def test_archive_gives_back_what_was_packed(project: Path, tmp_path: Path, format: ArchiveFormat, name: str) -> None:
+def test_unpacked_archive_equals_what_was_packed(project: Path, tmp_path: Path, format: ArchiveFormat, name: str) -> None:
     Path("model.py").write_text("class Model: ...\n")
     Path("requirements.txt").write_text("numpy\n")
     Path("model-config.yaml").write_text("batchSize: 4\n")
@@ -83,7 +83,7 @@ def test_default_is_deflated_and_store_is_not(project: Path, tmp_path: Path) -> 
     assert stored > 7000
 
 
-def test_every_entry_of_a_tar_lies_below_the_name_of_the_model(project: Path, tmp_path: Path) -> None:
+def test_every_entry_of_a_tar_is_below_the_name_of_the_model(project: Path, tmp_path: Path) -> None:
     with tarfile.open(pack(recipe(), tmp_path, format="tgz")) as file:
         assert file.getnames() == ["digits/MAR-INF/MANIFEST.json", "digits/handler.py"]
         assert {(member.uid, member.uname) for member in file} == {(0, "")}
@@ -100,7 +100,7 @@ def test_folder_is_merged_into_only_when_forced(project: Path, tmp_path: Path) -
     assert read_manifest_of(path) == read_manifest(path)
 
 
-def test_folder_can_be_packed_where_it_lies(project: Path, tmp_path: Path) -> None:
+def test_folder_can_be_packed_in_place(project: Path, tmp_path: Path) -> None:
     path = pack(recipe(), tmp_path, format="no-archive")
     pack(recipe(handler=str(path / "handler.py"), extra_files=[path]), tmp_path, format="no-archive", force=True)
     assert set(files_below(path)) == {MANIFEST, "handler.py"}

@@ -282,7 +282,7 @@ def test_small_archive_may_shrink_as_much_as_it_likes(tmp_path: Path, into: Path
     assert (into / "zeros").stat().st_size == MIB
 
 
-def test_header_that_lies_about_its_size_does_not_help(tmp_path: Path, into: Path) -> None:
+def test_false_size_in_a_header_does_not_pass_the_limit(tmp_path: Path, into: Path) -> None:
     archive = make_zip(tmp_path / "m.mar", [("a", bytes(5000))])
     size, lie = (5000).to_bytes(4, "little"), (10).to_bytes(4, "little")
     archive.write_bytes(archive.read_bytes().replace(size, lie))
@@ -299,7 +299,7 @@ def test_sparse_tar_entry_is_counted_as_it_is_written(tmp_path: Path, into: Path
     assert_rejected(archive, into, "more than 1000000 bytes", UnpackLimits(max_bytes=1_000_000))
 
 
-def test_endless_tar_header_is_refused_before_it_is_read(tmp_path: Path, into: Path) -> None:
+def test_endless_tar_header_is_rejected_before_it_is_read(tmp_path: Path, into: Path) -> None:
     archive = make_tar(tmp_path / "m.tgz", [(member("long", tarfile.GNUTYPE_LONGNAME), bytes(2 * MIB)), file("a")])
     assert_rejected(archive, into, "a header of 2097152 bytes")
 
@@ -390,7 +390,7 @@ def test_existing_empty_folder_outlives_a_failure(tmp_path: Path, into: Path) ->
     assert list(into.iterdir()) == []
 
 
-def test_what_the_disk_refuses_is_told_apart_from_a_broken_archive(tmp_path: Path, into: Path) -> None:
+def test_disk_errors_are_not_reported_as_a_broken_archive(tmp_path: Path, into: Path) -> None:
     archive = make_zip(tmp_path / "m.mar", [("ok", b"1"), ("a" * 300, b"1")])
     with pytest.raises(ArchiveError, match=r"'aaa.*' cannot be written: File name too long") as caught:
         unpack(archive, into)

@@ -52,7 +52,7 @@ def test_worker_without_a_gpu_number_stays_on_the_cpu(machine, monkeypatch):
     assert choose_device(None) == (torch.device("cpu"), "cpu")
 
 
-def test_xpu_is_used_only_when_it_is_asked_for(machine):
+def test_xpu_is_used_only_if_enabled(machine):
     machine.has(xpu=True)
     assert choose_device(0) == (torch.device("cpu"), "cpu")
 

@@ -102,6 +102,6 @@ def test_handler_without_state_may_be_pipelined():
         (KeepsBySetattr, "changes self.__dict__ through setattr"),
     ],
 )
-def test_handler_that_would_mix_up_requests_is_refused(handler, words):
+def test_handler_that_would_mix_up_requests_is_rejected(handler, words):
     with pytest.raises(HandlerError, match=words):
         handler().pipeline()

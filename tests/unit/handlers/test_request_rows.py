@@ -21,7 +21,7 @@ def test_data_goes_before_body(row, value):
 
 
 @pytest.mark.parametrize("row", [{"body": b""}, {"data": None}, {"body": [], "data": ""}])
-def test_empty_request_is_refused(row):
+def test_empty_request_is_rejected(row):
     with pytest.raises(BadRequest, match="empty"):
         value_of(row)
 
@@ -36,7 +36,7 @@ def test_base64_may_be_broken_into_lines():
 
 
 @pytest.mark.parametrize("text", ["aGVsbG8", "a-b_", "grüße", 3, None])
-def test_what_is_not_base64_is_refused(text):
+def test_invalid_base64_is_rejected(text):
     with pytest.raises(BadRequest, match="base64"):
         decode_base64(text)
 

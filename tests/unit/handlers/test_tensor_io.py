@@ -14,7 +14,7 @@ def test_rows_become_one_tensor():
     assert torch.equal(to_tensor(rows, torch.device("cpu")), torch.tensor([[1.0, 2.0], [3.0, 4.5]]))
 
 
-def test_what_an_envelope_made_is_taken_as_it_is():
+def test_values_of_an_envelope_are_unchanged():
     assert to_tensor([[1, 2], [3, 4]], None).shape == (2, 2)
     tensor = torch.zeros(3)
     assert to_tensor(tensor, torch.device("cpu")) is tensor
@@ -30,7 +30,7 @@ def test_npy_bytes_are_numbers():
 @pytest.mark.parametrize(
     "content", [b"", "", None, b"nope", "{", {"a": 1}, ["x"], [[1], [2, 3]], [float("nan")], [float("inf")], b"[NaN]"]
 )
-def test_what_is_no_tensor_is_the_clients_fault(content):
+def test_input_that_is_not_a_tensor_is_a_client_error(content):
     with pytest.raises(BadRequest):
         to_tensor([{"body": content}], None)
 
@@ -85,7 +85,7 @@ def test_complaints_about_shapes_and_types_are_recognized(call):
     "error",
     [RuntimeError("the disk is full"), KeyError("x"), torch.OutOfMemoryError("CUDA out of memory"), ValueError()],
 )
-def test_other_errors_are_not_the_clients_fault(error):
+def test_other_errors_are_not_client_errors(error):
     assert client_error_reason(error) is None
     with pytest.raises(type(error)), client_errors():
         raise error

@@ -86,7 +86,7 @@ def test_long_text_is_cut(minilm):
     assert send(shorter, "word " * 14) == send(shorter, "word " * 50)
 
 
-def test_vectors_in_base64_are_the_same_and_their_cost_is_told(tmp_path):
+def test_vectors_in_base64_are_equal_and_usage_is_reported(tmp_path):
     embedder = load(save_bert_folder(tmp_path))
     texts = ["the cat sat", "a dog"]
     [plain] = send(embedder, texts)

@@ -51,7 +51,7 @@ def test_safetensors_come_first_and_inner_folders_are_found(tmp_path):
     assert read_folder(inner).tokenizer == inner / "0_T" / "tokenizer.json"
 
 
-def test_what_is_missing_or_unknown_is_named(tmp_path):
+def test_missing_and_unknown_files_are_named(tmp_path):
     with pytest.raises(HandlerError, match="there is no folder"):
         read_folder(tmp_path / "absent")
     with pytest.raises(HandlerError, match=r"no model\.safetensors or model\.onnx"):

@@ -39,7 +39,7 @@ def test_batch_whose_results_cannot_be_split_is_an_error():
         KServeEnvelope(lambda data, context: [9]).handle(rows, context(2))
 
 
-def test_explanations_have_a_name_of_their_own():
+def test_explanations_have_their_own_name():
     rows = [{"body": b'{"instances": [1]}'}]
     assert KServeEnvelope(same).handle(rows, context(kind="explain")) == [{"explanations": [1]}]
 

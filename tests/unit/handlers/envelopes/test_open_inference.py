@@ -46,7 +46,7 @@ def test_several_inputs_are_under_their_names():
     ]
 
 
-def test_only_the_outputs_that_are_asked_for_come_back():
+def test_only_requested_outputs_are_returned():
     handler = lambda data, context: [{"a": 1, "b": 2}]  # noqa: E731
     [reply], _ = infer(handler, {"inputs": [X], "outputs": [{"name": "b"}]})
     assert [output["name"] for output in reply["outputs"]] == ["b"]

@@ -55,7 +55,7 @@ def test_data_is_nested_to_its_shape(changes, data):
         {"datatype": "BYTES", "data": []},
     ],
 )
-def test_what_does_not_fit_is_refused(changes):
+def test_data_that_does_not_fit_its_shape_is_rejected(changes):
     with pytest.raises(BadRequest):
         read_input(tensor(**changes))
 

@@ -24,7 +24,7 @@ def zip_of(path, *names):
         (["m/archive_format", "m/data/aotinductor/model/x.so"], ModelFormat.AOTI_PACKAGE),
     ],
 )
-def test_zip_files_are_told_apart_by_what_is_in_them(tmp_path, names, kind):
+def test_zip_files_are_recognized_by_their_content(tmp_path, names, kind):
     assert recognize(zip_of(tmp_path / "any.name", *names)) is kind
 
 

@@ -18,6 +18,11 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # else it would be set here, for all that follows
 
 
+def warnings_of(caplog):
+    records = [record for record in caplog.records if record.name.startswith("flambeau")]
+    return [record.getMessage() for record in records if record.levelname == "WARNING"]
+
+
 @pytest.mark.parametrize(
     ("section", "options"),
     [
@@ -44,17 +49,16 @@ def test_forms_that_are_wrong(section, words):
         read_pt2(section)
 
 
-def test_unknown_backend_leaves_the_model_as_it_is(caplog):
+def test_unknown_backend_leaves_the_model_unchanged(caplog):
     model = torch.nn.Linear(2, 2)
     assert compile_model(model, {"backend": "nonsense"}) is model
     assert model._compiled_call_impl is None
-    assert "there is no backend 'nonsense'" in caplog.text
+    assert "nonsense" in caplog.text
 
 
-def test_unknown_option_leaves_the_model_as_it_is(caplog):
+def test_unknown_option_leaves_the_model_unchanged(caplog):
     model = torch.nn.Linear(2, 2)
     compile_model(model, {"backend": "eager", "speed": 11})
-    assert "not compiled" in caplog.text
     assert "speed" in caplog.text
     assert model(torch.zeros(1, 2)).shape == (1, 2)
 
@@ -69,8 +73,8 @@ def test_failing_compiler_falls_back_with_its_reason(caplog):
     expected = model(torch.ones(3, 4))
     compile_model(model, {"backend": "broken_for_tests"})
     assert torch.equal(model(torch.ones(3, 4)), expected)
-    assert "runs eagerly" in caplog.text
-    assert "no silicon today" in caplog.text
+    [warning] = warnings_of(caplog)
+    assert "no silicon today" in warning
     assert model._compiled_call_impl is None
 
 
@@ -93,16 +97,16 @@ def test_bad_input_is_not_taken_for_a_failed_compilation(caplog):
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         model(torch.zeros(2, 5))
     assert model._compiled_call_impl is not None
-    assert "not compiled" not in caplog.text
+    assert not warnings_of(caplog)
 
 
-def test_success_is_logged_in_the_old_words(caplog):
+def test_compilation_is_logged(caplog):
     with caplog.at_level(logging.INFO):
         compile_model(torch.nn.Linear(2, 2), {"backend": "inductor", "mode": "reduce-overhead"})
     assert "Compiled model with backend inductor, mode reduce-overhead" in caplog.text
 
 
-def test_siblings_wait_for_the_one_that_compiles(tmp_path):
+def test_one_worker_compiles_at_a_time(tmp_path):
     import threading
 
     times = []
@@ -122,12 +126,12 @@ def test_siblings_wait_for_the_one_that_compiles(tmp_path):
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(times))
 
 
-def test_folder_without_locks_does_not_stop_anybody(tmp_path):
+def test_folder_without_locks_does_not_block(tmp_path):
     with compile_lock(tmp_path / "missing"), compile_lock(None):
         pass
 
 
-def test_patience_with_a_sibling_has_an_end(tmp_path):
+def test_wait_for_the_lock_has_a_timeout(tmp_path):
     began = time.monotonic()
     with compile_lock(tmp_path), compile_lock(tmp_path, timeout_s=0.2):
         assert 0.2 <= time.monotonic() - began < 60

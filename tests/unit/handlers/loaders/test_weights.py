@@ -90,7 +90,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path, state):
     assert "hidden.weight" in str(raised.value)
 
 
-def test_pickled_code_is_refused_with_the_switch_that_allows_it(tmp_path, capsys):
+def test_pickled_code_is_rejected_with_the_option_that_allows_it(tmp_path, capsys):
     torch.save({"weights": Evil()}, tmp_path / "net.pth")
     with pytest.raises(HandlerError, match="weights_only: false") as raised:
         read_state_dict(tmp_path / "net.pth", CPU)

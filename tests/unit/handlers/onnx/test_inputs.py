@@ -28,7 +28,7 @@ ONE = specs(x=("tensor(float)", ["batch", 3]))
 TWO = specs(ids=("tensor(int64)", ["batch", None]), scale=("tensor(float)", []))
 
 
-def test_rank_tells_a_batch_from_one_example():
+def test_number_of_axes_distinguishes_a_batch_from_one_example():
     batch = read_request_arrays([[1, 2, 3], [4, 5, 6]], ONE, NUMBERS)
     assert not batch.is_single
     assert batch.arrays["x"].shape == (2, 3)
@@ -84,7 +84,7 @@ def test_inputs_without_a_batch_axis_stay_as_they_are():
         (b"\xff\xfe\x00", "send JSON"),
     ],
 )
-def test_what_does_not_fit_is_named(value, reason):
+def test_invalid_inputs_are_named(value, reason):
     with pytest.raises(BadRequest, match=reason):
         read_request_arrays(value, ONE, NUMBERS)
 
@@ -124,7 +124,7 @@ def test_other_types_keep_their_kind():
         read_request_arrays([1], flags, NUMBERS)
 
 
-def test_nan_is_allowed_where_the_model_says_so():
+def test_nan_is_allowed_by_an_option():
     example = read_request_arrays([1, 2, float("nan")], ONE, InputLimits(allow_nan=True))
     assert np.isnan(example.arrays["x"]).tolist() == [[False, False, True]]
 

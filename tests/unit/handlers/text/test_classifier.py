@@ -77,7 +77,7 @@ def test_layer_that_is_no_bag_is_explained_by_captums_layer_attribution(handler)
     assert insight["importances"] == pytest.approx((exact / exact.norm()).tolist(), abs=1e-3)
 
 
-def test_missing_vocabulary_is_told_with_the_remedy(tmp_path):
+def test_missing_vocabulary_is_reported_with_the_remedy(tmp_path):
     with pytest.raises(HandlerError, match=r"source_vocab.*--extra-files"):
         TextClassifier().get_source_vocab_path(Context("m", str(tmp_path), None, 1, None, "1"))
 

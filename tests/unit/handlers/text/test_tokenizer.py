@@ -59,7 +59,7 @@ def test_dict_and_list_are_read(tmp_path):
         assert load_vocabulary(tmp_path / "v.pt") == {"a": 0, "b": 1}
 
 
-def test_unknown_tokens_are_dropped_or_have_a_number():
+def test_unknown_tokens_are_dropped_or_have_an_index():
     assert index_of({"a": 3}, "b") is None
     assert index_of({"a": 3, "<unk>": 0}, "b") == 0
     assert index_of({"a": 0, "<unk>": 5}, "a") == 0
