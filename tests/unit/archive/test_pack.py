@@ -42,7 +42,9 @@ def files_below(folder: Path) -> dict[str, bytes]:
     ("format", "name"),
     [("default", "digits.mar"), ("zip-store", "digits.mar"), ("tgz", "digits.tar.gz")],
 )
-def test_unpacked_archive_equals_what_was_packed(project: Path, tmp_path: Path, format: ArchiveFormat, name: str) -> None:
+def test_unpacked_archive_equals_what_was_packed(
+    project: Path, tmp_path: Path, format: ArchiveFormat, name: str
+) -> None:
     Path("model.py").write_text("class Model: ...\n")
     Path("requirements.txt").write_text("numpy\n")
     Path("model-config.yaml").write_text("batchSize: 4\n")
