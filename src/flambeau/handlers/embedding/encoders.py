@@ -9,8 +9,8 @@ import numpy as np
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.device import choose_threads
-from flambeau.handlers.embedding.model_folder import SentenceModel
 from flambeau.handlers.embedding.pooling import Mode, pool
+from flambeau.handlers.embedding.sentence_model import SentenceModel
 from flambeau.handlers.onnx.npy import Array
 
 

@@ -16,8 +16,8 @@ from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.device import choose_threads
 from flambeau.handlers.embedding.embed_request import EmbedRequest, read_embed_request
 from flambeau.handlers.embedding.encoders import Encoder, load_encoder
-from flambeau.handlers.embedding.model_folder import SentenceModel, read_folder
 from flambeau.handlers.embedding.pooling import normalize
+from flambeau.handlers.embedding.sentence_model import SentenceModel, read_folder
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.options import read_handler_options, resolve_model_path
 from flambeau.handlers.request_rows import is_describe, refuse_explain, value_or_fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.embedding.model_folder import read_folder
+from flambeau.handlers.embedding.sentence_model import read_folder
 from support.sentence_models import write_documents
 
 
