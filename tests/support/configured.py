@@ -21,10 +21,8 @@ from dataclasses import replace
 from pathlib import Path, PosixPath
 from flambeau.cli.lifecycle import run_server
 from flambeau.cli.serve import InitialModelLoader, ModelOverrides, find_models
-from flambeau.config.logs import set_up_server_logs
 from flambeau.config.server import *
 
-set_up_server_logs("info")
 found = [model for path in sys.argv[2:] for model in find_models(Path(path), ModelOverrides())]
 models = [replace(model, is_required=False) for model in found]
 run_server(eval(sys.argv[1]), InitialModelLoader(models, ModelOverrides()))
