@@ -173,11 +173,11 @@ class Unsteady:
 SERVE = """
 import sys
 from pathlib import Path
-from flambeau.cli.serve import Wishes, serve
+from flambeau.cli.serve import ModelOverrides, serve
 from flambeau.config.server import Address, ServerConfig
 
 config = ServerConfig(inference=Address(), management=Address(), metrics=Address())
-serve(config, [Path(sys.argv[1])], Wishes(must_load=True), log_level="info")
+serve(config, [Path(sys.argv[1])], ModelOverrides(must_load=True), log_level="info")
 """
 
 

@@ -16,7 +16,7 @@ from house import LAZY, LOAD, TYPE, House, knots  # noqa: E402
 
 SERVER_SIDE = (
     "cli",
-    "checking",
+    "checks",
     "testing",
     "frontend",
     "serving",
@@ -30,12 +30,13 @@ SERVER_SIDE = (
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
-        "checking",
+        "checks",
         "frontend",
         "serving",
         "worker",
         "archive",
         "config",
+        "http_client",
         "logs",
         "wire",
         "errors",
@@ -44,8 +45,8 @@ ALLOWED = {  # who may import whom, at load time
     "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
-    "checking": {"worker", "wire"},
-    "testing": {"archive", "config", "worker", "wire", "(root)"},
+    "checks": {"worker", "wire"},
+    "testing": {"archive", "config", "http_client", "worker", "wire", "(root)"},
     "handlers": {"llm", "metrics", "wire", "errors", "importing"},
     "llm": set(),
     "__main__": {"cli"},
@@ -55,6 +56,7 @@ ALLOWED = {  # who may import whom, at load time
     "logs": {"config", "errors"},
     "metrics": {"errors"},
     "wire": set(),
+    "http_client": {"errors"},
     "errors": set(),
     "importing": set(),
     "(root)": set(),
@@ -87,9 +89,8 @@ def test_imports_point_one_way(house):
 
 
 AUTHORS_TOOLS = {  # they run a handler in their own process
-    "flambeau.checking.calling",
-    "flambeau.checking.checks",
-    "flambeau.checking.leaks",
+    "flambeau.checks.guarded_call",
+    "flambeau.checks.handler_checks",
     "flambeau.cli.check",
     "flambeau.cli.run",
     "flambeau.cli.stage_table",

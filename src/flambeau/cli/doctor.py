@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from flambeau import __version__
-from flambeau.cli.models import print_json
+from flambeau.cli.output import print_json
 from flambeau.serving.workers.host_resources import count_cores, count_gpus
 from flambeau.wire.shared import SegmentPool, SegmentReader
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
+from flambeau.handlers.device import choose_device
 from flambeau.handlers.generation.asking import Ask, refuse_beyond
 from flambeau.handlers.generation.drafting import with_draft
 from flambeau.handlers.generation.following import Following, check_ranks
@@ -28,8 +29,7 @@ from flambeau.handlers.generation.reading import Prompted, RequestReader
 from flambeau.handlers.generation.replies import numbers_of
 from flambeau.handlers.generation.settings import GptSettings, read_settings, shortened
 from flambeau.handlers.generation.tensors import rows_of, to_tensor
-from flambeau.handlers.loading.device import choose_device
-from flambeau.handlers.requests import is_describe, refuse_explain
+from flambeau.handlers.request_rows import is_describe, refuse_explain
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.engine import Engine
 from flambeau.llm.outputs import Completion

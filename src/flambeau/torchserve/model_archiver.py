@@ -15,11 +15,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.archive.manifest import RUNTIMES, Manifest
 from flambeau.archive.pack import (
     SUFFIXES,
-    Format,
+    ArchiveFormat,
     Recipe,
     check_name,
     files_below,
@@ -34,7 +34,7 @@ from flambeau.errors import ArchiveError, MissingFile
 FILES = ("model_file", "serialized_file", "handler", "extra_files", "requirements_file", "config_file")
 
 archiving_options = dict(SUFFIXES)
-model_handlers = dict.fromkeys([*BUILT_IN, *FOREIGN], "anything")
+model_handlers = dict.fromkeys([*BUILT_IN, *UNSUPPORTED], "anything")
 
 
 class ModelArchiverError(ArchiveError):
@@ -73,7 +73,7 @@ class ModelArchiverConfig:
     extra_files: str | None = None
     runtime: str = RuntimeType.PYTHON.value
     export_path: str = os.getcwd()
-    archive_format: Format = "default"
+    archive_format: ArchiveFormat = "default"
     force: bool = False
     requirements_file: str | None = None
     config_file: str | None = None
@@ -113,12 +113,12 @@ class ModelExportUtils:
     """The steps of packing a model."""
 
     @staticmethod
-    def get_archive_export_path(export_file_path: str, model_name: str, archive_format: Format) -> str:
+    def get_archive_export_path(export_file_path: str, model_name: str, archive_format: ArchiveFormat) -> str:
         return os.path.join(export_file_path, model_name + SUFFIXES[archive_format])
 
     @staticmethod
     def check_mar_already_exists(
-        model_name: str, export_file_path: str | None, overwrite: bool, archive_format: Format = "default"
+        model_name: str, export_file_path: str | None, overwrite: bool, archive_format: ArchiveFormat = "default"
     ) -> str:
         """Return the folder to write to; raise if the archive exists and may not be replaced."""
         folder = os.getcwd() if export_file_path is None else export_file_path
@@ -164,7 +164,7 @@ class ModelExportUtils:
 
     @staticmethod
     def archive(
-        export_file: str, model_name: str, model_path: str, manifest: str, archive_format: Format = "default"
+        export_file: str, model_name: str, model_path: str, manifest: str, archive_format: ArchiveFormat = "default"
     ) -> None:
         """Write the files of a folder and a manifest as an archive."""
         target = path_of(model_name, Path(export_file), archive_format)

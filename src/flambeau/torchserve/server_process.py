@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flambeau import __version__
-from flambeau.cli import serve
+from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen, FlambeauError, VersionNotFound, WorkersFailed
@@ -42,7 +42,7 @@ def main() -> None:
         logs = open_log4j_logs(config, Path(arguments.log_config)) if arguments.log_config else open_logs(config)
         properties = settings(arguments)
         snapshots = None if arguments.no_config_snapshots else snapshot_folder()
-        serve.start(properties.server, Startup(properties, snapshots), logs, TorchServeVoice(logs))
+        run_server(properties.server, Startup(properties, snapshots), logs, TorchServeVoice(logs))
     except CannotListen as error:
         print_line(f"Failed to bind to address: {error.address}")
         print_line(str(error))
@@ -123,7 +123,7 @@ def summary_of(properties: Properties, file: Path | None) -> list[str]:
     return [f"{name}: {value}" for name, value in lines.items()]
 
 
-class Startup(serve.Life):
+class Startup(LifecycleHooks):
     """Registers its models before the ports open, as TorchServe does, so that the first client finds them."""
 
     def __init__(self, properties: Properties, snapshot_folder: Path | None) -> None:
@@ -132,7 +132,7 @@ class Startup(serve.Life):
         self._models: list[Model] = []
         self._snapshots: SnapshotWriter | None = None
 
-    async def prepare(self, server: Server) -> None:
+    async def before_listening(self, server: Server) -> None:
         """Register the models; one that fails is logged and skipped."""
         store = server.config.model_store or Path()
         is_named = (self._properties.load_models or "").lower() != "all"
@@ -147,7 +147,7 @@ class Startup(serve.Life):
             except Exception:  # one broken model must not keep the others from being served
                 logger.exception("Failed to load model: %s", wanted.url)
 
-    async def begin(self, server: Server, address: Address) -> None:
+    async def after_listening(self, server: Server, address: Address) -> None:
         """Print the line that scripts wait for, then wait for the workers."""
         if self._snapshot_folder is not None:
             writer = self._snapshots = SnapshotWriter(self._snapshot_folder, self._properties.given, server)
@@ -156,9 +156,9 @@ class Startup(serve.Life):
             server.on_change = lambda: writer.save("snapshot")
         print_line("Model server started.")
         await asyncio.gather(*map(wait_for_workers, self._models))
-        serve.settle(server)
+        mark_started(server)
 
-    async def end(self, server: Server) -> None:
+    async def after_closing(self, server: Server) -> None:
         """Write the final snapshot."""
         if self._snapshots is not None:
             self._snapshots.save("shutdown")

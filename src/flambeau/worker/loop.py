@@ -16,7 +16,7 @@ from queue import Queue
 from typing import Any
 
 from flambeau import __version__
-from flambeau.archive.folders import manifest_of
+from flambeau.archive.model_folder import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
 from flambeau.metrics.definitions import Definition

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
-from flambeau.archive.entries import DEFAULT_LIMITS, chunks_of, items_of
-from flambeau.archive.folders import manifest_of
+from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest
+from flambeau.archive.model_folder import manifest_of
+from flambeau.archive.reader import DEFAULT_LIMITS, read_chunks, read_entries
 from flambeau.cli.doctor import Finding, Level
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BrokenArchive, FlambeauError
@@ -53,10 +53,10 @@ def check_model(path: Path, *, installs: bool) -> Iterator[Finding]:
 def read_archive(path: Path) -> Contents:
     """Read a `.mar` or `.tar.gz` without unpacking it."""
     names, files = set(), {}
-    for item in items_of(path, DEFAULT_LIMITS):
+    for item in read_entries(path, DEFAULT_LIMITS):
         names.add(item.name)
         if item.kind == "file" and item.name.endswith(READ_SUFFIXES) and item.size_bytes <= READ_BYTES:
-            files[item.name] = b"".join(chunks_of(item, at_most=READ_BYTES))
+            files[item.name] = b"".join(read_chunks(item, at_most=READ_BYTES))
     top = f"{path.name.removesuffix('.tar.gz')}/"
     if path.name.endswith(".tar.gz") and all(name.startswith(top) or name == top[:-1] for name in names):
         names = {name.removeprefix(top) for name in names}
@@ -101,7 +101,7 @@ def check_manifest(manifest: Manifest, names: frozenset[str]) -> Iterator[Findin
     if manifest.runtime == "LSP":
         yield Finding("problem", "runtime", "LSP is TorchServe's C++ backend; here models run in Python")
     handler = manifest.handler
-    if reason := FOREIGN.get(handler):
+    if reason := UNSUPPORTED.get(handler):
         yield Finding("problem", "handler", f"{handler}: {reason}")
     elif handler and handler not in BUILT_IN and not is_built_in_path(handler):
         file = Path(handler.partition(":")[0]).name.removesuffix(".py") + ".py"

@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from flambeau.archive.entries import DEFAULT_LIMITS, chunks_of, items_of
+from flambeau.archive.reader import DEFAULT_LIMITS, read_chunks, read_entries
 
 # Names that `torch.load(weights_only=True)` accepts; others need `weights_only: false`.
 _PLAIN = {
@@ -34,10 +34,10 @@ def names_in_weights(source: Path, name: str) -> list[str]:
         return names_in_file(source / name)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "weights"
-        for item in items_of(source, DEFAULT_LIMITS):
+        for item in read_entries(source, DEFAULT_LIMITS):
             if item.kind == "file" and (item.name == name or item.name.endswith(f"/{name}")):
                 with copy.open("wb") as file:
-                    file.writelines(chunks_of(item))
+                    file.writelines(read_chunks(item))
                 return names_in_file(copy)
     return []
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.optional import need
-from flambeau.handlers.requests import decode_base64, value_of
+from flambeau.handlers.request_rows import decode_base64, value_of
 from flambeau.handlers.vision.handlers import ImageClassifier, VisionHandler
+from flambeau.torchserve.handlers.functions import need
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context

@@ -10,7 +10,7 @@ import torch
 
 from flambeau.errors import BadRequest
 from flambeau.handlers.base import BaseHandler
-from flambeau.handlers.requests import value_of
+from flambeau.handlers.request_rows import value_of
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context

@@ -14,7 +14,7 @@ import torch
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.base import BaseHandler
-from flambeau.handlers.optional import need
+from flambeau.torchserve.handlers.functions import need
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context

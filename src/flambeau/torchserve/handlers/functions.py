@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from flambeau.config.model import read_options
-from flambeau.handlers.optional import need
 
 # Flags of `ts.torch_handler.base_handler`.
 PROFILER_AVAILABLE = PT2_AVAILABLE = PT230_AVAILABLE = True
@@ -99,3 +98,13 @@ def download_model(
         token=None if use_auth_token is True else use_auth_token,
     )
     return path
+
+
+def need(module: str, remedy: str) -> ModuleType:
+    """Import an optional module; the error names the library and the remedy."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
+        raise ImportError(f"this handler needs {library}, which {reason}: {remedy}", name=library) from error

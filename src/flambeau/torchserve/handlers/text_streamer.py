@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flambeau.handlers.optional import need
+from flambeau.torchserve.handlers.functions import need
 
 
 class TextIteratorStreamerBatch:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau import __version__
-from flambeau.archive.writing import appearing_whole, write_zip
+from flambeau.archive.writer import atomic_write, write_zip
 from flambeau.errors import ArchiveError, BrokenArchive
 
 WORKFLOW_MANIFEST = "WAR-INF/MANIFEST.json"
@@ -69,7 +69,7 @@ def read_workflow_manifest(folder: Path) -> WorkflowManifest:
 
 def write_workflow(target: Path, sources: Mapping[str, Path], manifest: bytes) -> Path:
     try:
-        with appearing_whole(target) as file:
+        with atomic_write(target) as file:
             write_zip(file, sources, manifest, manifest_name=WORKFLOW_MANIFEST)
     except OSError as error:
         raise ArchiveError(f"Cannot pack {target}: {error.filename or target}: {error.strerror}") from error
