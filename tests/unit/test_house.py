@@ -24,7 +24,9 @@ SERVER_SIDE = (
     "logs",
     "metrics",
     "errors",
+    "headers",
     "importing",
+    "suggestions",
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
@@ -40,12 +42,12 @@ ALLOWED = {  # who may import whom, at load time
         "errors",
         "(root)",
     },
-    "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "(root)"},
+    "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "headers", "llm", "suggestions", "(root)"},
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
     "checking": {"worker", "wire"},
     "testing": {"archive", "config", "worker", "wire", "(root)"},
-    "handlers": {"llm", "wire", "errors", "importing"},
+    "handlers": {"llm", "wire", "errors", "headers", "importing", "suggestions"},
     "llm": set(),
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},
@@ -54,8 +56,10 @@ ALLOWED = {  # who may import whom, at load time
     "config": {"errors"},
     "logs": {"config", "errors"},
     "metrics": {"errors"},
-    "wire": set(),
+    "wire": {"llm"},
     "errors": set(),
+    "headers": set(),
+    "suggestions": set(),
     "importing": set(),
     "(root)": set(),
 }
@@ -109,4 +113,19 @@ def test_worker_without_a_handler_loads_neither_torch_nor_the_server():
         "import flambeau.worker.loop, sys; "
         "sys.exit(any(m in sys.modules for m in ('torch', 'flambeau.serving', 'flambeau.frontend', 'typer', 'uvloop')))"
     )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_server_side_imports_only_the_sampling_table_of_the_engine(house):
+    found = {
+        (m.name.split(".")[1], target)
+        for m in house.modules.values()
+        for target, _ in house.inner_imports(m)
+        if m.name.startswith(("flambeau.frontend", "flambeau.wire")) and target.startswith("flambeau.llm")
+    }
+    assert {target for _, target in found} == {"flambeau.llm.sampling_params"}
+
+
+def test_the_sampling_table_loads_without_torch():
+    program = "import flambeau.llm.sampling_params, flambeau.wire.generation, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -15,7 +15,7 @@ from flambeau.frontend.http.openai.requests import ChatRequest, chat_decoder
 from flambeau.frontend.http.openai.sampling import sampling_of_chat
 from flambeau.frontend.http.openai.writing import Head
 from flambeau.serving.server import Server
-from flambeau.wire.generation import Generate
+from flambeau.wire.generation import Generate, SamplingOptions
 
 REFUSED = {
     "functions": "send tools instead",
@@ -57,7 +57,7 @@ def generation_of(request: ChatRequest) -> Generate:
         messages=messages_of(request),
         tools=tools_of(request),
         template_options=options,
-        sampling=sampling_of_chat(request),
+        sampling=SamplingOptions(**sampling_of_chat(request)),
         stream=bool(request.stream),
     )
 

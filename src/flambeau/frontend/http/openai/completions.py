@@ -14,7 +14,7 @@ from flambeau.frontend.http.openai.requests import CompletionRequest, completion
 from flambeau.frontend.http.openai.sampling import sampling_of_completion
 from flambeau.frontend.http.openai.writing import Choice, Head, Writer, encode
 from flambeau.serving.server import Server
-from flambeau.wire.generation import Generate, Piece
+from flambeau.wire.generation import Generate, Piece, SamplingOptions
 
 MAX_CHOICES = 1024  # as many as a worker takes
 
@@ -48,7 +48,7 @@ def generation_of(request: CompletionRequest) -> Generate:
         )
     return Generate(
         prompts=prompts,
-        sampling=sampling_of_completion(request),
+        sampling=SamplingOptions(**sampling_of_completion(request)),
         stream=bool(request.stream),
         echo=bool(request.echo),
     )

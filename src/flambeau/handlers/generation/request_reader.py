@@ -1,4 +1,4 @@
-"""RequestReader: a job's request → prompts in tokens, how to sample, and the form of the reply."""
+"""RequestReader: a job's request → prompts in tokens, sampling parameters and the form of the reply."""
 
 from __future__ import annotations
 
@@ -7,43 +7,44 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from flambeau.errors import BadRequest
-from flambeau.handlers.generation.asking import Ask, check_text, read_ask, read_sampling
+from flambeau.handlers.generation.generate_request import (
+    GenerateRequest,
+    check_text,
+    read_generate_request,
+    with_defaults,
+)
 from flambeau.handlers.generation.progress import Progress
 from flambeau.handlers.generation.replies import EventReply, Finish, PieceReply, Reply, TextReply, WholeReply
-from flambeau.llm.config import SamplingParams
+from flambeau.headers import header
 from flambeau.llm.errors import LLMError
-from flambeau.wire.generation import Generate, decode_request
+from flambeau.llm.sampling_params import SamplingParams
+from flambeau.wire.generation import Generate, decode_request, given_options
 
 MAX_CHOICES = 1024  # of one request: prompts times n
-CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, and is not even cut into tokens
+CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
 
 
-class Tokenizer(Protocol):
-    """What is asked of a tokenizer here."""
+class PromptTokenizer(Protocol):
+    """The part of a tokenizer that requests need."""
 
     @property
     def shows_tools(self) -> bool:
-        """Whether a chat's prompt tells the model of tools."""
+        """Whether the chat template shows tools to the model."""
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of a text."""
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
+    def decode(self, ids: Sequence[int]) -> str: ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """The ids of a chat."""
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]: ...
 
-    def token_text(self, token_id: int) -> str:
-        """The text of a token."""
+    def token_text(self, token_id: int) -> str: ...
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes it stands for."""
+    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompted:
-    """What the engine is to do for a job, and how the client gets it."""
+    """A request for the engine, and the reply that its output becomes."""
 
     prompts: list[list[int]]
     params: SamplingParams
@@ -52,11 +53,11 @@ class Prompted:
 
 
 class RequestReader:
-    """Reads requests of either kind; a client's mistakes become BadRequest."""
+    """Reads predictions and generation requests; raises BadRequest for invalid ones."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: PromptTokenizer,
         *,
         max_length: int,
         defaults: SamplingParams,
@@ -66,18 +67,20 @@ class RequestReader:
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._defaults = defaults
-        # Front ends say how long a reply may be where their API has a limit; else the model's settings do.
+        # Without a limit in model-config.yaml, a generation request that has none may use the whole context.
         self._generate_defaults = defaults if has_own_limit else replace(defaults, max_tokens=None)
         self._streams = streams
 
-    def ask(self, row: Any, headers: Sequence[tuple[str, str]] = ()) -> Ask:
-        """What a prediction asks for."""
-        accept = header(headers, "accept")
-        content_type = header(headers, "content-type")
-        return read_ask(row, self._defaults, streams=self._streams, accept=accept, content_type=content_type)
+    def read(self, row: Any, headers: Sequence[tuple[str, str]] = ()) -> GenerateRequest:
+        return read_generate_request(
+            row,
+            self._defaults,
+            streams=self._streams,
+            accept=header(headers, "accept") or "",
+            content_type=header(headers, "content-type") or "",
+        )
 
     def encode(self, prompt: str | list[int], name: str = "prompt") -> list[int]:
-        """The tokens of a prompt that may fit."""
         if not isinstance(prompt, str):
             return prompt
         if not prompt:
@@ -92,45 +95,46 @@ class RequestReader:
                 "send a shorter one"
             )
 
-    def encode_ask(self, ask: Ask) -> list[int]:
-        """The tokens of a prediction's prompt, or of its chat."""
-        if ask.messages is None:
-            return self.encode(ask.prompt)
-        return self._encode_chat(ask.messages, {})
+    def encode_request(self, request: GenerateRequest) -> list[int]:
+        if request.messages is None:
+            return self.encode(request.prompt)
+        return self._encode_chat(request.messages, {})
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         contents = [message.get("content") for message in messages]
         self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
         try:
             return self._tokenizer.encode_chat(messages, **options)
-        except (LLMError, TypeError, RecursionError) as error:  # that it can be compiled is known since it was loaded
+        except (LLMError, TypeError, RecursionError) as error:
             raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
 
-    def predict(self, ask: Ask, ids: list[int], progress: Progress | None, finish: Finish | None = None) -> Prompted:
-        """A prediction whose prompt is in tokens; `finish` makes the answer of the whole, whatever form was wanted."""
-        count = ask.params.n
-        is_stream = ask.stream and finish is None
-        if is_stream and count > 1 and not ask.has_events:
+    def predict(
+        self, request: GenerateRequest, ids: list[int], progress: Progress | None, finish: Finish | None = None
+    ) -> Prompted:
+        """A prediction with the prompt `ids`; with `finish` the reply is never a stream."""
+        count = request.params.n
+        is_stream = request.stream and finish is None
+        if is_stream and count > 1 and not request.has_events:
             raise BadRequest("n must be 1 in a stream of text; accept text/event-stream for a stream of events")
-        full_text = (not is_stream and ask.messages is None) if ask.full_text is None else ask.full_text
-        prompt = self._text_of(ask.prompt, ids) if full_text else ""
+        full_text = (not is_stream and request.messages is None) if request.full_text is None else request.full_text
+        prompt = self._text_of(request.prompt, ids) if full_text else ""
         preamble = prompt if progress is None else ""
         reply: Reply
         if not is_stream:
-            reply = WholeReply(prompt, count, self._tokenizer, details=ask.details, finish=finish)
-        elif ask.has_events:
+            reply = WholeReply(prompt, count, self._tokenizer, details=request.details, finish=finish)
+        elif request.has_events:
             reply = EventReply(self._tokenizer, num_choices=count, preamble=preamble)
         else:
             reply = TextReply(preamble)
-        return Prompted(prompts=[ids], params=ask.params, reply=reply, is_stream=is_stream)
+        return Prompted(prompts=[ids], params=request.params, reply=reply, is_stream=is_stream)
 
     def generate(self, body: bytes | bytearray, progress: Progress | None) -> Prompted:
-        """A request of a front end."""
+        """A request of kind `generate`, from the front end."""
         try:
             request = decode_request(body)
         except ValueError as error:
             raise BadRequest(str(error)) from None
-        params = read_sampling(request.sampling, self._generate_defaults)
+        params = with_defaults(given_options(request.sampling), self._generate_defaults)
         count = params.n * (len(request.prompts) if request.messages is None else 1)
         if not 1 <= count <= MAX_CHOICES:
             raise BadRequest(f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
@@ -153,8 +157,3 @@ class RequestReader:
 
     def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)
-
-
-def header(headers: Sequence[tuple[str, str]], name: str) -> str:
-    """A header of a request, whatever its case."""
-    return next((value for key, value in headers if key.lower() == name), "")

@@ -1,79 +1,50 @@
-"""What a client asks of a language model: a request's row → prompt, sampling and the form of the reply."""
+"""GenerateRequest: prompt, sampling and form of the reply, read from a prediction request."""
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flambeau.errors import BadRequest
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import BadRequest as Refused
+from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingKind, SamplingParams
+from flambeau.suggestions import suggest
 
 PROMPTS = ("data", "prompt", "body", "messages")
-SAMPLING = {  # field of a request → field of SamplingParams
-    "max_new_tokens": "max_tokens",
-    "max_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "min_tokens": "min_tokens",
-    **{
-        name: name
-        for name in (
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "logit_bias",
-            "seed",
-            "stop",
-            "stop_token_ids",
-            "include_stop",
-            "ignore_eos",
-            "n",
-            "logprobs",
-            "speculate",
-        )
-    },
-}
-WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs")
-NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-FLAGS = ("include_stop", "ignore_eos", "speculate")
+SAMPLING = {name: known for known in SAMPLING_FIELDS.values() for name in (*known.aliases, known.name)}
 FORMS = ("stream", "return_full_text", "details")
 KNOWN = (*PROMPTS, *SAMPLING, *FORMS)
-LIKENESS = 0.85  # how like a known field another must be, to be taken for a misspelling of it
+LIKENESS = 0.85  # similarity from which an unknown field is taken for a misspelled one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One request, read and checked; its prompt is text, token ids or the messages of a chat."""
+class GenerateRequest:
+    """One validated request. The prompt is text, token ids or the messages of a chat."""
 
     prompt: str | list[int] = ""
     messages: list[dict[str, Any]] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     stream: bool = False
     has_events: bool = False  # a stream of server-sent events, rather than of plain text
-    full_text: bool | None = None  # the prompt before the text; None: in a whole reply, but not in a stream
+    full_text: bool | None = None  # include the prompt; None: in a whole reply, but not in a stream
     details: bool = False
-    given: tuple[str, ...] = ()  # the fields that the request has
+    given: tuple[str, ...] = ()  # names of the fields in the request
 
 
-def read_ask(
+def read_generate_request(
     row: Any, defaults: SamplingParams, *, streams: bool = False, accept: str = "", content_type: str = ""
-) -> Ask:
-    """What a request asks for; raises BadRequest with the field and its limits."""
+) -> GenerateRequest:
+    """Raises BadRequest with the name of an invalid field and its limits."""
     is_json = content_type.startswith("application/json")
     fields = fields_of(row, is_json=is_json)
-    refuse_misspelt(fields)
+    refuse_misspelled(fields)
     refuse_two_prompts(fields)
     has_events = "text/event-stream" in accept.lower()
     stream = flag(fields, "stream")
     messages = fields.get("messages")
-    return Ask(
+    return GenerateRequest(
         prompt="" if messages is not None else prompt_of(fields, is_json=is_json),
         messages=check_messages(messages) if messages is not None else None,
         params=read_sampling(fields, defaults),
@@ -85,20 +56,21 @@ def read_ask(
     )
 
 
-def refuse_beyond(ask: Ask, known: Collection[str], defaults: SamplingParams, who: str) -> None:
-    """Name the first field that would change the reply and that `who` does not know: only `known` settings reach it."""
-    forms = {"stream": ask.stream, "return_full_text": ask.full_text is False, "details": ask.details}
-    for name in ask.given:
-        setting = SAMPLING.get(name, "speculate")  # which changes how a text is made, and not the text
-        is_known = setting in known or setting == "speculate"
-        changes = not is_known and getattr(ask.params, setting) != getattr(defaults, setting)
+def refuse_unsupported(request: GenerateRequest, known: Collection[str], defaults: SamplingParams, who: str) -> None:
+    """Reject the first field that would change the reply and that `who` does not support."""
+    forms = {"stream": request.stream, "return_full_text": request.full_text is False, "details": request.details}
+    for name in request.given:
+        parameter = SAMPLING[name].name if name in SAMPLING else ""
+        # Speculation changes how a text is computed, not the text.
+        is_ignored = parameter not in ("", "speculate", *known)
+        changes = is_ignored and getattr(request.params, parameter) != getattr(defaults, parameter)
         if changes or forms.get(name, False):
-            names = ", ".join(field for field, setting in SAMPLING.items() if setting in known)
+            names = ", ".join(field for field, one in SAMPLING.items() if one.name in known)
             raise BadRequest(f"{name} is not known to {who}; leave it out: of the settings it takes {names}")
 
 
 def fields_of(row: Any, *, is_json: bool = False) -> Mapping[str, Any]:
-    """The fields of a request, whatever it came as: JSON, plain text, bytes of either, or a form."""
+    """The fields of a request that is JSON, plain text, bytes of either, or a form."""
     if not isinstance(row, Mapping):
         row = {"body": row}
     body = row.get("body") if row.keys() == {"body"} else row.get("data") if row.keys() == {"data"} else None
@@ -111,7 +83,7 @@ def fields_of(row: Any, *, is_json: bool = False) -> Mapping[str, Any]:
 
 
 def parsed(text: str, *, is_json: bool) -> Any:
-    """A body that came as bytes: JSON if it says so or is an object, else a prompt as it stands."""
+    """A body of bytes is JSON if its content type says so or it is an object; else it is the prompt."""
     if not is_json and not text.lstrip().startswith("{"):
         return text
     try:
@@ -123,12 +95,11 @@ def parsed(text: str, *, is_json: bool) -> Any:
 
 
 def prompt_of(fields: Mapping[str, Any], *, is_json: bool = False) -> str | list[int]:
-    """The prompt, by the first of its names."""
     name = next(iter(prompt_names(fields)), None)
     if name is None:
         given = [key for key in fields if key != "body"]
         found = ", ".join(repr(str(key)[:40]) for key in given[:5]) or "nothing"
-        hint = ". curl sends a form unless it is told the type: add -H 'content-type: application/json'"
+        hint = ". curl sends a form by default: add -H 'content-type: application/json'"
         raise BadRequest(
             f'the request has no prompt: send it as "data" or "prompt"; it has {found}{"" if is_json else hint}'
         )
@@ -145,13 +116,13 @@ def prompt_of(fields: Mapping[str, Any], *, is_json: bool = False) -> str | list
 
 
 def prompt_names(fields: Mapping[str, Any]) -> list[str]:
-    """The names under which there is a prompt; an empty one counts only where there is no other."""
+    """The fields that hold a prompt; an empty one counts only if there is no other."""
     names = [name for name in PROMPTS if fields.get(name) is not None]
     return [name for name in names if fields[name] not in ("", b"")] or names
 
 
 def refuse_two_prompts(fields: Mapping[str, Any]) -> None:
-    """A request with two prompts would be answered for one of them, and nobody could say which was meant."""
+    """Reject two different prompts: the reply could answer only one of them."""
     first, *others = prompt_names(fields) or [""]
     for other in others:
         if fields[first] != fields[other]:
@@ -159,7 +130,7 @@ def refuse_two_prompts(fields: Mapping[str, Any]) -> None:
 
 
 def check_text(text: str, name: str) -> str:
-    """Text that can be written in UTF-8."""
+    """Reject text that cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -168,7 +139,6 @@ def check_text(text: str, name: str) -> str:
 
 
 def text_of(raw: bytes | bytearray) -> str:
-    """Text that came as bytes."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -176,44 +146,47 @@ def text_of(raw: bytes | bytearray) -> str:
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages of a chat."""
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise BadRequest('messages must be a list of at least one {"role": …, "content": …}')
     return messages
 
 
 def read_sampling(fields: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
-    """How to sample: what the request says over what the model's settings do."""
-    names = {SAMPLING[name]: name for name, value in fields.items() if name in SAMPLING and value is not None}
-    given = {meaning: sampling_value(name, meaning, fields[name]) for meaning, name in names.items()}
+    """The sampling parameters of a request over the model's defaults."""
+    names = {SAMPLING[name].name: name for name, value in fields.items() if name in SAMPLING and value is not None}
+    given = {parameter: sampling_value(name, SAMPLING[name], fields[name]) for parameter, name in names.items()}
+    return with_defaults(given, defaults, names)
+
+
+def with_defaults(
+    given: Mapping[str, Any], defaults: SamplingParams, names: Mapping[str, str] | None = None
+) -> SamplingParams:
+    """Parameters over defaults; an error uses the client's own name of the field."""
     try:
         return replace(defaults, **given)
-    except Refused as error:  # in the client's own words
-        name = names.get(error.parameter, error.parameter)
+    except Refused as error:
+        name = (names or {}).get(error.parameter, error.parameter)
         raise BadRequest(name + str(error).removeprefix(error.parameter)) from None
 
 
-def sampling_value(name: str, meaning: str, value: Any) -> Any:
-    """A value as SamplingParams takes it; what came in a form is text."""
+def sampling_value(name: str, known: SamplingField, value: Any) -> Any:
+    """A value as SamplingParams takes it; the fields of a form are text."""
     if isinstance(value, bytes | bytearray):
-        value = parsed_field(text_of(value), meaning)
-    if meaning in WHOLE:
-        return whole_number(name, value)
-    if meaning in NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise BadRequest(f"{name} must be a number, not {kind_of(value)}")
-    if meaning == "stop":
-        return (value,) if isinstance(value, str) else tuple(items_of(name, value))
-    if meaning == "stop_token_ids":
-        return tuple(items_of(name, value))
-    if meaning == "logit_bias":
-        return read_bias(name, value)
-    if meaning in FLAGS and not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false, not {kind_of(value)}")
-    return value
+        value = parsed_field(text_of(value), known.kind)
+    return READERS[known.kind](name, value)
 
 
-def whole_number(name: str, value: Any) -> int:
-    """A whole number, also where it is written 7.0."""
+def parsed_field(text: str, kind: SamplingKind) -> Any:
+    """A form field: JSON if it is valid JSON, else text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if kind == "texts" and not isinstance(value, list) else value
+
+
+def read_integer(name: str, value: Any) -> int:
+    """A whole number; 7.0 is one."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if type(value) is not int:
@@ -221,24 +194,30 @@ def whole_number(name: str, value: Any) -> int:
     return value
 
 
-def parsed_field(text: str, meaning: str) -> Any:
-    """A field of a form: a number or a list where it is written like one."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return text if meaning == "stop" and not isinstance(value, list) else value
+def read_number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequest(f"{name} must be a number, not {kind_of(value)}")
+    return value
 
 
-def items_of(name: str, value: Any) -> list[Any]:
-    """The elements of a list."""
+def read_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false, not {kind_of(value)}")
+    return value
+
+
+def read_texts(name: str, value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else read_items(name, value)
+
+
+def read_items(name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise BadRequest(f"{name} must be a list, not {kind_of(value)}")
-    return [*value]
+    return tuple(value)
 
 
-def read_bias(name: str, value: Any) -> dict[int, float]:
-    """Token ids and what is added to their logits; JSON's keys are text."""
+def read_biases(name: str, value: Any) -> dict[int, float]:
+    """Token ids and biases; the keys of a JSON object are text."""
     if not isinstance(value, Mapping):
         raise BadRequest(f"{name} must be an object of token ids and numbers, not {kind_of(value)}")
     try:
@@ -247,27 +226,35 @@ def read_bias(name: str, value: Any) -> dict[int, float]:
         raise BadRequest(f"{name} must be an object of token ids and numbers") from None
 
 
+READERS: dict[SamplingKind, Callable[[str, Any], Any]] = {
+    "integer": read_integer,
+    "number": read_number,
+    "flag": read_flag,
+    "texts": read_texts,
+    "token_ids": read_items,
+    "biases": read_biases,
+}
+
+
 def flag(fields: Mapping[str, Any], name: str) -> bool | None:
-    """True, false, or not said."""
+    """None: the request does not have the field."""
     value = fields.get(name)
     if isinstance(value, bytes | bytearray):
         value = {"true": True, "1": True, "false": False, "0": False}.get(text_of(value).lower(), value)
-    if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false, not {kind_of(value)}")
-    return value
+    return None if value is None else read_flag(name, value)
 
 
-def refuse_misspelt(fields: Mapping[str, Any]) -> None:
-    """Name near misses of known fields; any other field is ignored, as TorchServe does."""
+def refuse_misspelled(fields: Mapping[str, Any]) -> None:
+    """Reject near misses of known fields. Other unknown fields are ignored, as existing clients expect."""
     for name in fields:
         if name not in KNOWN:
-            near = difflib.get_close_matches(str(name).lower().replace("-", "_"), KNOWN, 1, cutoff=LIKENESS)
-            if near and near[0] not in fields:
-                raise BadRequest(f"{str(name)[:80]!r} is not a field of this request; did you mean {near[0]!r}?")
+            near = suggest(str(name), KNOWN, cutoff=LIKENESS)
+            if near and near not in fields:
+                raise BadRequest(f"{str(name)[:80]!r} is not a field of this request; did you mean {near!r}?")
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in few words."""
+    """A value in an error message: itself if it is short, else its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)[:80]
     return f"a {type(value).__name__}"

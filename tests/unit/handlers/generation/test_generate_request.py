@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flambeau.errors import BadRequest
-from flambeau.handlers.generation.asking import read_ask
-from flambeau.llm.config import SamplingParams
+from flambeau.handlers.generation.generate_request import read_generate_request
+from flambeau.llm.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, top_k=3)
 
 
 def ask(row, **options):
-    return read_ask(row, DEFAULTS, **options)
+    return read_generate_request(row, DEFAULTS, **options)
 
 
 @pytest.mark.parametrize(
