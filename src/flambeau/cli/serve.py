@@ -23,6 +23,7 @@ from flambeau.config.server import Address, ServerConfig, check_protection
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.listeners import HttpFrontend
+from flambeau.frontend.routes import routes_by_address
 from flambeau.logs.setup import open_logs
 from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
@@ -190,7 +191,8 @@ async def run(config: ServerConfig, life: Life, began: float, logs: Logs) -> Non
     async with Server(config, logs) as server:
         if not await done_before(stop, life.prepare(server)):
             return
-        async with grpc_ports(server, keys) as grpc, HttpFrontend(server, keys) as frontend:
+        routes = routes_by_address(server, keys)
+        async with grpc_ports(server, keys) as grpc, HttpFrontend(server, routes, keys) as frontend:
             logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
             await done_before(stop, life.begin(server, frontend.inference))
             await stop.wait()

@@ -1,4 +1,4 @@
-"""Keys: who may call which API, whichever protocol asks; three keys, of which two expire, kept in a file."""
+"""Keys: token authorization of the APIs. Three keys, of which two expire, are kept in a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flambeau.errors import ConfigError, InvalidKey
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["management", "inference"]  # what a caller's key opens; the third one renews these two
+Kind = Literal["management", "inference"]  # the API that a key is for; the third key renews these two
 API = "API"
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
@@ -32,25 +32,25 @@ VARIABLES = {
     "inference": "FLAMBEAU_INFERENCE_KEY",
     API: "FLAMBEAU_API_KEY",
 }
-_EXPIRY = "expiration time"  # TorchServe's word for it, in the file
+_EXPIRY = "expiration time"  # the name in the file
 _BEARER = re.compile(r"Bearer\s+(\S+)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A secret, and until when it is one; None: for ever."""
+class ApiKey:
+    """A secret and its expiry; None: it never expires."""
 
     secret: str
     expires_at: float | None = None
 
-    def opens(self, given: str, now: float) -> bool:
-        """Whether somebody who shows this may come in; takes as long for a near miss as for a far one."""
+    def matches(self, given: str, now: float) -> bool:
+        """Whether a given secret is this one and has not expired; takes constant time."""
         is_same = hmac.compare_digest(self.secret.encode(), given.encode())
         return is_same and (self.expires_at is None or now < self.expires_at)
 
 
 class Keys:
-    """The keys of one server. They survive a restart when they were supplied, or when their file did."""
+    """The keys of one server. They survive a restart if they are supplied, or if their file is kept."""
 
     def __init__(
         self, config: KeysConfig, environment: Mapping[str, str] = os.environ, now: Callable[[], float] = time.time
@@ -58,39 +58,45 @@ class Keys:
         self._expiry_s = config.expiry_s
         self._now = now
         supplied = supplied_keys(environment)
-        known = {**self._still_good(read_keys(config.file)), **supplied}
-        self._keys: dict[str, Key] = {kind: known.get(kind) or self._new_key(kind) for kind in (*get_args(Kind), API)}
-        self.file = self._save_somewhere(config.file, is_needed=len(supplied) < len(self._keys))
+        known = {**self._unexpired(read_keys(config.file)), **supplied}
+        self._keys: dict[str, ApiKey] = {
+            kind: known.get(kind) or self._new_key(kind) for kind in (*get_args(Kind), API)
+        }
+        self.file = self._save(config.file, is_needed=len(supplied) < len(self._keys))
 
     def check(self, kind: Kind, authorization: str | None) -> None:
-        """Raise InvalidKey unless the value of an `authorization` header opens this API."""
-        if not self._keys[kind].opens(bearer(authorization), self._now()):
+        """Raise InvalidKey unless the value of an `authorization` header has the key of this API."""
+        if not self._keys[kind].matches(bearer(authorization), self._now()):
             raise InvalidKey(REFUSED)
 
     def renew(self, kind: str | None, authorization: str | None) -> None:
-        """Replace a key for whoever shows the API key; the old one opens nothing from now on."""
-        if kind is None or kind not in get_args(Kind) or not self._keys[API].opens(bearer(authorization), self._now()):
+        """Replace a key for a caller with the API key; the old one is invalid from now on."""
+        if (
+            kind is None
+            or kind not in get_args(Kind)
+            or not self._keys[API].matches(bearer(authorization), self._now())
+        ):
             raise InvalidKey(NOT_RENEWED)
         keys = {**self._keys, kind: self._new_key(kind)}
         if self.file is not None:
-            write_private(self.file, to_document(keys))  # first: a key that nobody could read would lock everybody out
+            write_private(self.file, to_document(keys))  # first: a key that nobody can read would lock all callers out
         self._keys = keys
         logger.info("the %s key was renewed", kind)
 
-    def _new_key(self, kind: str) -> Key:
-        return Key(secrets.token_urlsafe(32), None if kind == API else self._now() + self._expiry_s)
+    def _new_key(self, kind: str) -> ApiKey:
+        return ApiKey(secrets.token_urlsafe(32), None if kind == API else self._now() + self._expiry_s)
 
-    def _still_good(self, found: Mapping[str, Key]) -> dict[str, Key]:
-        """The keys of an earlier run that have not expired, by the expiry that is set now."""
+    def _unexpired(self, found: Mapping[str, ApiKey]) -> dict[str, ApiKey]:
+        """The unexpired keys of an earlier run; their expiry is limited by the current setting."""
         latest = self._now() + self._expiry_s
         return {
-            kind: key if key.expires_at is None else Key(key.secret, min(key.expires_at, latest))
+            kind: key if key.expires_at is None else ApiKey(key.secret, min(key.expires_at, latest))
             for kind, key in found.items()
             if key.expires_at is None or key.expires_at > self._now()
         }
 
-    def _save_somewhere(self, wanted: Path, *, is_needed: bool) -> Path | None:
-        """Write the file where it should be, else where it can be; None where it neither can nor has to be."""
+    def _save(self, wanted: Path, *, is_needed: bool) -> Path | None:
+        """Write the file as configured, else to a temporary folder; None if neither is possible nor needed."""
         try:
             write_private(wanted, to_document(self._keys))
             return wanted
@@ -117,8 +123,8 @@ def bearer(authorization: str | None) -> str:
     return match.group(1) if match else ""
 
 
-def supplied_keys(environment: Mapping[str, str]) -> dict[str, Key]:
-    """The keys that the operator chose; they do not expire."""
+def supplied_keys(environment: Mapping[str, str]) -> dict[str, ApiKey]:
+    """The keys in environment variables; they do not expire."""
     found = {kind: environment[name] for kind, name in VARIABLES.items() if environment.get(name)}
     for kind, secret in found.items():
         if len(secret) < MIN_CHARACTERS or not re.fullmatch(r"[!-~]+", secret):
@@ -127,14 +133,14 @@ def supplied_keys(environment: Mapping[str, str]) -> dict[str, Key]:
             )
     if len({*found.values()}) < len(found):
         raise ConfigError(f"{' and '.join(VARIABLES[kind] for kind in found)} must differ from each other")
-    return {kind: Key(secret) for kind, secret in found.items()}
+    return {kind: ApiKey(secret) for kind, secret in found.items()}
 
 
-def read_keys(file: Path) -> dict[str, Key]:
-    """The keys in a file of an earlier run, or of the operator's; those that anybody else may know are left out."""
+def read_keys(file: Path) -> dict[str, ApiKey]:
+    """The keys in the file; none if other users may know them."""
     try:
         with file.open("rb") as stream:
-            problem = why_not_private(os.fstat(stream.fileno()))
+            problem = exposure(os.fstat(stream.fileno()))
             document = json.loads(stream.read(MAX_FILE_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
@@ -150,8 +156,8 @@ def read_keys(file: Path) -> dict[str, Key]:
     return keys
 
 
-def why_not_private(status: os.stat_result) -> str:
-    """Why a file of keys is no secret; empty if it is one."""
+def exposure(status: os.stat_result) -> str:
+    """Why other users may know the keys in a file; empty if they may not."""
     if status.st_uid not in (os.geteuid(), 0):
         return "it belongs to another user"
     if status.st_mode & 0o077:
@@ -159,34 +165,33 @@ def why_not_private(status: os.stat_result) -> str:
     return ""
 
 
-def to_document(keys: Mapping[str, Key]) -> dict[str, dict[str, str]]:
-    """Keys as the file has them."""
+def to_document(keys: Mapping[str, ApiKey]) -> dict[str, dict[str, str]]:
+    """Keys in the format of the file."""
     return {
         kind: {"key": key.secret, **({_EXPIRY: to_instant(key.expires_at)} if key.expires_at else {})}
         for kind, key in keys.items()
     }
 
 
-def read_key(entry: Any) -> Key | None:
-    """One entry of a key file; None if it is not one, or not safe to use."""
+def read_key(entry: Any) -> ApiKey | None:
+    """One entry of a key file; None if it is invalid or too short."""
     if not isinstance(entry, dict):
         return None
     secret, instant = entry.get("key"), entry.get(_EXPIRY)
     if not isinstance(secret, str) or len(secret) < MIN_CHARACTERS:
         return None
     try:
-        return Key(secret, None if instant is None else datetime.fromisoformat(instant).timestamp())
+        return ApiKey(secret, None if instant is None else datetime.fromisoformat(instant).timestamp())
     except (TypeError, ValueError):
         return None
 
 
 def to_instant(when: float) -> str:
-    """A time as the file has it."""
     return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
 
 
 def write_private(file: Path, document: Mapping[str, Any]) -> None:
-    """Write JSON that only this user may read; whoever looks finds the old file or the new one, never a half."""
+    """Write JSON that only this user may read, atomically."""
     fresh = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""A model as `describe` shows it: TorchServe's fields in TorchServe's order, then what went wrong."""
+"""A model as `describe` shows it. The order of the first fields is the one existing clients know."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_GPUS: Mapping[int, str] = MappingProxyType({})
 
 
 def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
-    """Everything about one model that an operator may ask; `gpus` tells how busy each device is."""
+    """One model with its settings and workers; `gpus` holds the usage of each device."""
     config = model.config
     is_bounded = config.sequence_max_idle_s > 0
     document: dict[str, Any] = {
@@ -39,7 +39,7 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
         "deviceType": "gpu" if any(slot.device is not None for slot in model.supervisor.slots) else "cpu",
     }
     if not model.is_listed:
-        del document["modelUrl"]  # a function of a workflow comes from no archive of its own
+        del document["modelUrl"]  # a function of a workflow has no archive of its own
     if config.device_ids:
         document["deviceIds"] = [*config.device_ids]
     document |= {
@@ -89,7 +89,7 @@ def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_G
 
 
 def state_of(slot: Slot) -> str:
-    """What a slot is doing, in one word; `status` keeps TorchServe's two values."""
+    """The state of a slot in words; `status` has only the two values that existing clients know."""
     if slot.has_given_up:
         return "failed"
     if slot.worker is None:
@@ -98,7 +98,6 @@ def state_of(slot: Slot) -> str:
 
 
 def failure_document(death: Death, *, details: bool) -> dict[str, Any]:
-    """How a worker ended."""
     document: dict[str, Any] = {"reason": death.reason}
     if death.exit_code is not None and death.signal is None:
         document["exitCode"] = death.exit_code

@@ -1,4 +1,4 @@
-"""What the management APIs do, whichever protocol asks: register, scale, describe, list, set default, unregister."""
+"""Operations of the management APIs, for HTTP and gRPC: register, scale, describe, list, set default, unregister."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from flambeau.serving.server import Server
 from flambeau.serving.workers.devices import gpu_usage
 
 PAGE = 100
-MAX_WORKERS = 10_000  # of a model; more are a slip of the finger, or an attack
+MAX_WORKERS = 10_000  # of a model; more are a mistake or an attack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a register call asks for; None: not given."""
+    """The parameters of a register call; None: not given."""
 
     url: str | None
     model_name: str | None = None
@@ -40,82 +40,81 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a call went, in TorchServe's words; `code` is the HTTP status."""
+class OperationResult:
+    """The result of a call, in the words that existing clients match; `code` is the HTTP status."""
 
     code: int
     text: str
 
 
-async def register(server: Server, asked: Registration) -> Outcome:
-    """Register a model; a registration that has begun is finished even if its caller goes away."""
+async def register(server: Server, registration: Registration) -> OperationResult:
+    """Register a model. A registration that has started is finished even if its client disconnects."""
     check_model_api(server)
-    if asked.url is None:
+    if registration.url is None:
         raise BadRequest("Parameter url is required.")
     defaults = server.config
-    workers = max(0, defaults.default_workers if asked.initial_workers is None else asked.initial_workers)
+    workers = max(0, defaults.default_workers if registration.initial_workers is None else registration.initial_workers)
     check_workers(workers)
     config = ModelConfig(
         min_workers=workers,
         max_workers=workers,
         response_timeout_s=defaults.default_response_timeout_s
-        if asked.response_timeout_s is None
-        else asked.response_timeout_s,
-        startup_timeout_s=asked.startup_timeout_s or defaults.default_startup_timeout_s,
+        if registration.response_timeout_s is None
+        else registration.response_timeout_s,
+        startup_timeout_s=registration.startup_timeout_s or defaults.default_startup_timeout_s,
         queue_size=defaults.job_queue_size,
     )
-    wishes: dict[str, Any] = {}  # these two beat the model's own YAML, as in TorchServe
-    if asked.batch_size:
-        wishes["batch_size"] = asked.batch_size
-    if asked.max_batch_delay_ms is not None:
-        wishes["batch_delay_s"] = asked.max_batch_delay_ms / 1000
+    wishes: dict[str, Any] = {}  # these two override the model's own YAML
+    if registration.batch_size:
+        wishes["batch_size"] = registration.batch_size
+    if registration.max_batch_delay_ms is not None:
+        wishes["batch_delay_s"] = registration.max_batch_delay_ms / 1000
     model = await asyncio.shield(
         server.register(
-            asked.url,
-            name=asked.model_name,
-            handler=asked.handler,
-            runtime=asked.runtime,
+            registration.url,
+            name=registration.model_name,
+            handler=registration.handler,
+            runtime=registration.runtime,
             config=config,
             wishes=wishes,
-            wait=asked.synchronous,
-            signed=asked.s3_sse_kms,
+            wait=registration.synchronous,
+            signed=registration.s3_sse_kms,
         )
     )
     named = f'Model "{model.name}" Version: {model.version} registered with'
     if not model.config.min_workers:
-        return Outcome(200, f"{named} 0 initial workers. Use scale workers API to add workers for the model.")
-    if asked.synchronous:
-        return Outcome(200, f"{named} {model.config.min_workers} initial workers")
-    return Outcome(202, "Processing worker updates...")
+        return OperationResult(200, f"{named} 0 initial workers. Use scale workers API to add workers for the model.")
+    if registration.synchronous:
+        return OperationResult(200, f"{named} {model.config.min_workers} initial workers")
+    return OperationResult(202, "Processing worker updates...")
 
 
 async def scale(
     server: Server, name: str, version: str | None, minimum: int, maximum: int, *, synchronous: bool
-) -> Outcome:
-    """Change the number of a model's workers."""
+) -> OperationResult:
     check_workers(minimum)
     await asyncio.shield(server.scale(name, version, minimum, maximum, wait=synchronous))
     if not synchronous:
-        return Outcome(202, "Processing worker updates...")
+        return OperationResult(202, "Processing worker updates...")
     named = f", version: {version}" if version else ""
-    return Outcome(200, f"Workers scaled to {minimum} for model: {name}{named}")
+    return OperationResult(200, f"Workers scaled to {minimum} for model: {name}{named}")
 
 
-async def unregister(server: Server, name: str, version: str | None) -> Outcome:
-    """Answer what the model has accepted, then let it go."""
+async def unregister(server: Server, name: str, version: str | None) -> OperationResult:
+    """Finish the requests that the model has accepted, then remove it."""
     check_model_api(server)
     await asyncio.shield(server.unregister(name, version))
-    return Outcome(200, f'Model "{name}" unregistered')
+    return OperationResult(200, f'Model "{name}" unregistered')
 
 
-def set_default(server: Server, name: str, version: str) -> Outcome:
-    """Send requests that name no version to this one."""
+def set_default(server: Server, name: str, version: str) -> OperationResult:
+    """Make this version the one for requests that name none."""
     server.set_default(name, version)
-    return Outcome(200, f'Default version successfully updated for model "{name}" to "{version}"')
+    return OperationResult(200, f'Default version successfully updated for model "{name}" to "{version}"')
 
 
 def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
-    """The default versions, by name, a page at a time."""
+    """A page of the default versions, by name."""
     start, limit = max(0, start), limit if 0 <= limit <= PAGE else PAGE
     everything = [model for model in server.registry.defaults() if model.is_listed]
     document: dict[str, Any] = {}
@@ -142,19 +141,19 @@ async def describe(server: Server, name: str, version: str | None, *, customized
 
 
 def check_model_api(server: Server) -> None:
-    """Refuse to change the set of models, unless that was allowed at start."""
+    """Raise NotAllowed unless the configuration allows models to be registered and removed."""
     if not server.config.model_api:
         raise NotAllowed("Requested method is not allowed, please refer to API document.")
 
 
 def check_workers(count: int) -> None:
-    """Refuse to start more workers than any machine has room for."""
+    """Reject more workers than any machine can run."""
     if count > MAX_WORKERS:
         raise BadRequest(f"{count} workers are too many; a model may have {MAX_WORKERS}")
 
 
 async def ask_handler(model: Model) -> dict[str, Any]:
-    """What the handler says about itself; nothing when it is not a JSON object."""
+    """The handler's own description; empty if it is not a JSON object."""
     if not (model.supervisor.has_hope or model.is_sleeping):
         raise Unavailable(
             f'Model "{model.name}" has no worker to serve describe request. '

@@ -16,7 +16,7 @@ SELF_SIGNED_DAYS = 365
 
 
 def server_context(tls: Tls, host: str) -> ssl.SSLContext:
-    """What a TLS listener needs; TLS 1.2 and newer."""
+    """The TLS context of a listener; TLS 1.2 and newer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.certificate_file is not None and tls.private_key_file is not None:
@@ -25,7 +25,7 @@ def server_context(tls: Tls, host: str) -> ssl.SSLContext:
     if tls.certificate_file is not None or tls.private_key_file is not None:
         raise ConfigError("certificate_file and private_key_file go together; one of them is missing")
     certificate, key = pem(tls, host)
-    with tempfile.TemporaryDirectory(prefix="flambeau-tls-") as folder:  # ssl reads files only; this one is private
+    with tempfile.TemporaryDirectory(prefix="flambeau-tls-") as folder:  # ssl reads only files; this folder is private
         files = Path(folder) / "certificate.pem", Path(folder) / "key.pem"
         files[0].write_bytes(certificate)
         files[1].write_bytes(key)
@@ -34,18 +34,17 @@ def server_context(tls: Tls, host: str) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Read a certificate chain and its key."""
     for file in (certificate, key):
         if not file.is_file():
             raise ConfigError(f"{file} does not exist; certificate_file and private_key_file name PEM files")
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # not asked at the terminal
+        context.load_cert_chain(certificate, key, password=lambda: "")  # otherwise ssl asks at the terminal
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(f"{certificate} and {key} cannot be used for TLS: {error}") from None
 
 
 def pem(tls: Tls, host: str) -> tuple[bytes, bytes]:
-    """A certificate chain and its key as PEM: from their files, from the key store, or made here."""
+    """A certificate chain and its key: from their files, from the key store, or self-signed."""
     if tls.certificate_file is not None and tls.private_key_file is not None:
         return tls.certificate_file.read_bytes(), tls.private_key_file.read_bytes()
     try:
@@ -83,7 +82,7 @@ def from_keystore(tls: Tls) -> tuple[bytes, bytes]:
 
 
 def self_signed(host: str) -> tuple[bytes, bytes]:
-    """A certificate for this host that nobody vouches for."""
+    """A new self-signed certificate for this host, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -111,7 +110,6 @@ def self_signed(host: str) -> tuple[bytes, bytes]:
 
 
 def to_pem(certificate: Any) -> bytes:
-    """A certificate as PEM."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     pem: bytes = certificate.public_bytes(Encoding.PEM)
@@ -119,7 +117,6 @@ def to_pem(certificate: Any) -> bytes:
 
 
 def key_to_pem(key: Any) -> bytes:
-    """A private key as PEM."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     pem: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,4 +1,4 @@
-"""GrpcFrontend: the gRPC ports of a server, opened together and drained together."""
+"""GrpcFrontend: opens the gRPC ports of a server, and drains them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from flambeau.config.server import Address, ServerConfig, Tls
 from flambeau.errors import CannotListen, ConfigError
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import health
-from flambeau.frontend.grpc.calls import Message, Service
-from flambeau.frontend.grpc.inference import inference_service
-from flambeau.frontend.grpc.management import management_service
+from flambeau.frontend.grpc.inference import InferenceService
+from flambeau.frontend.grpc.management import ManagementService
 from flambeau.frontend.grpc.messages import POOL
-from flambeau.frontend.grpc.open_inference import open_inference_services
-from flambeau.frontend.http.listeners import LAST_CALL_S, room_per_port, why_not
+from flambeau.frontend.grpc.open_inference import SERVICES, OpenInferenceService
+from flambeau.frontend.grpc.service import GrpcService, Message
+from flambeau.frontend.http.listeners import LAST_CALL_S, connections_per_port, listen_error
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 MAX_REFLECTION_BYTES = 4096
 KEEP_ALIVE_ANSWER_MS = 20_000
-MAX_STREAMS = 1000  # calls of one connection at a time; a client's next ones wait
+MAX_STREAMS = 1000  # concurrent calls of one connection; further ones wait
 
 
 class GrpcFrontend:
@@ -39,7 +39,6 @@ class GrpcFrontend:
     def __init__(self, server: Server, keys: Keys | None = None) -> None:
         self._server = server
         self._keys = keys
-        # The one place where calls are logged and measured.
         self._ended = server.access_log.grpc if server.access_log else None
         self._ports: list[grpc.aio.Server] = []
         self._draining: asyncio.Task[None] | None = None
@@ -48,14 +47,14 @@ class GrpcFrontend:
         server, config = self._server, self._server.config.grpc
         try:
             if config.inference is not None:
-                services = [inference_service(server, self._keys)]
+                services: list[GrpcService] = [InferenceService(server, self._keys)]
                 if server.config.open_inference:
-                    services += open_inference_services(server, self._keys)
+                    services += [OpenInferenceService(name, server, self._keys) for name in SERVICES]
                 age = (config.inference_max_age_s, config.inference_max_age_grace_s)
                 await self._listen(config.inference, services, lambda: server.is_ready, *age)
             if config.management is not None:
                 age = (config.management_max_age_s, config.management_max_age_grace_s)
-                await self._listen(config.management, [management_service(server, self._keys)], lambda: True, *age)
+                await self._listen(config.management, [ManagementService(server, self._keys)], lambda: True, *age)
         except BaseException:
             await self._stop(0)
             raise
@@ -72,7 +71,7 @@ class GrpcFrontend:
             await asyncio.wait([self._draining])
 
     def drain(self) -> None:
-        """Take no new calls from now on; those that were accepted are answered, within the drain time-out."""
+        """Accept no new calls; the accepted ones are answered within the drain timeout."""
         if self._draining is None:
             self._server.is_draining = True
             self._draining = asyncio.get_running_loop().create_task(self._drain())
@@ -87,7 +86,7 @@ class GrpcFrontend:
     async def _listen(
         self,
         address: Address,
-        services: Sequence[Service],
+        services: Sequence[GrpcService],
         is_ready: Callable[[], bool],
         max_age_s: float | None,
         grace_s: float | None,
@@ -95,10 +94,9 @@ class GrpcFrontend:
         config = self._server.config
         port = grpc.aio.server(options=options_for(config, max_age_s, grace_s))
         states = dict.fromkeys(["", *(service.name for service in services)], is_ready)
-        open_to_all = [health.health_service(states, lambda: self._server.is_draining)]
-        open_to_all.append(reflection_service([*(service.name for service in services), health.SERVICE, REFLECTION]))
-        everything = [*services, *open_to_all]
-        for service in everything:
+        health_service = health.HealthService(states, lambda: self._server.is_draining)
+        describer = reflection_service([*(service.name for service in services), health.SERVICE, REFLECTION])
+        for service in [*services, health_service, describer]:
             service.ended = self._ended
             port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, service.handlers),))
         found = bind(port, address, credentials_of(config.tls) if config.grpc.is_tls else None)
@@ -107,10 +105,10 @@ class GrpcFrontend:
         logger.info("gRPC: listening on %s", replace(address, port=found, is_tls=config.grpc.is_tls))
 
 
-def reflection_service(names: Sequence[str]) -> Service:
-    """What tells clients of these services and their messages; open to everybody."""
+def reflection_service(names: Sequence[str]) -> GrpcService:
+    """Describes these services and their messages to clients; it needs no key."""
     servicer = reflection.aio.ReflectionServicer(names, POOL)
-    service = Service(REFLECTION, max_bytes=MAX_REFLECTION_BYTES, read_timeout_s=health.READ_S)
+    service = GrpcService(REFLECTION, max_bytes=MAX_REFLECTION_BYTES, read_timeout_s=health.READ_S)
 
     def answer(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
         replies: AsyncIterator[Message] = servicer.ServerReflectionInfo(requests, None)
@@ -121,19 +119,19 @@ def reflection_service(names: Sequence[str]) -> Service:
 
 
 def options_for(config: ServerConfig, max_age_s: float | None, grace_s: float | None) -> list[tuple[str, Any]]:
-    """What gRPC's core is told about one port."""
+    """The channel options of one port."""
     options: list[tuple[str, Any]] = [
-        ("grpc.so_reuseport", 0),  # two servers on one port would share its clients, and nobody would know
-        # Somewhat larger ones are received, so that their refusal can name the setting.
+        ("grpc.so_reuseport", 0),  # otherwise a second server could silently share the port
+        # Somewhat larger messages are received, so that the error can name the setting.
         ("grpc.max_receive_message_length", min(2 * config.max_request_bytes, 2**31 - 1)),
-        ("grpc.server_handshake_timeout_ms", milliseconds(config.request_read_timeout_s)),  # of who says nothing
-        ("grpc.max_connection_idle_ms", milliseconds(config.keep_alive_s)),  # of who says no more
-        # Who is gone without a word while a call is open is noticed; who asks whether we are there may not ask often.
+        ("grpc.server_handshake_timeout_ms", milliseconds(config.request_read_timeout_s)),
+        ("grpc.max_connection_idle_ms", milliseconds(config.keep_alive_s)),
+        # Pings detect clients that disappeared during a call.
         ("grpc.keepalive_time_ms", milliseconds(config.keep_alive_s)),
         ("grpc.keepalive_timeout_ms", KEEP_ALIVE_ANSWER_MS),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
-        ("grpc.max_allowed_incoming_connections", room_per_port(config)),
-        ("grpc.max_send_message_length", -1),  # workers keep to max_response_size, part by part
+        ("grpc.max_allowed_incoming_connections", connections_per_port(config)),
+        ("grpc.max_send_message_length", -1),  # workers limit each part to max_response_size
     ]
     if max_age_s is not None:
         options.append(("grpc.max_connection_age_ms", milliseconds(max_age_s)))
@@ -143,12 +141,12 @@ def options_for(config: ServerConfig, max_age_s: float | None, grace_s: float | 
 
 
 def milliseconds(duration_s: float) -> int:
-    """A duration as gRPC takes it; the largest stands for no end."""
+    """A duration for gRPC; the largest value means no limit."""
     return min(max(1, round(duration_s * 1000)), 2**31 - 1)
 
 
 def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None) -> int:
-    """Open a port; raises ConfigError with the reason when that cannot be."""
+    """Open a port; returns its number. Raises CannotListen with the reason."""
     if address.path is not None:
         target = f"unix:{address.path}"
     else:
@@ -158,12 +156,12 @@ def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCreden
     except RuntimeError:
         found = 0
     if not found:
-        raise CannotListen(str(address), f"gRPC: {why_closed(address, is_tls=credentials is not None)}")
+        raise CannotListen(str(address), f"gRPC: {bind_error(address, is_tls=credentials is not None)}")
     return found
 
 
-def why_closed(address: Address, *, is_tls: bool) -> str:
-    """Why a port could not be opened: gRPC does not tell, a plain socket does."""
+def bind_error(address: Address, *, is_tls: bool) -> str:
+    """Why a port could not be opened. gRPC does not report it, so a plain socket is tried."""
     if address.path is not None:
         return f"{address} could not be opened"
     try:
@@ -173,13 +171,13 @@ def why_closed(address: Address, *, is_tls: bool) -> str:
             probe.bind(where)
             probe.listen()
     except OSError as error:
-        return why_not(address, error)
+        return listen_error(address, error)
     hint = "; are certificate_file and private_key_file a certificate and its key, in PEM format?" if is_tls else ""
     return f"{address} could not be opened{hint}"
 
 
 def credentials_of(tls: Tls) -> grpc.ServerCredentials:
-    """The certificate and its key, from PEM files; gRPC reads no key stores."""
+    """The certificate and its key from PEM files; gRPC does not read key stores."""
     if tls.certificate_file is None or tls.private_key_file is None:
         raise ConfigError("gRPC over TLS needs certificate_file and private_key_file, both in PEM format")
     try:

@@ -1,4 +1,4 @@
-"""HttpFrontend: the ports of a server, opened together and drained together."""
+"""HttpFrontend: opens the HTTP ports of a server, and drains them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import resource
 import socket
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -19,10 +19,9 @@ from typing import Self
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen
 from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http.app import Endpoint, RoutedApp
+from flambeau.frontend.http.connection import HttpLimits, Listener
 from flambeau.frontend.http.exchange import common_headers
-from flambeau.frontend.http.protocol import HttpLimits, Listener
-from flambeau.frontend.http.routes import routes_by_address
+from flambeau.frontend.http.router import Endpoint, Router
 from flambeau.frontend.tls import server_context
 from flambeau.serving.server import Server
 
@@ -30,19 +29,22 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
 SWEEP_S = 5.0
-RESERVED_FILES = 256  # of those that the process may open, for workers, archives and logs
+RESERVED_FILES = 256  # kept for workers, archives and logs
 MANY_FILES = 1 << 20
-UNFINISHED_BYTES, UNFINISHED_BODIES = 1 << 30, 4  # what may be arriving at a port at once; the larger counts
-LAST_CALL_S = 0.1  # how long clients that are on their way are still let in, after readiness has gone
+UNFINISHED_BYTES, UNFINISHED_BODIES = 1 << 30, 4  # limits of the bodies arriving at a port; the larger counts
+LAST_CALL_S = 0.1  # clients may still connect this long after readiness has ended
 
 
 class HttpFrontend:
     """Serves a Server over HTTP. Two APIs at one address share a port."""
 
-    def __init__(self, server: Server, keys: Keys | None = None) -> None:
+    def __init__(
+        self, server: Server, routes: Mapping[Address, Mapping[str, Endpoint]], keys: Keys | None = None
+    ) -> None:
         self._server = server
+        self._routes = routes
         self._keys = keys
-        self.inference = server.config.inference  # with the port that was found, if any was asked for
+        self.inference = server.config.inference  # with the actual port, if port 0 was configured
         self._listeners: list[Listener] = []
         self._sockets: list[asyncio.Server] = []
         self._contexts: list[ssl.SSLContext | None] = []
@@ -50,11 +52,10 @@ class HttpFrontend:
 
     async def __aenter__(self) -> Self:
         try:
-            apis = routes_by_address(self._server, self._keys)
-            room = room_per_port(self._server.config)
-            if self._server.segments is not None:  # a large body is a file too
+            room = connections_per_port(self._server.config)
+            if self._server.segments is not None:  # a large body is an open file too
                 self._server.segments.max_open = files_to_share() // 4
-            for address, routes in apis.items():
+            for address, routes in self._routes.items():
                 await self._listen(address, routes, room)
         except BaseException:
             for opened in self._sockets:
@@ -66,7 +67,7 @@ class HttpFrontend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the ports, answer what was accepted, then close the connections."""
+        """Close the ports, answer the accepted requests, then close the connections."""
         self._server.is_draining = True
         for listener in self._listeners:
             listener.is_draining = True
@@ -84,7 +85,7 @@ class HttpFrontend:
             for connection in [*listener.connections]:
                 connection.close_if_idle() if error is None else connection.abort()
 
-    async def _listen(self, address: Address, routes: dict[str, Endpoint], room: int) -> None:
+    async def _listen(self, address: Address, routes: Mapping[str, Endpoint], room: int) -> None:
         config = self._server.config
         limits = HttpLimits(
             max_body_bytes=config.max_request_bytes,
@@ -95,7 +96,7 @@ class HttpFrontend:
             max_unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_BODIES * config.max_request_bytes),
         )
         listener = Listener(
-            RoutedApp(routes, details=config.tells_details, has_keys=self._keys is not None),
+            Router(routes, details=config.tells_details, has_keys=self._keys is not None),
             limits,
             self._server.segments,
             common_headers(config.cors),
@@ -106,14 +107,14 @@ class HttpFrontend:
         loop = asyncio.get_running_loop()
         try:
             if address.path is not None:
-                remove_orphan(address.path)
+                remove_stale_socket(address.path)
                 opened = await loop.create_unix_server(listener.connect, address.path, backlog=BACKLOG)
             else:
                 opened = await loop.create_server(
                     listener.connect, address.host, address.port, backlog=BACKLOG, ssl=context
                 )
         except OSError as error:
-            raise CannotListen(str(address), why_not(address, error)) from None
+            raise CannotListen(str(address), listen_error(address, error)) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
         self._contexts.append(context)
@@ -121,18 +122,18 @@ class HttpFrontend:
             self.inference = replace(address, port=opened.sockets[0].getsockname()[1])
 
     async def _close_ports(self) -> None:
-        """Close the ports, but let in the clients that the kernel has let in already."""
+        """Close the ports, but accept the clients in their backlog."""
         loop = asyncio.get_running_loop()
         for listener, opened, context in zip(self._listeners, self._sockets, self._contexts, strict=True):
-            spares = [socket.socket(fileno=os.dup(door.fileno())) for door in opened.sockets]
+            spares = [socket.socket(fileno=os.dup(listening.fileno())) for listening in opened.sockets]
             opened.close()
             for spare in spares:
                 with spare:
-                    for client in waiting_at(spare):
+                    for client in backlog_of(spare):
                         await loop.connect_accepted_socket(listener.connect, client, ssl=context)
 
     async def _until_idle(self, deadline: float) -> None:
-        """Let requests that are still arriving be answered, and the last bytes of answers be sent."""
+        """Wait until pending requests are answered and their responses are sent."""
         while asyncio.get_running_loop().time() < deadline:
             if not any(connection.is_busy for listener in self._listeners for connection in listener.connections):
                 return
@@ -147,18 +148,18 @@ class HttpFrontend:
 
 
 def files_to_share() -> int:
-    """How many files connections and large bodies may be."""
+    """How many open files connections and large bodies may use."""
     return max(4, raise_file_limit() - RESERVED_FILES)
 
 
-def room_per_port(config: ServerConfig) -> int:
-    """How many connections each port may have, HTTP or gRPC, so that none takes the files of another."""
+def connections_per_port(config: ServerConfig) -> int:
+    """How many connections each port may have, HTTP or gRPC."""
     ports = {config.inference, config.management, config.metrics, config.grpc.inference, config.grpc.management}
     return max(1, files_to_share() * 3 // 4 // len(ports - {None}))
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may, for each connection is one; return how many those are."""
+    """Raise the limit of open files as far as allowed; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MANY_FILES if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -166,15 +167,15 @@ def raise_file_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
         except (OSError, ValueError):
-            logger.warning("only %d files may be open at a time, and each connection is one", soft)
+            logger.warning("only %d files may be open at a time; each connection uses one", soft)
     return MANY_FILES if soft == resource.RLIM_INFINITY else soft
 
 
-def remove_orphan(path: str) -> None:
-    """Remove the socket of a server that is gone; one that answers is in use, and asyncio would not mind."""
+def remove_stale_socket(path: str) -> None:
+    """Remove the Unix socket of a server that has exited; raises OSError if it is in use."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(errno.EEXIST, "there is a file of this name that is no socket")
+            raise FileExistsError(errno.EEXIST, "a file of this name exists that is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -186,20 +187,20 @@ def remove_orphan(path: str) -> None:
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
-def waiting_at(door: socket.socket) -> Iterator[socket.socket]:
-    """The clients that wait at a port just now."""
-    door.setblocking(False)
+def backlog_of(listening: socket.socket) -> Iterator[socket.socket]:
+    """The clients that are connected but not accepted yet."""
+    listening.setblocking(False)
     while True:
         try:
-            client, _ = door.accept()
+            client, _ = listening.accept()
         except OSError:
             return
         client.setblocking(False)
         yield client
 
 
-def why_not(address: Address, error: OSError) -> str:
-    """Why a port could not be opened, and what to do about it."""
+def listen_error(address: Address, error: OSError) -> str:
+    """Why a port could not be opened, and the remedy."""
     if error.errno == errno.EADDRINUSE or "address already in use" in str(error):
         return f"{address} is in use by another process; stop it, or choose another port"
     if error.errno == errno.EACCES:
