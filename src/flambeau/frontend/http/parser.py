@@ -110,7 +110,8 @@ class RequestParser:
     # ---- callbacks of httptools ----
 
     def on_message_begin(self) -> None:
-        self.is_reading = self.in_head = True
+        self.is_reading = not self.is_discarding
+        self.in_head = True
         self.target = b""
         self.method = ""
         self.version = "1.1"
