@@ -21,8 +21,8 @@ from flambeau.cli.progress import Progress
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig, check_protection
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
-from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http.listeners import HttpFrontend
+from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend.http.frontend import HttpFrontend
 from flambeau.frontend.routes import routes_by_address
 from flambeau.logs.setup import open_logs
 from flambeau.logs.writer import Logs
@@ -31,7 +31,7 @@ from flambeau.serving.server import Server
 from flambeau.serving.sources.store import ARCHIVE_SUFFIXES, models_in
 
 if TYPE_CHECKING:
-    from flambeau.frontend.grpc.listeners import GrpcFrontend
+    from flambeau.frontend.grpc.frontend import GrpcFrontend
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ def grpc_ports(server: Server, keys: Keys | None) -> AbstractAsyncContextManager
         return nullcontext()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by us
     try:
-        from flambeau.frontend.grpc.listeners import GrpcFrontend
+        from flambeau.frontend.grpc.frontend import GrpcFrontend
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in (
             "grpc",

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from flambeau.config.server import Address
-from flambeau.frontend.authorization import Keys
+from flambeau.frontend.common.authorization import Keys
 from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
 from flambeau.frontend.http.auth import TokenApi, guard
 from flambeau.frontend.http.exchange import Exchange

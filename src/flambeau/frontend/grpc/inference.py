@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from flambeau.frontend.authorization import Keys
+from flambeau.frontend.common.authorization import Keys
 from flambeau.frontend.grpc import status
 from flambeau.frontend.grpc.jobs import StreamReply, UnaryReply, add_inputs, find_model
 from flambeau.frontend.grpc.messages import (

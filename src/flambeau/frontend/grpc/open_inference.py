@@ -12,7 +12,7 @@ from typing import Any
 
 from flambeau import __version__
 from flambeau.errors import BadRequest, JobFailed
-from flambeau.frontend.authorization import Keys
+from flambeau.frontend.common.authorization import Keys
 from flambeau.frontend.grpc import status, tensors
 from flambeau.frontend.grpc.jobs import Headers, UnaryReply, add, find_model, to_body
 from flambeau.frontend.grpc.messages import MalformedMessage, open_inference

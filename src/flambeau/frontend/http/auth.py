@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from flambeau.config.server import ServerConfig
-from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.common.authorization import Keys, Kind
 from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import Endpoint, not_found, query_of

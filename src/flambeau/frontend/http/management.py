@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flambeau.errors import BadRequest
-from flambeau.frontend import operations
+from flambeau.frontend.common import operations
 from flambeau.frontend.http.api_descriptions import management_document
 from flambeau.frontend.http.bodies import bytes_of, media_type_of, read_lenient
 from flambeau.frontend.http.errors import respond_json

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from flambeau.errors import BadRequest
-from flambeau.frontend import operations
+from flambeau.frontend.common import operations
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange

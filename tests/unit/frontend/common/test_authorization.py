@@ -10,7 +10,7 @@ import pytest
 
 from flambeau.config.server import KeysConfig
 from flambeau.errors import ConfigError, InvalidKey
-from flambeau.frontend.authorization import Keys, bearer
+from flambeau.frontend.common.authorization import Keys, bearer
 
 NOW = 1_700_000_000.0
 
@@ -179,7 +179,7 @@ def test_renewal_that_cannot_be_written_leaves_the_old_key(new, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("flambeau.frontend.authorization.write_private", full)
+    monkeypatch.setattr("flambeau.frontend.common.authorization.write_private", full)
     with pytest.raises(OSError, match="No space"):
         keys.renew("inference", f"Bearer {old['API']}")
     keys.check("inference", f"Bearer {old['inference']}")
@@ -196,9 +196,10 @@ def test_key_file_that_others_may_read_is_replaced(new, config, caplog):
 
 def test_key_file_of_another_user_is_replaced(new, monkeypatch, caplog):
     old = secrets_in(new())
-    monkeypatch.setattr("flambeau.frontend.authorization.os.geteuid", lambda: 4242)
+    monkeypatch.setattr("flambeau.frontend.common.authorization.os.geteuid", lambda: 4242)
     monkeypatch.setattr(
-        "flambeau.frontend.authorization.os.fstat", lambda _: os.stat_result((0o100600, 1, 1, 1, 77, 77, 1, 1, 1, 1))
+        "flambeau.frontend.common.authorization.os.fstat",
+        lambda _: os.stat_result((0o100600, 1, 1, 1, 77, 77, 1, 1, 1, 1)),
     )
     assert not {*old.values()} & {*secrets_in(new()).values()}
     assert "it belongs to another user" in caplog.text

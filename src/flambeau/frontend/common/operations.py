@@ -10,7 +10,7 @@ from typing import Any
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
-from flambeau.frontend.model_document import model_document
+from flambeau.frontend.common.model_document import model_document
 from flambeau.logs.layouts import masked
 from flambeau.serving.answer import Answer
 from flambeau.serving.job import Body, Job

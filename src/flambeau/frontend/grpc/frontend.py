@@ -15,14 +15,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[i
 
 from flambeau.config.server import Address, ServerConfig, Tls
 from flambeau.errors import CannotListen, ConfigError
-from flambeau.frontend.authorization import Keys
+from flambeau.frontend.common.authorization import Keys
 from flambeau.frontend.grpc import health
 from flambeau.frontend.grpc.inference import InferenceService
 from flambeau.frontend.grpc.management import ManagementService
 from flambeau.frontend.grpc.messages import POOL
 from flambeau.frontend.grpc.open_inference import SERVICES, OpenInferenceService
 from flambeau.frontend.grpc.service import GrpcService, Message
-from flambeau.frontend.http.listeners import LAST_CALL_S, connections_per_port, listen_error
+from flambeau.frontend.http.frontend import LAST_CALL_S, connections_per_port, listen_error
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)

@@ -13,16 +13,18 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen
-from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http.connection import HttpLimits, Listener
+from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend.common.tls import server_context
+from flambeau.frontend.http.connection import HttpConnection
 from flambeau.frontend.http.exchange import common_headers
+from flambeau.frontend.http.listener import HttpLimits, Listener
 from flambeau.frontend.http.router import Endpoint, Router
-from flambeau.frontend.tls import server_context
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
@@ -108,10 +110,10 @@ class HttpFrontend:
         try:
             if address.path is not None:
                 remove_stale_socket(address.path)
-                opened = await loop.create_unix_server(listener.connect, address.path, backlog=BACKLOG)
+                opened = await loop.create_unix_server(partial(HttpConnection, listener), address.path, backlog=BACKLOG)
             else:
                 opened = await loop.create_server(
-                    listener.connect, address.host, address.port, backlog=BACKLOG, ssl=context
+                    partial(HttpConnection, listener), address.host, address.port, backlog=BACKLOG, ssl=context
                 )
         except OSError as error:
             raise CannotListen(str(address), listen_error(address, error)) from None
@@ -130,7 +132,7 @@ class HttpFrontend:
             for spare in spares:
                 with spare:
                     for client in backlog_of(spare):
-                        await loop.connect_accepted_socket(listener.connect, client, ssl=context)
+                        await loop.connect_accepted_socket(partial(HttpConnection, listener), client, ssl=context)
 
     async def _until_idle(self, deadline: float) -> None:
         """Wait until pending requests are answered and their responses are sent."""

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from flambeau.config.server import Address
-from flambeau.frontend.http.listeners import listen_error, remove_stale_socket
+from flambeau.frontend.http.frontend import listen_error, remove_stale_socket
 
 
 def test_socket_of_a_server_that_is_gone_is_removed(tmp_path):
