@@ -63,7 +63,7 @@ _METRICS = Operation(
     summary="Get metrics in Prometheus' text format, on the metrics listener.",
     query=[Parameter("name[]", {"type": "array", "items": TEXT}, "Names of the metrics to get; all without it.")],
     answers={200: ("Metrics", TEXT)},
-    problems=(404,),
+    errors=(404,),
     content_type="text/plain",
 )
 
@@ -73,7 +73,7 @@ def _probe(name: str, summary: str, *, failing: int | None = None) -> Operation:
     if failing:
         answers[failing] = ("No", OBJECT)
     operation_id = name.strip("/").replace("/", "_")
-    return Operation(path=name, method="get", id=operation_id, summary=summary, answers=answers, problems=(400,))
+    return Operation(path=name, method="get", id=operation_id, summary=summary, answers=answers, errors=(400,))
 
 
 def _prediction(path: str, operation_id: str, summary: str, body: dict[str, Schema] = ANY_BODY) -> Operation:
@@ -84,7 +84,7 @@ def _prediction(path: str, operation_id: str, summary: str, body: dict[str, Sche
         summary=summary,
         body=body,
         answers=HANDLER_RESPONSE,
-        problems=PREDICTING,
+        errors=PREDICTING,
     )
 
 
@@ -117,7 +117,7 @@ INFERENCE = [
     replace(
         _probe("/v1/models/{model_name}", "Describe a model (OpenAI), and whether it is ready (KServe v1)."),
         id="kserve_v1_ready",
-        problems=(400, 404),
+        errors=(400, 404),
     ),
     _probe("/v2", "Describe the server (KServe v2)."),
     _probe("/v2/health/live", "Whether the server is alive (KServe v2)."),
@@ -125,12 +125,12 @@ INFERENCE = [
     replace(
         _probe("/v2/models/{model_name}", "Describe a model (KServe v2)."),
         id="kserve_v2_metadata",
-        problems=(400, 404),
+        errors=(400, 404),
     ),
     replace(
         _probe("/v2/models/{model_name}/ready", "Whether a model can answer (KServe v2).", failing=503),
         id="kserve_v2_ready",
-        problems=(400, 404),
+        errors=(400, 404),
     ),
     _prediction(
         "/v2/models/{model_name}/infer", "kserve_v2_infer", "Predict (KServe v2).", {"application/json": TENSORS}
@@ -147,7 +147,7 @@ INFERENCE = [
         id="kserve_v2_index",
         summary="List every version of every model (KServe v2).",
         answers={200: ("The models", LIST)},
-        problems=(400,),
+        errors=(400,),
     ),
     _METRICS,
 ]
@@ -196,7 +196,7 @@ def _per_model(path: str, prefix: str) -> list[Operation]:
             summary="Describe a model: its settings, its workers and their last failures.",
             query=[Parameter("customized", FLAG, "Include the handler's own description.")],
             answers={200: ("The model, or each version of it", LIST)},
-            problems=(400, 404, 500, 503),
+            errors=(400, 404, 500, 503),
         ),
         Operation(
             path=path,
@@ -205,7 +205,7 @@ def _per_model(path: str, prefix: str) -> list[Operation]:
             summary="Change the number of workers of a model.",
             query=_SCALE,
             answers=_SCALED,
-            problems=(400, 404, 500, 507),
+            errors=(400, 404, 500, 507),
         ),
         Operation(
             path=path,
@@ -213,7 +213,7 @@ def _per_model(path: str, prefix: str) -> list[Operation]:
             id=f"{prefix}unregisterModel",
             summary="Unregister a model after it has answered the requests it accepted.",
             answers=_DONE,
-            problems=(400, 403, 404, 405, 408),
+            errors=(400, 403, 404, 405, 408),
         ),
     ]
 
@@ -229,17 +229,17 @@ MANAGEMENT = [
             Parameter("limit", WHOLE, "How many models a page may hold; 100 at most."),
             Parameter("next_page_token", TEXT, "The token the previous page ended with."),
         ],
-        problems=(400,),
+        errors=(400,),
     ),
     Operation(
         path="/models",
         method="post",
         id="registerModel",
-        summary="Register a model; the parameters may come as a JSON body instead.",
+        summary="Register a model; the parameters may be a JSON body instead.",
         query=[_URL, *_SETTINGS],
         body={"application/json": _REGISTER_BODY},
         answers=_SCALED,
-        problems=(400, 404, 405, 409, 500, 507),
+        errors=(400, 404, 405, 409, 500, 507),
     ),
     *_per_model("/models/{model_name}", ""),
     *_per_model("/models/{model_name}/{model_version}", "version_"),
@@ -249,7 +249,7 @@ MANAGEMENT = [
         id="setDefault",
         summary="Make a version the default one.",
         answers=_DONE,
-        problems=(400, 404),
+        errors=(400, 404),
     ),
     _METRICS,
 ]

@@ -83,8 +83,8 @@ def _operation(path: str, operation_id: str, summary: str, request: type) -> Ope
         id=operation_id,
         summary=summary,
         body={"application/json": request_schema(request)},
-        problems=STATUSES,
-        problem=ERROR,
+        errors=STATUSES,
+        error=ERROR,
     )
 
 

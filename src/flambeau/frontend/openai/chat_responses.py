@@ -75,10 +75,10 @@ class ToolChatWriter(ChatWriter):
         self._unsent: defaultdict[int, list[Token]] = defaultdict(list)  # tokens of text that is held back
 
     def choice(self, choice: ResponseChoice) -> dict[str, Any]:
-        said, calls = parse_tool_calls(choice.text, self._names)
+        plain, calls = parse_tool_calls(choice.text, self._names)
         document = super().choice(choice)
         if calls:
-            document["message"] |= {"content": said or None, "tool_calls": [call_document(call) for call in calls]}
+            document["message"] |= {"content": plain or None, "tool_calls": [call_document(call) for call in calls]}
             document["finish_reason"] = reason_of(choice.finish_reason, has_called=True)
         return document
 
@@ -87,11 +87,11 @@ class ToolChatWriter(ChatWriter):
         index, is_over = piece.index, piece.finish_reason is not None
         parser, unsent = self._parsers[index], self._unsent[index]
         unsent += piece.tokens or ()
-        said, calls = parser.take(piece.text)
+        plain, calls = parser.take(piece.text)
         if is_over:
-            last_said, last_calls = parser.finish()
-            said, calls = said + last_said, calls + last_calls
-        deltas = [content(said)] if said or (is_over and unsent and not calls) else []
+            last_plain, last_calls = parser.finish()
+            plain, calls = plain + last_plain, calls + last_calls
+        deltas = [content(plain)] if plain or (is_over and unsent and not calls) else []
         deltas += [self._call(index, call) for call in calls]
         events = self._role(index)
         for delta in deltas:

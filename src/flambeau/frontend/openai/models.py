@@ -88,7 +88,7 @@ def choose_model(registry: Registry, asked: str | None, ability: Ability) -> tup
     model, version = find_model(registry, asked, ability)
     if not model.config.openai:
         raise ModelNotFound(
-            f"The model {asked!r} is not at /v1: its model-config.yaml says openai: false. "
+            f"The model {asked!r} is not at /v1: its model-config.yaml has openai: false. "
             f"Use /predictions/{model.name}."
         )
     # The abilities of a model are unknown until a worker has loaded it.

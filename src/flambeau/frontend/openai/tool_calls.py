@@ -33,9 +33,9 @@ Parsed = tuple[str, list[ToolCall]]  # text for the user, and calls
 def parse_tool_calls(text: str, names: Collection[str]) -> Parsed:
     """Separate a whole text into text for the user and calls; `names` are the names of the tools."""
     parser = ToolCallParser(names)
-    said, calls = parser.take(text)
-    last_said, last_calls = parser.finish()
-    return said + last_said, calls + last_calls
+    plain, calls = parser.take(text)
+    last_plain, last_calls = parser.finish()
+    return plain + last_plain, calls + last_calls
 
 
 class ToolCallParser:
@@ -61,66 +61,66 @@ class ToolCallParser:
         if self._is_bare and (calls := bare_calls(self._held, self._names)):
             self._held, self.has_called = "", True
             return "", calls
-        said, calls = self._advance()
+        plain, calls = self._advance()
         while self._open_at is not None:
             if found := calls_of(self._held[self._open_at + len(OPEN) :]):
                 self._held, self.has_called = "", True
-                return said, calls + found
+                return plain, calls + found
             inner = self._held.rfind(OPEN, self._open_at + len(OPEN))
             if inner < 0:
                 break
-            said += self._begin(inner)
-            more_said, more_calls = self._advance()
-            said, calls = said + more_said, calls + more_calls
+            plain += self._begin(inner)
+            more_plain, more_calls = self._advance()
+            plain, calls = plain + more_plain, calls + more_calls
         rest, self._held = self._held, ""
         is_gap = self.has_called and not rest.strip()
-        return said if is_gap else said + rest, calls
+        return plain if is_gap else plain + rest, calls
 
     def _advance(self) -> Parsed:
-        said = ""
+        plain = ""
         calls: list[ToolCall] = []
         while True:
             if self._open_at is None:
-                said += self._say()
+                plain += self._release_text()
                 if self._open_at is None:
-                    return said, calls
+                    return plain, calls
             end = self._held.find(CLOSE, self._searched)
             if end < 0:
                 self._searched = max(self._searched, len(self._held) - len(CLOSE) + 1)
-                return said, calls
+                return plain, calls
             found = calls_of(self._held[self._open_at + len(OPEN) : end])
             if found is None:  # the tag is inside a JSON string: the call continues
                 self._searched = end + len(CLOSE)
                 continue
             inner = -1 if found else self._held.rfind(OPEN, self._open_at + len(OPEN), end)
             if inner >= 0:  # a later tag may start the real call
-                said += self._begin(inner)
+                plain += self._begin(inner)
                 continue
             whole, self._held = self._held[: end + len(CLOSE)], self._held[end + len(CLOSE) :]
             if found:
                 calls += found
                 self.has_called = True
             else:
-                said += whole
+                plain += whole
             self._open_at, self._searched = None, 0
 
-    def _say(self) -> str:
+    def _release_text(self) -> str:
         """Release the text before the next call."""
         at = self._held.find(OPEN)
         return self._begin(at) if at >= 0 else self._release(without_partial_tag(self._held))
 
     def _begin(self, at: int) -> str:
         """Release the text before a call that starts at `at`."""
-        said = self._release(self._held[:at])
-        self._open_at = at - len(said)
+        plain = self._release(self._held[:at])
+        self._open_at = at - len(plain)
         self._searched = self._open_at + len(OPEN)
-        return said
+        return plain
 
     def _release(self, text: str) -> str:
         """Release a text without its trailing space, which may belong to a call that follows."""
-        said = text.rstrip()
-        self._held = self._held[len(said) :]
-        return said
+        plain = text.rstrip()
+        self._held = self._held[len(plain) :]
+        return plain
 
 
 def without_partial_tag(text: str) -> str:
