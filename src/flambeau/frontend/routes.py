@@ -11,10 +11,10 @@ from flambeau.frontend.common.authorization import Keys
 from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
 from flambeau.frontend.http.auth import TokenApi, guard
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.health import HealthApi, MetricsApi
 from flambeau.frontend.http.inference import InferenceApi, is_invoke
 from flambeau.frontend.http.kserve import KServeApi
 from flambeau.frontend.http.management import ManagementApi
-from flambeau.frontend.http.monitoring import HealthApi, MetricsApi
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI
 from flambeau.frontend.openai.api import OpenAiApi

@@ -9,9 +9,9 @@ from flambeau.frontend.grpc import status
 from flambeau.frontend.grpc.jobs import StreamReply, UnaryReply, add_inputs, find_model
 from flambeau.frontend.grpc.messages import (
     Empty,
+    HealthResponse,
     PredictionResponse,
     PredictionsRequest,
-    TorchServeHealthResponse,
 )
 from flambeau.frontend.grpc.sequences import SequenceStream
 from flambeau.frontend.grpc.service import GrpcService, Message
@@ -40,7 +40,7 @@ class InferenceService(GrpcService):
 
     async def ping(self, request: Message) -> Message:
         text = to_json({"status": "Healthy" if self._server.is_healthy else "Unhealthy"})
-        return TorchServeHealthResponse(health=text.decode().rstrip())
+        return HealthResponse(health=text.decode().rstrip())
 
     async def predict(self, request: Message) -> Message:
         server = self._server

@@ -44,7 +44,7 @@ ErrorInfo = message_class("google.rpc.ErrorInfo")
 Status = message_class("google.rpc.Status")
 PredictionsRequest = message_class("org.pytorch.serve.grpc.inference.PredictionsRequest")
 PredictionResponse = message_class("org.pytorch.serve.grpc.inference.PredictionResponse")
-TorchServeHealthResponse = message_class("org.pytorch.serve.grpc.inference.TorchServeHealthResponse")
+HealthResponse = message_class("org.pytorch.serve.grpc.inference.TorchServeHealthResponse")
 
 
 def management(name: str) -> Any:

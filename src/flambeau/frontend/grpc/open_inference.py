@@ -18,6 +18,7 @@ from flambeau.frontend.grpc.jobs import Headers, UnaryReply, add, find_model, to
 from flambeau.frontend.grpc.messages import MalformedMessage, open_inference
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.http.exchange import new_request_id
+from flambeau.frontend.http.kserve import EXTENSIONS, SERVER_NAME, V2_ENVELOPES
 from flambeau.headers import header
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
@@ -25,9 +26,7 @@ from flambeau.serving.server import Server
 
 # The name that existing clients call, and the name in the protocol.
 SERVICES = ("org.pytorch.serve.grpc.openinference.GRPCInferenceService", "inference.GRPCInferenceService")
-EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data", "model_repository"]
 HEAD_LENGTH = "Inference-Header-Content-Length"  # the length of the JSON part of a body; binary tensors follow it
-ENVELOPES = {"": "open_inference"}  # a model that has an envelope keeps it
 MAX_ITEMS = 1000  # inputs, outputs, or parameters in total
 MAX_DIMENSIONS = 8
 LARGE = 65_536  # elements of a request, or bytes of a reply: larger ones are converted in a thread
@@ -67,7 +66,7 @@ class OpenInferenceService(GrpcService):
         return open_inference("ServerReadyResponse")(ready=self._server.is_ready)
 
     async def server_metadata(self, request: Message) -> Message:
-        return open_inference("ServerMetadataResponse")(name="Torchserve", version=__version__, extensions=EXTENSIONS)
+        return open_inference("ServerMetadataResponse")(name=SERVER_NAME, version=__version__, extensions=EXTENSIONS)
 
     async def model_ready(self, request: Message) -> Message:
         """Whether a model has all its workers."""
@@ -100,7 +99,7 @@ class OpenInferenceService(GrpcService):
             headers=headers,
             body=to_body(server, values),
             arrived=time.monotonic(),
-            envelope=ENVELOPES.get(model.envelope, ""),
+            envelope=V2_ENVELOPES.get(model.envelope, ""),
         )
         add(model, request.model_version, reply, job)
         try:

@@ -17,6 +17,7 @@ from flambeau.wire.messages import Kind, Part
 
 READING = frozenset({"GET", "HEAD"})
 VERBS: dict[str, Kind] = {"predict": "predict", "infer": "predict", "explain": "explain"}
+SERVER_NAME = "Torchserve"  # existing clients match it
 EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data", "model_repository"]
 # A model without an envelope gets the protocol's; one with an envelope keeps its own.
 V1_ENVELOPES = {"": "instances"}
@@ -106,7 +107,7 @@ class KServeApi:
     def v2_metadata(self, exchange: Exchange) -> None:
         """GET /v2. One key is misspelled, since existing clients read it so."""
         document = {
-            "name": "Torchserve",
+            "name": SERVER_NAME,
             "version": __version__,
             "extenstion": EXTENSIONS[:2],  # codespell:ignore extenstion
             "extensions": EXTENSIONS,
