@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Literal
 
 from flambeau.config.server import Address
 from flambeau.frontend.common.authorization import Keys
@@ -19,7 +19,6 @@ from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI
 from flambeau.frontend.openai.api import OpenAiApi
 from flambeau.serving.server import Server
-from flambeau.torchserve.workflows.http_api import workflow_inference_routes, workflow_management_routes
 
 
 def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
@@ -31,7 +30,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **ManagementApi(server).routes(),
         **HealthApi(server).routes(),
         **kserve.readiness_routes(),
-        **workflow_management_routes(server),
+        **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
     }
     management = guard(management, keys, "management", config)
@@ -41,7 +40,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **HealthApi(server).routes(),
         **kserve.routes(),
         **OpenAiApi(server, kserve.v1).routes(),
-        **workflow_inference_routes(server),
+        **extension_routes(server, "inference"),
     }
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
@@ -53,6 +52,10 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     apis[config.management].update(management)
     apis[config.inference].update(inference)
     return apis
+
+
+def extension_routes(server: Server, api: Literal["inference", "management"]) -> dict[str, Endpoint]:
+    return {path: route for extension in server.extensions for path, route in extension.http_routes(api).items()}
 
 
 class SharedModelsPath:

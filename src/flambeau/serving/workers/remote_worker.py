@@ -106,13 +106,8 @@ class RemoteWorker:
 
     def _new_channel(self) -> ServerChannel:
         channel = ServerChannel(self._receive, self._on_channel_closed, self.spec.max_frame_bytes)
-        channel.on_open = self._on_open
         self._channel = channel
         return channel
-
-    def _on_open(self) -> None:
-        assert self._channel is not None
-        self._channel.send(self.spec.load)
 
     def _end(self, death: Death) -> Death:
         """Hand back the jobs: those of the batch it worked on, and those it had not begun."""
@@ -147,7 +142,7 @@ class RemoteWorker:
         """Send these jobs as one batch."""
         batch = self._held.add(jobs, self._now())
         self.has_suspect = jobs[0].is_suspect
-        if self._traffic.note is not None:
+        if self._traffic.log_value is not None:
             batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
         requests = []
