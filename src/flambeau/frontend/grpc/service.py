@@ -16,6 +16,7 @@ from flambeau.errors import DeadlinePassed, FlambeauError, JobFailed
 from flambeau.frontend.common.authorization import Keys, Kind
 from flambeau.frontend.grpc.messages import MalformedMessage, parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
+from flambeau.headers import header
 
 logger = logging.getLogger(__name__)
 
@@ -144,9 +145,7 @@ class GrpcService:
 
     def _check(self, context: Context) -> None:
         if self._keys is not None:
-            metadata = context.invocation_metadata() or ()
-            shown = next((value for key, value in metadata if key == "authorization"), None)
-            self._keys.check(self._kind, shown)
+            self._keys.check(self._kind, header(context.invocation_metadata() or (), "authorization"))
 
     def _parse(self, kind: type[Message], raw: bytes) -> Message:
         if len(raw) > self._max_bytes:

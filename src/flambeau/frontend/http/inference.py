@@ -12,6 +12,7 @@ from flambeau.frontend.http.bodies import field_of, is_form
 from flambeau.frontend.http.errors import error_event, respond_error, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
+from flambeau.headers import header
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.scheduling.priorities import priority_named
@@ -138,7 +139,7 @@ class Prediction:
                 exchange.respond(first.status, first.body, first.headers or (), first.phrase)
                 return
             headers = first.headers or ()
-            self._has_events = any(key.lower() == "content-type" and is_event_stream(kind) for key, kind in headers)
+            self._has_events = is_event_stream(header(headers, "content-type") or "")
             exchange.start(first.status, [*headers, ("ts_stream_next", "true")], first.phrase)
         exchange.send([part.body for part in parts], ends=parts[-1].last)
 

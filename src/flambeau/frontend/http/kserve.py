@@ -10,6 +10,7 @@ from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found
+from flambeau.headers import header
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -168,7 +169,7 @@ class KServeReply(Prediction):
     def on_parts(self, parts: list[Part]) -> None:
         if not self.exchange.is_started:
             headers: list[Header] = parts[0].headers or []
-            if not any(name.lower() == "content-type" for name, _ in headers):
+            if header(headers, "content-type") is None:
                 first = parts[0]
                 parts[0] = Part(first.job_id, first.body, first.last, first.status, first.phrase, [*headers, JSON_TYPE])
         super().on_parts(parts)

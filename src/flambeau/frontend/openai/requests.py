@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -115,21 +115,21 @@ SAMPLING = {
 # ---- the requests ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StreamOptions:
     include_usage: bool | None = optional(FLAG)
     include_obfuscation: bool | None = ignored()  # padding against eavesdroppers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ModelRequest:
     """The fields of every endpoint."""
 
     model: str | None = optional(TEXT.described("A registered model: its name, or name@version."))
-    user: Any = optional(ANYTHING)
+    user: Any = optional(replace(ANYTHING, schema=TEXT.schema))  # without effect, so any value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TextRequest(ModelRequest):
     """The fields that chat and completions share."""
 
@@ -155,7 +155,7 @@ class TextRequest(ModelRequest):
         return number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ChatRequest(TextRequest):
     """`POST /v1/chat/completions`."""
 
@@ -200,7 +200,7 @@ PROMPTS = FieldType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CompletionRequest(TextRequest):
     """`POST /v1/completions`."""
 
@@ -211,7 +211,7 @@ class CompletionRequest(TextRequest):
     best_of: int | None = optional(integer())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EmbeddingRequest(ModelRequest):
     """`POST /v1/embeddings`."""
 
@@ -237,6 +237,9 @@ def _request_fields(kind: type) -> dict[str, RequestField]:
 # The fields of each request by their names in JSON.
 FIELDS: dict[Any, dict[str, RequestField]] = {
     kind: _request_fields(kind) for kind in (StreamOptions, ChatRequest, CompletionRequest, EmbeddingRequest)
+}
+REQUIRED: dict[Any, list[str]] = {
+    kind: [name for name, one in known.items() if one.is_required] for kind, known in FIELDS.items()
 }
 
 
@@ -273,8 +276,8 @@ def read_object(document: Object, kind: type[Requested], place: str = "") -> Req
             sampling[one.parameter] = checked
         else:
             values[name] = checked
-    for name, one in known.items():
-        if one.is_required and name not in values:
+    for name in REQUIRED[kind]:
+        if name not in values:
             raise InvalidField(prefix + name, f"{prefix}{name} is required")
     if sampling:
         values["sampling"] = sampling
@@ -292,6 +295,6 @@ def request_schema(kind: type) -> Schema:
     known = FIELDS[kind]
     return {
         "type": "object",
-        "required": ["model", *(name for name, one in known.items() if one.is_required)],
+        "required": ["model", *REQUIRED[kind]],
         "properties": {name: one.type.schema for name, one in known.items() if one.is_listed},
     }
