@@ -13,7 +13,7 @@ from flambeau.errors import PredictionException as PredictionException
 from flambeau.torchserve.otf_protocol import create_predict_response
 from flambeau.worker.context import Context, RequestProcessor
 from flambeau.worker.failures import to_failed
-from flambeau.worker.replies import check_result
+from flambeau.worker.results import check_result
 from ts.utils.util import get_yaml_config
 
 PREDICTION_METRIC = "PredictionTime"

@@ -24,7 +24,7 @@ SERVER_SIDE = (
     "logs",
     "metrics",
     "errors",
-    "importing",
+    "file_import",
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
@@ -42,10 +42,10 @@ ALLOWED = {  # who may import whom, at load time
     },
     "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
-    "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
+    "worker": {"archive", "config", "metrics", "wire", "errors", "file_import", "(root)"},
     "checking": {"worker", "wire"},
     "testing": {"archive", "config", "worker", "wire", "(root)"},
-    "handlers": {"llm", "wire", "errors", "importing"},
+    "handlers": {"llm", "wire", "errors", "file_import"},
     "llm": set(),
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},
@@ -56,7 +56,7 @@ ALLOWED = {  # who may import whom, at load time
     "metrics": {"errors"},
     "wire": set(),
     "errors": set(),
-    "importing": set(),
+    "file_import": set(),
     "(root)": set(),
 }
 
@@ -106,7 +106,7 @@ def test_server_side_never_loads_torch(house):
 
 def test_worker_without_a_handler_loads_neither_torch_nor_the_server():
     program = (
-        "import flambeau.worker.loop, sys; "
+        "import flambeau.worker.worker, sys; "
         "sys.exit(any(m in sys.modules for m in ('torch', 'flambeau.serving', 'flambeau.frontend', 'typer', 'uvloop')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

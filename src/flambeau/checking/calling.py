@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from flambeau.checking.samples import Sample
 from flambeau.worker.failures import to_failed
-from flambeau.worker.in_process import InProcess
-from flambeau.worker.replies import BadResult
+from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.results import BadResult
 
 GRACE_S = 5.0  # how much longer native code may take, before the process is given up
 MAX_SHOWN = 160
@@ -84,7 +84,7 @@ def what_happened(error: BaseException) -> str:
 class Caller:
     """Calls the handler of a worker in the main thread, for a limited time."""
 
-    def __init__(self, worker: InProcess, limit_s: float) -> None:
+    def __init__(self, worker: LocalWorker, limit_s: float) -> None:
         self.worker = worker
         self._limit_s = limit_s
 

@@ -10,7 +10,7 @@ from flambeau.checking.compare import first_difference
 from flambeau.checking.leaks import check_growth
 from flambeau.checking.samples import Sample, hostile_samples
 from flambeau.checking.verdict import Level, Verdict
-from flambeau.worker.describing import size_text
+from flambeau.worker.stages import size_text
 
 ADVICE = "raise PredictionException(…, 400) to tell the client why"
 

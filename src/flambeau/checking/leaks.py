@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from flambeau.checking.growth import Growth, Readings, judge
 from flambeau.checking.verdict import Verdict
-from flambeau.worker.describing import size_text
+from flambeau.worker.stages import size_text
 
 STEPS = 10
 MAX_CALLS = 200

@@ -19,8 +19,8 @@ from flambeau.cli.stage_table import Row, median_call, print_rows, rows_of
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.wire.messages import Load
-from flambeau.worker.in_process import InProcess
-from flambeau.worker.stages import Call, StageObserver
+from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.stages import CallProfile, StageObserver
 
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
 TIMED_CALLS = 5
@@ -51,7 +51,7 @@ def examine(load: Load, samples: Sequence[Sample], rows: list[Row], timeout_s: f
     """Load the handler, run every check, and leave the times of its stages in `rows`."""
     observer = StageObserver()
     config = ServerConfig()
-    worker, outcome = attempt(lambda: InProcess(load, observer), config.default_startup_timeout_s)
+    worker, outcome = attempt(lambda: LocalWorker(load, observer), config.default_startup_timeout_s)
     if outcome.error is not None:
         yield Verdict("problem", "loads", outcome.reason)
         return
@@ -64,7 +64,7 @@ def examine(load: Load, samples: Sequence[Sample], rows: list[Row], timeout_s: f
 
 def stage_rows(caller: Caller, observer: StageObserver, samples: Sequence[Sample]) -> list[Row]:
     """The stages of the median call of a few."""
-    calls: list[Call] = []
+    calls: list[CallProfile] = []
     deadline = time.monotonic() + 1
     for sample in (samples[i % len(samples)] for i in range(TIMED_CALLS)):
         if caller.call([sample]).error is None:

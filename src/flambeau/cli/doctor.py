@@ -20,7 +20,7 @@ from flambeau.serving.workers.devices import count_cores, count_gpus
 from flambeau.torchserve.doctor.configuration import look_at_config
 from flambeau.torchserve.doctor.finding import Finding, Level
 from flambeau.torchserve.doctor.models import look_at
-from flambeau.wire.shared import SegmentPool, SegmentReader
+from flambeau.wire.shared_memory import SegmentPool, SegmentReader
 
 OPTIONAL = {
     "torch": "models that use BaseHandler",

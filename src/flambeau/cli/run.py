@@ -11,8 +11,8 @@ from types import TracebackType
 
 from flambeau.cli.opening import opened, to_request
 from flambeau.cli.stage_table import Row, median_call, print_rows, rows_of
-from flambeau.worker.in_process import InProcess
-from flambeau.worker.stages import Call, StageObserver, device_of
+from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.stages import CallProfile, StageObserver, device_of
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
     with opened(path, batch_size=max(1, len(inputs)), handler=handler) as load:
         began = time.perf_counter()
         observer = StageObserver()
-        worker = InProcess(load, observer)
+        worker = LocalWorker(load, observer)
         loaded_s = time.perf_counter() - began
         print(f"loaded {load.handler} in {loaded_s:.3f} s", file=sys.stderr)
         if not inputs:
@@ -46,7 +46,7 @@ def run(
         print_replies(replies, as_json=as_json)
 
 
-def print_times(calls: Sequence[Call], loaded_s: float, worker: InProcess) -> None:
+def print_times(calls: Sequence[CallProfile], loaded_s: float, worker: LocalWorker) -> None:
     """The table: how it loaded, then the call, or the first one and the median of all."""
     initialize_s, device = worker.entry.initialize_s, device_of(worker.entry.handler)
     rows = [

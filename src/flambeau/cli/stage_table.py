@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flambeau.worker.stages import Call
+from flambeau.worker.stages import CallProfile
 
 WIDE = 160  # columns, where nobody's terminal says otherwise
 
@@ -20,12 +20,12 @@ class Row:
     times_ms: tuple[float, ...]
 
 
-def median_call(calls: Sequence[Call]) -> Call:
+def median_call(calls: Sequence[CallProfile]) -> CallProfile:
     """The call in the middle: a real one, so that its stages add up."""
     return sorted(calls, key=lambda call: call.seconds)[(len(calls) - 1) // 2]
 
 
-def rows_of(calls: Sequence[Call]) -> list[Row]:
+def rows_of(calls: Sequence[CallProfile]) -> list[Row]:
     """The stages of these calls, side by side, then the whole."""
     shown = calls[-1]
     rows = []

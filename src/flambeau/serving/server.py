@@ -33,7 +33,7 @@ from flambeau.serving.workers.making import Host
 from flambeau.serving.workers.ranks import MeetingPoints
 from flambeau.torchserve.workflows.workflows import Workflows
 from flambeau.wire.messages import Shared
-from flambeau.wire.shared import Segment, SegmentPool
+from flambeau.wire.shared_memory import Segment, SegmentPool
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import media_type_of, parse_json
-from flambeau.worker.replies import STREAM_NEXT, BadResult, stream_goes_on, to_body
+from flambeau.worker.results import STREAM_NEXT, BadResult, stream_goes_on, to_body
 
 logger = logging.getLogger(__name__)
 

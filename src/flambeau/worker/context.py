@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from flambeau.metrics.samples import Sample
 from flambeau.torchserve.metrics.cache import WorkerMetrics
 from flambeau.wire.messages import Request
 
@@ -63,7 +64,7 @@ class RequestProcessor:
         return self._response.get(key)
 
 
-class Outlet(Protocol):
+class ReplySink(Protocol):
     """How a context reaches the server while the handler runs."""
 
     def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
@@ -104,7 +105,7 @@ class Context:
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
         self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
-        self.cl_socket: Outlet | None = None
+        self.cl_socket: ReplySink | None = None
         self.has_sent = False  # a part of this batch's replies has gone out
         self._requests: Sequence[Request] = ()
         self._request_ids: dict[int, str] | None = None
@@ -129,7 +130,12 @@ class Context:
         if isinstance(self.metrics, WorkerMetrics):
             self.metrics.follow(requests)
 
-    def connect(self, outlet: Outlet, read_headers: Callable[[Request, Types], Headers]) -> None:
+    def take_samples(self) -> list[Sample]:
+        """What the handler has measured since the last call."""
+        metrics = self.metrics
+        return metrics.take() if isinstance(metrics, WorkerMetrics) else []
+
+    def connect(self, outlet: ReplySink, read_headers: Callable[[Request, Types], Headers]) -> None:
         """Tell it how to reach the server and how to read a request's headers."""
         self.cl_socket = outlet
         self._read_headers = read_headers

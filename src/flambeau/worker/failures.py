@@ -7,7 +7,7 @@ import traceback
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
-from flambeau.worker.replies import BadResult
+from flambeau.worker.results import BadResult
 
 OUT_OF_MEMORY = 507
 MAX_CHARACTERS = 16_000

@@ -11,7 +11,7 @@ import msgspec
 
 from flambeau.errors import BadRequest
 from flambeau.wire.messages import Request, Shared
-from flambeau.wire.shared import SegmentReader
+from flambeau.wire.shared_memory import SegmentReader
 
 logger = logging.getLogger(__name__)
 

@@ -16,13 +16,12 @@ from typing import Any
 
 from flambeau.archive.built_in import BUILT_IN, FOREIGN
 from flambeau.errors import HandlerError
-from flambeau.importing import import_file
+from flambeau.file_import import import_file
 from flambeau.worker.context import Context
-from flambeau.worker.envelopes import Handle, find_envelope, put_in_envelope
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoadedHandler:
     """What the worker calls for each batch, whether many calls may run at a time, and the object behind it."""
 
     handle: Handle
@@ -33,13 +32,13 @@ class Entry:
     abilities: tuple[str, ...] = ()  # what its class says that front ends may ask for beside predictions
 
 
-def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
+def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> LoadedHandler:
     """Find the handler, instantiate and initialize it; what is `async` about that runs on `loop`."""
     put_on_path(folder)
     return initialize(find_handler(value, folder), context, loop)
 
 
-def in_envelope(entry: Entry, name: str, folder: Path) -> Entry:
+def in_envelope(entry: LoadedHandler, name: str, folder: Path) -> LoadedHandler:
     """The same entry, with its input and output in the envelope of that name; without a name, as it is."""
     if not name:
         return entry
@@ -76,7 +75,7 @@ def find_handler(value: str, folder: Path) -> Callable[..., Any]:
     return the_class(module)
 
 
-def initialize(found: Callable[..., Any], context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
+def initialize(found: Callable[..., Any], context: Context, loop: asyncio.AbstractEventLoop) -> LoadedHandler:
     """A function, or an instance of a handler class, ready for its first batch."""
     began = time.perf_counter()
     entry, pending = begin_initialize(found, context)
@@ -84,13 +83,15 @@ def initialize(found: Callable[..., Any], context: Context, loop: asyncio.Abstra
     return replace(entry, initialize_s=time.perf_counter() - began)
 
 
-def begin_initialize(found: Callable[..., Any], context: Context) -> tuple[Entry, Any]:
+def begin_initialize(found: Callable[..., Any], context: Context) -> tuple[LoadedHandler, Any]:
     """The entry, and what its initialization returned: maybe something still to be awaited."""
     if not inspect.isclass(found):  # the convention for functions: no data means initialize
-        return Entry(found, is_async(found)), found(None, context)
+        return LoadedHandler(found, is_async(found)), found(None, context)
     handler: Any = found()
     abilities = tuple(getattr(handler, "abilities", ()))
-    return Entry(handler.handle, is_async(handler.handle), handler, abilities=abilities), handler.initialize(context)
+    return LoadedHandler(handler.handle, is_async(handler.handle), handler, abilities=abilities), handler.initialize(
+        context
+    )
 
 
 def built_in(name: str) -> type[Any]:
@@ -182,3 +183,69 @@ def the_class(module: ModuleType) -> type[Any]:
 def is_async(function: Handle) -> bool:
     """Whether a handler gives its thread back while it waits."""
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+Handle = Callable[[Any, Context], Any]
+
+ENVELOPES = {
+    "body": "flambeau.handlers.envelopes.envelopes:BodyEnvelope",
+    "json": "flambeau.handlers.envelopes.envelopes:JSONEnvelope",
+    "kserve": "flambeau.handlers.envelopes.envelopes:KServeEnvelope",
+    "kservev2": "flambeau.handlers.envelopes.envelopes:KServev2Envelope",
+    "instances": "flambeau.handlers.envelopes.envelopes:InstancesEnvelope",
+    "open_inference": "flambeau.handlers.envelopes.open_inference:OpenInferenceEnvelope",
+}
+TORCHSERVE = "ts.torch_handler.request_envelope"
+
+
+def put_in_envelope(handle: Handle, envelope: type[Any], *, is_concurrent: bool) -> Handle:
+    """An entry point whose input and output go through an envelope."""
+    if not is_concurrent:
+        wrapped: Handle = envelope(handle).handle
+        return wrapped
+
+    async def handle_concurrently(data: Any, context: Context) -> Any:
+        result = envelope(handle).handle(data, context)  # one each: calls overlap, and an envelope remembers its batch
+        return await result if inspect.isawaitable(result) else result
+
+    return handle_concurrently
+
+
+def find_envelope(name: str, folder: Path) -> type[Any]:
+    """The class of an envelope: a built-in one, the model's own file, or an installed module's first class."""
+    if name in ENVELOPES:
+        module_name, _, class_name = ENVELOPES[name].partition(":")
+        found: type[Any] = getattr(importlib.import_module(module_name), class_name)
+        return found
+    return first_class(find_module(name, folder))
+
+
+def find_module(name: str, folder: Path) -> ModuleType:
+    """The module that an envelope's name means."""
+    file = folder / f"{name}.py"
+    if file.is_file():
+        return import_file(file)
+    for candidate in (f"{TORCHSERVE}.{name}", name):
+        try:
+            return importlib.import_module(candidate)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, candidate, *parents_of(candidate)):  # found, but what it imports is not
+                raise
+    raise HandlerError(
+        f"no envelope {name!r}: there is no {name}.py in the archive and no installed module of that name. "
+        f"Built in: {', '.join(ENVELOPES)}"
+    )
+
+
+def parents_of(name: str) -> list[str]:
+    """The packages that a dotted name goes through."""
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def first_class(module: ModuleType) -> type[Any]:
+    """The first class of a module that can be an envelope."""
+    for value in vars(module).values():
+        if inspect.isclass(value) and value.__module__ == module.__name__ and hasattr(value, "handle"):
+            return value
+    raise HandlerError(f"{module.__name__} has no class with a method handle(data, context), so it is no envelope")

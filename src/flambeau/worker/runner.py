@@ -1,4 +1,4 @@
-"""Runner: one batch through the handler, from its requests to its replies."""
+"""BatchRunner: one batch through the handler, from its requests to its replies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from flambeau.errors import BadRequest
 from flambeau.wire.messages import Request, Run
 from flambeau.worker.context import Context
-from flambeau.worker.envelopes import Handle
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
-from flambeau.worker.replier import Replier
-from flambeau.worker.replies import check_result
+from flambeau.worker.loader import Handle
+from flambeau.worker.outbox import Outbox
+from flambeau.worker.results import check_result
 
 GENERATES_NOTHING = "The model generates no text; its handler must be gpt_handler, or another that generates."
 
 
-class Runner:
+class BatchRunner:
     """Reads the inputs of a batch, calls the handler and has the replies sent."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Runner:
         handle: Handle,
         reader: InputReader,
         context: Context,
-        replier: Replier,
+        outbox: Outbox,
         *,
         wrap: Callable[[str], Handle] | None = None,
         new_context: Callable[[Context], Context] = copy.copy,
@@ -38,9 +38,9 @@ class Runner:
         self._wrap = wrap
         self._wrapped: dict[str, Handle] = {}
         self._reader = reader
-        self._replier = replier
+        self._outbox = outbox
         self._new_context = new_context
-        context.connect(replier, read_headers)
+        context.connect(outbox, read_headers)
 
     def _handle_in(self, envelope: str) -> Handle:
         """The handler's entry point, in the envelope that the requests of a batch ask for."""
@@ -61,19 +61,19 @@ class Runner:
         try:
             return self._reader.read(request)
         except Exception as error:
-            self._replier.fail([request], error)
+            self._outbox.fail([request], error)
             return None
 
     def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
         """Read the inputs; jobs nobody waits for, or with a body that cannot be read, are answered now."""
-        self._replier.look_for_cancels()
+        self._outbox.poll_cancellations()
         rows, requests = [], []
         for request in jobs:
-            if self._replier.refuse_cancelled(request):
+            if self._outbox.reject_cancelled(request):
                 continue
-            self._replier.open([request])
+            self._outbox.open([request])
             if request.kind == "generate":  # a front end could not know before the model was loaded
-                self._replier.fail([request], BadRequest(GENERATES_NOTHING))
+                self._outbox.fail([request], BadRequest(GENERATES_NOTHING))
             elif (row := self.read(request)) is not None:
                 rows.append(row)
                 requests.append(request)
@@ -95,16 +95,16 @@ class Runner:
         try:
             result = call()
             if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
-                self._replier.finish(context, result, time.perf_counter() - began)
+                self._outbox.finish(context, result, time.perf_counter() - began)
             else:
                 self.reply(context, result, began)
         except Exception as error:
-            if self._replier.may_try_each(context):
+            if self._outbox.can_split(context):
                 for request in [*context.requests]:
                     self.run(Run([request]))
                 return
-            self._replier.fail(context.requests, error)
-        self._replier.send_samples(context)
+            self._outbox.fail(context.requests, error)
+        self._outbox.send_samples(context)
 
     def reply(self, context: Context, result: Any, began: float) -> None:
         """Any result but a plain list: a generator for the batch, or streams inside the list."""
@@ -118,12 +118,12 @@ class Runner:
         """Each item the handler yields is a chunk for every request; the end of the generator ends them."""
         try:
             for item in chunks:
-                self._replier.send_values(context, as_values(context, item))
-                if self._replier.all_cancelled(context):
+                self._outbox.send_values(context, as_values(context, item))
+                if self._outbox.all_cancelled(context):
                     break
         finally:
             chunks.close()  # type: ignore[attr-defined]
-        self._replier.finish(context, [b""] * len(context.requests), time.perf_counter() - began)
+        self._outbox.finish(context, [b""] * len(context.requests), time.perf_counter() - began)
 
     def _stream_each(self, context: Context, values: Sequence[Any]) -> None:
         """Generators inside the result are advanced in turn; plain values are answered at once."""
@@ -133,20 +133,20 @@ class Runner:
             if is_stream(value):
                 streams[i] = value
             else:
-                self._replier.send_one(context, i, value, last=True)
+                self._outbox.send(context, i, value, last=True)
         while streams:
             for i, stream in [*streams.items()]:
                 job_id = context.requests[i].job_id
                 try:
-                    self._replier.send_one(context, i, next(stream), last=False)
-                    if self._replier.is_cancelled(job_id):
+                    self._outbox.send(context, i, next(stream), last=False)
+                    if self._outbox.is_cancelled(job_id):
                         stream.close()  # type: ignore[attr-defined]
                 except StopIteration:
                     del streams[i]
-                    self._replier.send_one(context, i, b"", last=True)
+                    self._outbox.send(context, i, b"", last=True)
                 except Exception as error:  # the other streams of the batch go on
                     del streams[i]
-                    self._replier.fail([context.requests[i]], error)
+                    self._outbox.fail([context.requests[i]], error)
 
     # ---- beside others ----
 
@@ -163,20 +163,20 @@ class Runner:
                 result = await result
             if inspect.isasyncgen(result):
                 async for item in result:
-                    self._replier.send_values(context, as_values(context, item))
-                    if self._replier.all_cancelled(context):
+                    self._outbox.send_values(context, as_values(context, item))
+                    if self._outbox.all_cancelled(context):
                         await result.aclose()
                         break
-                self._replier.finish(context, [b""] * len(context.requests))
+                self._outbox.finish(context, [b""] * len(context.requests))
             else:
-                self._replier.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
+                self._outbox.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
         except (Exception, asyncio.CancelledError) as error:
-            if self._replier.may_try_each(context):
+            if self._outbox.can_split(context):
                 for request in [*context.requests]:
                     await self.run_async(Run([request]))
                 return
-            self._replier.fail(context.requests, error)
-        self._replier.send_samples(context)
+            self._outbox.fail(context.requests, error)
+        self._outbox.send_samples(context)
 
 
 def as_values(context: Context, item: Any) -> Sequence[Any]:

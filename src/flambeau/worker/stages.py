@@ -6,13 +6,12 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flambeau.worker.describing import describe
-from flambeau.worker.loader import Entry
+from flambeau.worker.loader import LoadedHandler
 
 STAGES = ("preprocess", "inference", "postprocess")
 REST = "rest of handle"
@@ -29,7 +28,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallProfile:
     """One call of `handle`: the stages it went through, and the rest; they add up to the whole."""
 
     stages: list[Stage] = field(default_factory=list)
@@ -45,10 +44,10 @@ class StageObserver:
     """Watches the stages of one handler, in a process that is ours alone."""
 
     def __init__(self) -> None:
-        self.call = Call()
+        self.call = CallProfile()
         self._inner_s: list[float] = []  # for each open stage: the time spent in stages inside it
 
-    def observe(self, entry: Entry) -> Entry:
+    def observe(self, entry: LoadedHandler) -> LoadedHandler:
         """The same entry, observed; the stages are wrapped where a handler has all three."""
         handler = entry.handler
         if handler is not None and all(callable(getattr(handler, name, None)) for name in STAGES):
@@ -61,7 +60,7 @@ class StageObserver:
 
     def begin(self) -> None:
         """Turn to the next call."""
-        self.call = Call()
+        self.call = CallProfile()
         self._inner_s.clear()
 
     def _stage(self, name: str) -> Stage:
@@ -157,3 +156,86 @@ def device_of(handler: Any) -> str:
         except Exception:  # whatever it is, it is no torch module
             return ""
     return str(device) if device is not None else ""
+
+
+MAX_KEYS = 6
+MAX_DEPTH = 3
+
+
+def describe(value: Any, depth: int = 0) -> str:
+    """`Tensor float32 (2, 3) cpu`, `list of 2 dict`, `bytearray 13.2 kB`, …"""
+    name = type(value).__name__
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        return "None" if value is None else f"{name} {value}"
+    if isinstance(value, str):
+        return f"{name} of {len(value)} characters"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"{name} {size_text(memoryview(value).nbytes)}"
+    if is_array(value):
+        return describe_array(value)
+    if isinstance(value, Mapping):
+        return describe_mapping(value, depth)
+    if isinstance(value, (Sequence, Set)):
+        return f"{name} of {len(value)}{describe_items([*value])}"
+    return describe_picture(value) or name
+
+
+def describe_array(value: Any) -> str:
+    """A tensor, array or data frame: type, element type, shape, device."""
+    kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    device = str(getattr(value, "device", ""))
+    words = [type(value).__name__, kind, str(tuple(value.shape)), device]
+    return " ".join(word for word in words if word)
+
+
+def describe_mapping(value: Mapping[Any, Any], depth: int) -> str:
+    """By key where tensors are inside, else only the keys."""
+    name, shown = type(value).__name__, [*value][:MAX_KEYS]
+    more = ", …" if len(value) > MAX_KEYS else ""
+    if depth < MAX_DEPTH and has_array(value, MAX_DEPTH - depth):
+        inner = ", ".join(f"{key}: {describe(value[key], depth + 1)}" for key in shown)
+        return f"{'' if name == 'dict' else f'{name} '}{{{inner}{more}}}"
+    keys = ", ".join(str(key)[:20] for key in shown)
+    return f"{name} of {len(value)}" + (f" ({keys}{more})" if keys else "")
+
+
+def describe_items(items: Sequence[Any]) -> str:
+    """What the items of a list have in common."""
+    kinds = sorted({type(item).__name__ for item in items})
+    if len(kinds) != 1:
+        return f" ({', '.join(kinds[:MAX_KEYS])})" if kinds else ""
+    if is_array(items[0]) and len(texts := {describe_array(item) for item in items}) == 1:
+        return f" {texts.pop()}"
+    return f" {kinds[0]}"
+
+
+def describe_picture(value: Any) -> str:
+    """A PIL image: type, mode and size; empty for anything else."""
+    mode, size = getattr(value, "mode", None), getattr(value, "size", None)
+    if isinstance(mode, str) and isinstance(size, tuple) and len(size) == 2:
+        return f"{type(value).__name__} {mode} {size[0]}×{size[1]}"
+    return ""
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value has a shape, as tensors and arrays of any library do."""
+    return isinstance(getattr(value, "shape", None), tuple)
+
+
+def has_array(value: Any, depth: int) -> bool:
+    """Whether a mapping holds an array, maybe some levels down."""
+    if isinstance(value, Mapping) and depth > 0:
+        return any(has_array(item, depth - 1) for item in [*value.values()][:MAX_KEYS])
+    return is_array(value)
+
+
+def size_text(size_bytes: int) -> str:
+    """`812 B`, `13.2 kB`, `4.0 MB`."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    size, unit = size_bytes / 1000, "kB"
+    for unit in ("kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.1f} {unit}"

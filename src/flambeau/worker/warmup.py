@@ -15,7 +15,7 @@ from flambeau.errors import HandlerError
 from flambeau.wire.messages import Request
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import InputReader, types_of
-from flambeau.worker.loader import Entry, finish
+from flambeau.worker.loader import LoadedHandler, finish
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def read_warmup(options: Mapping[str, Any], folder: Path, batch_size: int) -> Wa
 
 
 def warm_up(
-    entry: Entry, context: Context, reader: InputReader, loop: asyncio.AbstractEventLoop, warmup: Warmup
+    entry: LoadedHandler, context: Context, reader: InputReader, loop: asyncio.AbstractEventLoop, warmup: Warmup
 ) -> None:
     """Let the handler answer its example; one that cannot is not fit to serve."""
     began = time.perf_counter()
@@ -74,7 +74,6 @@ def warm_up(
             text = f"the handler could not answer its own warm-up example: {error}"
             raise HandlerError(text, is_final=False) from error
     context.begin([], [])
-    if take := getattr(context.metrics, "take", None):
-        take()  # nobody asked for these samples
+    context.take_samples()  # those of the warm-up are not reported
     sizes = ", ".join(map(str, warmup.batch_sizes))
     logger.info("warmed up with batches of %s in %.2f s", sizes, time.perf_counter() - began)

@@ -11,7 +11,7 @@ import pytest
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.framing import PREFIX, decode_to_server, to_frame
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop
-from flambeau.worker.loop import serve
+from flambeau.worker.worker import serve
 
 
 class Peer:

@@ -23,7 +23,7 @@ from flambeau.logs.access import AccessLog, remote_of
 from flambeau.metrics.traffic import HostTraffic
 from flambeau.serving.job import Body
 from flambeau.serving.scheduling import priorities
-from flambeau.wire.shared import Segment, SegmentPool
+from flambeau.wire.shared_memory import Segment, SegmentPool
 
 logger = logging.getLogger(__name__)
 

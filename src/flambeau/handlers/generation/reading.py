@@ -8,8 +8,15 @@ from typing import Any, Protocol
 
 from flambeau.errors import BadRequest
 from flambeau.handlers.generation.asking import Ask, check_text, read_ask, read_sampling
-from flambeau.handlers.generation.progress import Progress
-from flambeau.handlers.generation.replies import EventReply, Finish, PieceReply, Reply, TextReply, WholeReply
+from flambeau.handlers.generation.reply_formats import (
+    EventFormat,
+    Finish,
+    JsonFormat,
+    PieceFormat,
+    ReplyFormat,
+    TextFormat,
+)
+from flambeau.handlers.generation.resume_state import ResumeState
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import LLMError
 from flambeau.wire.generation import Generate, decode_request
@@ -47,7 +54,7 @@ class Prompted:
 
     prompts: list[list[int]]
     params: SamplingParams
-    reply: Reply
+    reply: ReplyFormat
     is_stream: bool
 
 
@@ -106,7 +113,7 @@ class RequestReader:
         except (LLMError, TypeError, RecursionError) as error:  # that it can be compiled is known since it was loaded
             raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
 
-    def predict(self, ask: Ask, ids: list[int], progress: Progress | None, finish: Finish | None = None) -> Prompted:
+    def predict(self, ask: Ask, ids: list[int], progress: ResumeState | None, finish: Finish | None = None) -> Prompted:
         """A prediction whose prompt is in tokens; `finish` makes the answer of the whole, whatever form was wanted."""
         count = ask.params.n
         is_stream = ask.stream and finish is None
@@ -115,16 +122,16 @@ class RequestReader:
         full_text = (not is_stream and ask.messages is None) if ask.full_text is None else ask.full_text
         prompt = self._text_of(ask.prompt, ids) if full_text else ""
         preamble = prompt if progress is None else ""
-        reply: Reply
+        reply: ReplyFormat
         if not is_stream:
-            reply = WholeReply(prompt, count, self._tokenizer, details=ask.details, finish=finish)
+            reply = JsonFormat(prompt, count, self._tokenizer, details=ask.details, finish=finish)
         elif ask.has_events:
-            reply = EventReply(self._tokenizer, num_choices=count, preamble=preamble)
+            reply = EventFormat(self._tokenizer, num_choices=count, preamble=preamble)
         else:
-            reply = TextReply(preamble)
+            reply = TextFormat(preamble)
         return Prompted(prompts=[ids], params=ask.params, reply=reply, is_stream=is_stream)
 
-    def generate(self, body: bytes | bytearray, progress: Progress | None) -> Prompted:
+    def generate(self, body: bytes | bytearray, progress: ResumeState | None) -> Prompted:
         """A request of a front end."""
         try:
             request = decode_request(body)
@@ -140,7 +147,7 @@ class RequestReader:
             texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
             begun = progress.tokens if progress is not None else {}
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
-        reply = PieceReply(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
+        reply = PieceFormat(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
         return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream)
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:

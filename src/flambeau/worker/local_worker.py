@@ -12,12 +12,12 @@ from flambeau.wire.messages import Load, Request
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import InputReader, read_headers, types_of
 from flambeau.worker.loader import in_envelope, load_handler
-from flambeau.worker.loop import new_context
-from flambeau.worker.replies import check_result, to_body
+from flambeau.worker.model import new_context
+from flambeau.worker.results import check_result, to_body
 from flambeau.worker.stages import StageObserver
 
 
-class InProcess:
+class LocalWorker:
     """Holds a handler and calls it directly: breakpoints work, exceptions come through."""
 
     def __init__(self, load: Load, observer: StageObserver | None = None) -> None:
@@ -46,7 +46,7 @@ class InProcess:
                 self._add(item if isinstance(item, list) else [item])
         else:
             self._add(check_result(result, len(requests)))
-        self._forget_samples()
+        self.context.take_samples()  # they are reported nowhere, and must not pile up
         return self._replies
 
     async def _finish_async(self, result: Any) -> None:
@@ -63,12 +63,6 @@ class InProcess:
             for body in map(to_body, chunks):
                 self.largest_part_bytes = max(self.largest_part_bytes, len(body))
                 self._replies[i] += body
-
-    def _forget_samples(self) -> None:
-        """Nobody collects the handler's metrics here, so they must not pile up."""
-        take = getattr(self.context.metrics, "take", None)
-        if take is not None:
-            take()
 
     def close(self) -> None:
         """Let go of the event loop."""

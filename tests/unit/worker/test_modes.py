@@ -10,7 +10,7 @@ import pytest
 
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Stop
-from flambeau.worker.loop import serve
+from flambeau.worker.worker import serve
 
 from .test_loop import Peer
 
@@ -41,6 +41,7 @@ def handle(data, context):
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
 

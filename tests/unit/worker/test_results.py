@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flambeau.worker.context import Context, RequestProcessor
-from flambeau.worker.replies import BadResult, check_result, stream_goes_on, to_body, to_json, to_part
+from flambeau.worker.results import BadResult, check_result, stream_goes_on, to_body, to_json, to_part
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

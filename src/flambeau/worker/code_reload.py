@@ -13,15 +13,34 @@ from typing import Any, NoReturn
 from flambeau.archive.folders import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
-from flambeau.worker.changes import MAX_FILES, dependents, differing, forget, modules_from, read_sources, stamps
+from flambeau.worker.code_changes import (
+    MAX_FILES,
+    Code,
+    dependents,
+    differing,
+    first_change,
+    forget,
+    inherited_names,
+    modules_from,
+    read_sources,
+    setup_code,
+    stamps,
+)
 from flambeau.worker.context import Context
-from flambeau.worker.loader import Entry, begin_initialize, exhaust, find_handler, finish, is_async, load_handler
-from flambeau.worker.setup_code import Code, first_change, inherited_names, setup_code
+from flambeau.worker.loader import (
+    LoadedHandler,
+    begin_initialize,
+    exhaust,
+    find_handler,
+    finish,
+    is_async,
+    load_handler,
+)
 
 logger = logging.getLogger(__name__)
 
 
-def load_watched(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
+def load_watched(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> LoadedHandler:
     """As `load_handler`, but before each batch the entry looks for changes of the code."""
     watcher = Watcher(value, folder, context, loop)
     if callable(getattr(watcher.entry.handler, "generation", None)):
@@ -30,7 +49,7 @@ def load_watched(value: str, folder: Path, context: Context, loop: asyncio.Abstr
     is_concurrent = watcher.entry.is_concurrent
     # The instance stays the watcher's alone: when it must go, its weights must go with it.
     handle = watcher.handle_async if is_concurrent else watcher.handle
-    return Entry(handle, is_concurrent, abilities=watcher.entry.abilities)
+    return LoadedHandler(handle, is_concurrent, abilities=watcher.entry.abilities)
 
 
 class Watcher:
@@ -147,7 +166,7 @@ class Watcher:
         else:
             logger.info("reloaded %s, with its weights, because %s", names, self._why)
 
-    def _load(self, changed: set[Path]) -> tuple[Entry, Any]:
+    def _load(self, changed: set[Path]) -> tuple[LoadedHandler, Any]:
         """Import the new code and make an entry of it; with what is still to be awaited."""
         old_options = self._context.model_yaml_config
         if self._config is not None:
@@ -159,12 +178,12 @@ class Watcher:
         if self._why is None:
             handler = self.entry.handler
             handler.__class__ = found
-            return Entry(handler.handle, is_async(handler.handle), handler), None
+            return LoadedHandler(handler.handle, is_async(handler.handle), handler), None
         # Two sets of weights may be more than the device can hold.
-        self.entry, self._setup = Entry(refuse_all, self.entry.is_concurrent), {}
+        self.entry, self._setup = LoadedHandler(refuse_all, self.entry.is_concurrent), {}
         return begin_initialize(found, self._context)
 
-    def _accept(self, entry: Entry) -> None:
+    def _accept(self, entry: LoadedHandler) -> None:
         if entry.is_concurrent != self.entry.is_concurrent:
             raise HandlerError("handle was changed from def to async def, or back: that needs a restart of the server")
         self.entry = entry

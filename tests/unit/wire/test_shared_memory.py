@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from flambeau.wire.shared import KEPT_BYTES, SMALLEST, SegmentPool, SegmentReader
+from flambeau.wire.shared_memory import KEPT_BYTES, SMALLEST, SegmentPool, SegmentReader
 
 pytestmark = pytest.mark.skipif(not SegmentPool.is_supported(), reason="needs memory files and /proc")
 

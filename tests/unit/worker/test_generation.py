@@ -13,8 +13,8 @@ import pytest
 
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop
-from flambeau.worker import generating
-from flambeau.worker.loop import serve
+from flambeau.worker import modes
+from flambeau.worker.worker import serve
 
 from .test_loop import Peer
 
@@ -24,6 +24,7 @@ HANDLERS = Path(__file__).parents[2] / "support" / "handlers"
 @pytest.fixture
 def worker(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
     ended: list[object] = []
@@ -145,7 +146,7 @@ def test_state_of_a_worker_that_died_is_gone_on_from(worker):
 
 
 def test_server_hears_of_a_long_reply_in_one_piece(worker, monkeypatch):
-    monkeypatch.setattr(generating, "SIGN_OF_LIFE_S", 0.0)
+    monkeypatch.setattr(modes, "HEARTBEAT_S", 0.0)
     worker.send(Run([request(1, n=3, whole=True)]))
     assert worker.receive() == [Samples([])]
     assert text_of(worker.receive_until(1), 1) == "0 1 2 "
