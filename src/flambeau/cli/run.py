@@ -48,7 +48,7 @@ def run(
 
 def print_times(calls: Sequence[CallProfile], loaded_s: float, worker: LocalWorker) -> None:
     """The table: how it loaded, then the call, or the first one and the median of all."""
-    initialize_s, device = worker.entry.initialize_s, device_of(worker.entry.handler)
+    initialize_s, device = worker.loaded.initialize_s, device_of(worker.loaded.handler)
     rows = [
         Row(name="import", output="", times_ms=((loaded_s - initialize_s) * 1000,)),
         Row(name="initialize", output=f"on {device}" if device else "", times_ms=(initialize_s * 1000,)),

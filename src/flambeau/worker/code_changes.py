@@ -1,4 +1,4 @@
-"""The Python files of a model folder: which have changed, and which modules came from them."""
+"""Code changes: which files and modules of a model have changed, and whether its setup code has."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 MAX_FILES, MAX_FOLDERS = 1000, 200
 SKIPPED = ("__pycache__", "node_modules", "site-packages")
-Stamp = tuple[int, int]  # time of the last change in ns, size
+Stamp = tuple[int, int]  # modification time in ns, size in bytes
 
 
 def stamps(folder: Path, others: Iterable[Path] = ()) -> dict[Path, Stamp]:
-    """When each Python file below a folder was changed, the nearest ones first; and some other files."""
+    """The stamps of the Python files below a folder, the nearest ones first, and of some other files."""
     found = {file: stamp for file in others if (stamp := stamp_of(file)) is not None}
     folders, seen = deque([folder]), 0
     while folders and seen < MAX_FOLDERS and len(found) < MAX_FILES:
@@ -41,7 +41,7 @@ def stamps(folder: Path, others: Iterable[Path] = ()) -> dict[Path, Stamp]:
 
 
 def stamp_of(file: Path) -> Stamp | None:
-    """When a file was changed; None when there is none."""
+    """None if there is no such file."""
     try:
         status = file.stat()
     except OSError:
@@ -50,19 +50,19 @@ def stamp_of(file: Path) -> Stamp | None:
 
 
 def differing(old: Mapping[Path, Stamp], new: Mapping[Path, Stamp]) -> set[Path]:
-    """The files that came, went or changed."""
+    """The files that were added, removed or changed."""
     return {file for file in old.keys() | new.keys() if old.get(file) != new.get(file)}
 
 
 def modules_from(folder: Path) -> dict[str, Path]:
-    """The loaded modules that came from a folder, by name."""
+    """The loaded modules whose files are in a folder, by name."""
     files = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
     inside = f"{folder}{os.sep}"
     return {name: Path(file) for name, file in files.items() if isinstance(file, str) and file.startswith(inside)}
 
 
 def dependents(modules: Mapping[str, Path], sources: Mapping[Path, str], changed: set[Path]) -> set[str]:
-    """The modules that have changed, and those that import one of them, directly or not."""
+    """The changed modules, and those that import one of them, directly or indirectly."""
     imports = {name: imported_by(sources.get(file, "")) for name, file in modules.items()}
     found = {name for name, file in modules.items() if file in changed}
     while True:
@@ -73,7 +73,7 @@ def dependents(modules: Mapping[str, Path], sources: Mapping[Path, str], changed
 
 
 def imported_by(source: str) -> set[str]:
-    """Every module a piece of code may import, with the packages around it; all names of `from x import y` count."""
+    """Every module that code may import, with its parent packages; `y` of `from x import y` may be one."""
     names: set[str] = set()
     try:
         nodes = [*ast.walk(ast.parse(source))]
@@ -94,7 +94,10 @@ def imported_by(source: str) -> set[str]:
 
 
 def forget(names: Iterable[str], changed: Iterable[Path]) -> None:
-    """Let these modules be imported anew; bytecode of changed files, which is told by whole seconds only, goes too."""
+    """Unload modules so that they are imported again.
+
+    The bytecode of changed files is deleted: Python compares its time stamp in whole seconds only.
+    """
     for name in names:
         sys.modules.pop(name, None)
     for file in changed:
@@ -106,7 +109,6 @@ def forget(names: Iterable[str], changed: Iterable[Path]) -> None:
 
 
 def read_sources(files: Iterable[Path]) -> dict[Path, str]:
-    """The text of each file that can be read."""
     found = {}
     for file in files:
         try:
@@ -117,15 +119,15 @@ def read_sources(files: Iterable[Path]) -> dict[Path, str]:
 
 
 SETUP = ("__new__", "__init__", "initialize")
-Code = Mapping[str, str]  # where a piece of code stands → what it says, without comments and layout
+Code = Mapping[str, str]  # place of a statement → its syntax tree as text, without comments and layout
 
 
 def setup_code(sources: Mapping[str, str], kin: Iterable[str], seeds: Iterable[str], whole: Iterable[str] = ()) -> Code:
-    """Every piece of these files that setting up can have run, as far as names tell; rather too much than too little.
+    """The statements that setting up a handler may have run, judged by names; rather too many than too few.
 
-    `kin` are the classes a handler is made of: of them, only methods count whose names are reached. Of any other class
-    that is reached all counts, since its instances may live on. `seeds` are the names where setting up begins, and
-    `whole` the files of which everything counts.
+    `kin` are the names of the handler's class and its bases: of these, only methods that are reached count. A reached
+    class of any other name counts as a whole, since its instances may be kept. `seeds` are the names where setup
+    begins. All statements of the files in `whole` count.
     """
     trees = {name: ast.parse(text) for name, text in sources.items()}
     kin, whole, reached = {*kin}, {*whole}, {*seeds}
@@ -142,7 +144,6 @@ def setup_code(sources: Mapping[str, str], kin: Iterable[str], seeds: Iterable[s
 
 
 def joined(pieces: Iterable[tuple[str, str]]) -> Code:
-    """What is said under each label, in order."""
     code: dict[str, str] = {}
     for label, text in pieces:
         code[label] = f"{code[label]}\n{text}" if label in code else text
@@ -152,7 +153,6 @@ def joined(pieces: Iterable[tuple[str, str]]) -> Code:
 def pieces_of(
     file: str, tree: ast.Module, kin: set[str], reached: set[str], *, everything: bool
 ) -> Iterator[tuple[str, ast.AST]]:
-    """The statements of a file that count, each with a label."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name in kin:
             yield from members_of(file, node, reached)
@@ -161,7 +161,7 @@ def pieces_of(
 
 
 def members_of(file: str, node: ast.ClassDef, reached: set[str]) -> Iterator[tuple[str, ast.AST]]:
-    """Of a handler's own class: its head, and what is reached of its body."""
+    """The head of a handler's own class, and the members that are reached."""
     head = copy.copy(node)
     head.body = []
     yield f"{file}: class {node.name}", head
@@ -171,7 +171,7 @@ def members_of(file: str, node: ast.ClassDef, reached: set[str]) -> Iterator[tup
 
 
 def counts(node: ast.stmt, reached: set[str]) -> bool:
-    """Whether a statement takes part: what it defines is reached, or it does something of its own."""
+    """Whether a statement takes part in setup: a name it defines is reached, or it does more than define."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
         return False
     defined = names_defined(node)
@@ -179,7 +179,7 @@ def counts(node: ast.stmt, reached: set[str]) -> bool:
 
 
 def names_defined(node: ast.stmt) -> set[str] | None:
-    """The names a statement only defines; None when it does more, or may."""
+    """The names that a statement defines; None if it does, or may do, more than that."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return {node.name}
@@ -200,23 +200,21 @@ def names_defined(node: ast.stmt) -> set[str] | None:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Every name and attribute that a piece of code mentions."""
     names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     return names | {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
 
 
 def label_of(file: str, node: ast.stmt) -> str:
-    """What to call a statement: by the names it defines, if it only defines."""
     return f"{file}: {', '.join(sorted(names_defined(node) or ())) or 'top-level code'}"
 
 
 def first_change(old: Code, new: Code) -> str | None:
-    """The first piece of code that is not the same; None where all is."""
+    """The label of the first statement that differs; None if none does."""
     return next((label for label in [*old, *new] if old.get(label) != new.get(label)), None)
 
 
 def inherited_names(handler_class: type[Any]) -> set[str]:
-    """The names that setting up reaches through a class and its bases, wherever they are defined."""
+    """The names that setup reaches through the methods of a class and its bases, wherever they are defined."""
     reached = {*SETUP}
     while True:
         found = {
@@ -232,7 +230,7 @@ def inherited_names(handler_class: type[Any]) -> set[str]:
 
 
 def code_names(code: CodeType) -> Iterator[str]:
-    """The names that compiled code mentions, in functions inside it too."""
+    """The names in compiled code and in the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""A worker without a process: the same loading, reading and replying, for `flambeau run` and `flambeau check`."""
+"""LocalWorker: runs a handler in this process, for `flambeau run` and `flambeau check`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flambeau.worker.stages import StageObserver
 
 
 class LocalWorker:
-    """Holds a handler and calls it directly: breakpoints work, exceptions come through."""
+    """Loads and calls a handler as a worker does, but directly: breakpoints work and exceptions pass through."""
 
     def __init__(self, load: Load, observer: StageObserver | None = None) -> None:
         self.context: Context = new_context(load)
@@ -28,12 +28,12 @@ class LocalWorker:
         self._loop = asyncio.new_event_loop()
         self._observer = observer or StageObserver()
         self.largest_part_bytes = 0
-        entry = load_handler(load.handler, Path(load.folder), self.context, self._loop)
-        self.entry = in_envelope(entry, load.envelope, Path(load.folder))
-        self._handle = self._observer.observe(self.entry).handle if observer else self.entry.handle
+        loaded = load_handler(load.handler, Path(load.folder), self.context, self._loop)
+        self.loaded = in_envelope(loaded, load.envelope, Path(load.folder))
+        self._handle = self._observer.observe(self.loaded).handle if observer else self.loaded.handle
 
     def handle(self, requests: Sequence[Request]) -> list[bytes]:
-        """Run one batch; streamed replies are joined."""
+        """Run one batch; the chunks of a streamed reply are joined."""
         self._replies = [b""] * len(requests)
         rows = [self._reader.read(request) for request in requests]
         self.context.begin(requests, [types_of(row) for row in rows])
@@ -65,13 +65,10 @@ class LocalWorker:
                 self._replies[i] += body
 
     def close(self) -> None:
-        """Let go of the event loop."""
         self._loop.close()
 
     def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
-        """A chunk for each request, or for those of them that are named."""
         self._add(values, indices)
 
     def is_cancelled(self, job_id: int) -> bool:
-        """Nobody goes away from a direct call."""
         return False

@@ -1,4 +1,4 @@
-"""BatchRunner: one batch through the handler, from its requests to its replies."""
+"""BatchRunner: runs one batch through the handler, from its requests to its replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GENERATES_NOTHING = "The model generates no text; its handler must be gpt_handle
 
 
 class BatchRunner:
-    """Reads the inputs of a batch, calls the handler and has the replies sent."""
+    """Reads the inputs of a batch, calls the handler and sends the replies."""
 
     def __init__(
         self,
@@ -43,7 +43,6 @@ class BatchRunner:
         context.connect(outbox, read_headers)
 
     def _handle_in(self, envelope: str) -> Handle:
-        """The handler's entry point, in the envelope that the requests of a batch ask for."""
         if not envelope or self._wrap is None:
             return self.handle
         if envelope not in self._wrapped:
@@ -53,11 +52,11 @@ class BatchRunner:
     def new_context(self) -> Context:
         """A context for a batch that runs beside others."""
         context = self._new_context(self.context)
-        context.metrics = copy.copy(context.metrics)  # it measures for the requests of its own batch
+        context.metrics = copy.copy(context.metrics)  # each batch measures for its own requests
         return context
 
     def read(self, request: Request) -> Row | None:
-        """The input of a request; None, and an answer, when it cannot be read."""
+        """The input of a request; None if it is invalid, and the job has failed."""
         try:
             return self._reader.read(request)
         except Exception as error:
@@ -65,14 +64,14 @@ class BatchRunner:
             return None
 
     def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
-        """Read the inputs; jobs nobody waits for, or with a body that cannot be read, are answered now."""
+        """Open the jobs and read their inputs; cancelled jobs and those with invalid input are answered here."""
         self._outbox.poll_cancellations()
         rows, requests = [], []
         for request in jobs:
             if self._outbox.reject_cancelled(request):
                 continue
             self._outbox.open([request])
-            if request.kind == "generate":  # a front end could not know before the model was loaded
+            if request.kind == "generate":  # front ends learn what a model can do when it is loaded
                 self._outbox.fail([request], BadRequest(GENERATES_NOTHING))
             elif (row := self.read(request)) is not None:
                 rows.append(row)
@@ -80,10 +79,9 @@ class BatchRunner:
         context.begin(requests, [types_of(row) for row in rows])
         return rows
 
-    # ---- one at a time ----
+    # ---- one batch at a time ----
 
     def run(self, run: Run) -> None:
-        """Run a batch to its end."""
         context = self.context
         rows = self.begin(context, run.jobs)
         if rows:
@@ -107,7 +105,7 @@ class BatchRunner:
         self._outbox.send_samples(context)
 
     def reply(self, context: Context, result: Any, began: float) -> None:
-        """Any result but a plain list: a generator for the batch, or streams inside the list."""
+        """Send a result that is no plain list: a generator for the batch, or generators in the list."""
         if inspect.isgenerator(result):
             self._stream_batch(context, result, began)
             return
@@ -115,7 +113,7 @@ class BatchRunner:
         self._stream_each(context, values)
 
     def _stream_batch(self, context: Context, chunks: Iterator[Any], began: float) -> None:
-        """Each item the handler yields is a chunk for every request; the end of the generator ends them."""
+        """Send each item as one chunk for every request; the end of the generator ends all replies."""
         try:
             for item in chunks:
                 self._outbox.send_values(context, as_values(context, item))
@@ -126,7 +124,7 @@ class BatchRunner:
         self._outbox.finish(context, [b""] * len(context.requests), time.perf_counter() - began)
 
     def _stream_each(self, context: Context, values: Sequence[Any]) -> None:
-        """Generators inside the result are advanced in turn; plain values are answered at once."""
+        """Advance the generators in turn; send plain values at once."""
         streams: dict[int, Iterator[Any]] = {}
         context.has_sent = True
         for i, value in enumerate(values):
@@ -144,14 +142,14 @@ class BatchRunner:
                 except StopIteration:
                     del streams[i]
                     self._outbox.send(context, i, b"", last=True)
-                except Exception as error:  # the other streams of the batch go on
+                except Exception as error:  # the other streams continue
                     del streams[i]
                     self._outbox.fail([context.requests[i]], error)
 
-    # ---- beside others ----
+    # ---- many batches at a time ----
 
     async def run_async(self, run: Run) -> None:
-        """Run a batch of an `async def` handler to its end."""
+        """Run a batch of an `async def` handler."""
         context = self.new_context()
         rows = self.begin(context, run.jobs)
         if not rows:
@@ -180,10 +178,9 @@ class BatchRunner:
 
 
 def as_values(context: Context, item: Any) -> Sequence[Any]:
-    """What a generator yielded, as one value per request; a lone request needs no list around it."""
+    """The item of a generator as one value for each request; with one request it may come without a list."""
     return item if isinstance(item, list) or len(context.requests) > 1 else [item]
 
 
 def is_stream(value: Any) -> bool:
-    """Whether a value of a result is to be sent piece by piece."""
     return inspect.isgenerator(value)

@@ -102,7 +102,7 @@ def test_status_that_http_does_not_have_is_refused(status):
 def test_status_that_no_response_has_is_refused(status):
     processor = RequestProcessor({})
     processor.report_status(status)
-    with pytest.raises(BadResult, match="which no HTTP response has"):
+    with pytest.raises(BadResult, match="from 200 to 999"):
         to_part(1, b"", processor, last=True)
 
 
