@@ -73,7 +73,7 @@ def complete(found: Any) -> Generation:
     """A handler's own object with every member of `Generation`: the optional ones are added where they are missing."""
     if missing := [name for name in REQUIRED if not hasattr(found, name)]:
         raise HandlerError(
-            f"generation() returned a {type(found).__name__} without {', '.join(missing)}; "
+            f"generation() returned {type(found).__name__} without {', '.join(missing)}; "
             f"it needs {', '.join(REQUIRED)}"
         )
     for name, default in OPTIONAL.items():

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 STREAM_NEXT = "ts_stream_next"  # a header of streamed replies: whether another part follows
 
 _encode_json = msgspec.json.Encoder().encode
-# msgspec differs from the standard library in exponents and their threshold, NaN (null), non-ASCII and DEL.
-_MAY_DIFFER = re.compile(rb"\de|\b0\.0000|null|[\x7f-\xff]")
+# msgspec differs from the standard library in exponents and their threshold, NaN and infinity, non-ASCII and DEL.
+_MAY_DIFFER = re.compile(rb"\de|\b0\.0000|null|\"-?(?:inf|nan)\"|[\x7f-\xff]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 
 

@@ -35,6 +35,8 @@ def test_json_is_byte_for_byte_that_of_the_standard_library(value):
         2**70,
         math.nan,
         math.inf,
+        {math.inf: 1, -math.inf: 2},
+        {math.nan: 1},
         [],
         {},
         "\x7f",
