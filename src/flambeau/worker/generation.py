@@ -20,7 +20,7 @@ class Generation(Protocol):
     places: int  # jobs it takes at a time
     abilities: Sequence[str]  # what front ends may ask for besides predictions: "generate", "chat", "embed"
     max_length: int  # tokens of a prompt and its completion; 0: not known
-    outlet: Send | None  # set by the worker; sends results of jobs that advanced during a call of `handle`
+    on_results: Send | None  # set by the worker: takes the results of jobs that advance during a call of `handle`
 
     @property
     def has_work(self) -> bool:
@@ -50,7 +50,7 @@ REQUIRED = ("places", "has_work", "join", "step", "cancel")
 OPTIONAL: dict[str, Any] = {
     "abilities": (),
     "max_length": 0,
-    "outlet": None,
+    "on_results": None,
     "follow": cannot_follow,
     "close": lambda: None,
 }
@@ -73,8 +73,7 @@ def complete(found: Any) -> Generation:
     """A handler's own object with every member of `Generation`: the optional ones are added where they are missing."""
     if missing := [name for name in REQUIRED if not hasattr(found, name)]:
         raise HandlerError(
-            f"generation() returned {type(found).__name__} without {', '.join(missing)}; "
-            f"it needs {', '.join(REQUIRED)}"
+            f"generation() returned {type(found).__name__} without {', '.join(missing)}; it needs {', '.join(REQUIRED)}"
         )
     for name, default in OPTIONAL.items():
         if not hasattr(found, name):

@@ -35,7 +35,7 @@ MAX_FAILED_STEPS = 2  # in a row, before the process exits
 class BatchMode(Mode):
     """One batch after another."""
 
-    has_work = False  # a plain attribute, and `run` without a method around it: this is read once a batch
+    has_work = False  # an attribute, not a property, and `run` without a method around it: the hot path
 
     def __init__(self, model: LoadedModel, runner: BatchRunner, outbox: Outbox) -> None:
         super().__init__(model, runner, outbox)
@@ -207,7 +207,7 @@ class GenerationMode(Mode):
         self._joined: dict[int, tuple[Request, float]] = {}  # job id → its request, and when it joined
         self._num_failed_steps = 0  # in a row
         self._sent_at = 0.0
-        self._generation.outlet = self._send
+        self._generation.on_results = self._send
 
     @property
     def has_work(self) -> bool:

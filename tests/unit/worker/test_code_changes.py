@@ -33,7 +33,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_python_files_of_the_author_are_looked_at(folder):
+def test_python_files_of_the_author_are_watched(folder):
     assert {file.name for file in stamps(folder, [folder / "text.txt", folder / "none"])} == {
         "a.py",
         "b.py",
@@ -61,7 +61,7 @@ def test_number_of_files_is_limited_and_the_nearest_come_first(folder, monkeypat
     assert [*stamps(folder)] == [folder / "a.py"]
 
 
-def test_importers_of_a_changed_module_go_with_it():
+def test_importers_of_a_changed_module_are_reloaded_too():
     modules = {"handler": Path("handler.py"), "net": Path("net.py"), "layers": Path("layers.py"), "o": Path("o.py")}
     sources = {
         Path("handler.py"): "from net import Net",
@@ -78,7 +78,7 @@ def test_imports_are_read_from_source():
     assert imported_by("not python") == set()
 
 
-def test_forgotten_module_is_imported_anew_even_within_a_second(tmp_path, monkeypatch):
+def test_forgotten_module_is_imported_again_even_within_a_second(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "forgotten_module.py"
     file.write_text("x = 1\n")
@@ -208,7 +208,7 @@ def test_all_of_the_model_file_counts_and_what_it_uses():
     assert first_change(before, code(HANDLER, model=model, layers=layers.replace("Unused", "Other"))) is None
 
 
-def test_what_the_template_calls_while_it_sets_up_is_known():
+def test_methods_that_a_base_class_calls_during_setup_are_reached():
     class Mine(BaseHandler):
         pass
 

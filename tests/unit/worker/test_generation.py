@@ -100,7 +100,7 @@ def test_cancelled_job_is_freed_at_once_and_the_others_go_on(worker):
     assert json.loads(worker.receive_until(1)[0].body) == {"most": 2, "open": 0, "cancelled": 2}
 
 
-def test_job_that_cannot_join_is_refused_alone(worker):
+def test_job_that_cannot_join_is_rejected_alone(worker):
     worker.send(
         Run([request(1, n=50, pause=0.001)]), Run([Request(2, "r2", [("Content-Type", "application/json")], b"{}")])
     )
@@ -155,7 +155,7 @@ def test_heartbeat_is_sent_while_a_reply_in_one_piece_is_made(worker, monkeypatc
     assert text_of(worker.receive_until(1), 1) == "0 1 2 "
 
 
-def test_part_larger_than_the_server_takes_fails_its_job(worker):
+def test_part_larger_than_the_server_accepts_fails_its_job(worker):
     worker.send(Run([request(1, n=400, whole=True), request(2, n=2)]))
     failed = worker.receive_until(3)[-1]
     assert (failed.job_ids, failed.status) == ([1], 503)
@@ -180,7 +180,7 @@ class Smallest:
 
 def test_optional_members_are_added_to_a_handlers_own_generation():
     generation = complete(Smallest())
-    assert (generation.abilities, generation.max_length, generation.outlet) == ((), 0, None)
+    assert (generation.abilities, generation.max_length, generation.on_results) == ((), 0, None)
     generation.close()
     with pytest.raises(HandlerError, match="one rank only"):
         generation.follow()

@@ -159,7 +159,7 @@ def test_loop_ends_when_the_server_is_gone(mode):
 
 
 @pytest.mark.parametrize("mode", JOB_MODES)
-def test_error_of_the_handler_fails_its_job_and_the_next_one_runs(mode):
+def test_error_of_the_handler_fails_its_job(mode):
     def handle(rows, context):
         return [b"%d" % (1 // row["body"]) for row in rows]
 
@@ -289,7 +289,7 @@ def test_generation_is_closed_at_the_end_and_when_a_step_keeps_failing():
 def test_results_of_jobs_that_advance_during_a_call_are_sent_at_once():
     setup = Setup("generation")
     setup.mode.run(Run([request(1, 2)]))
-    setup.generation.outlet(setup.generation.step())
+    setup.generation.on_results(setup.generation.step())
     assert setup.channel.parts(1) == [(b"1", False)]
 
 

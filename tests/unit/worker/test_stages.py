@@ -148,7 +148,7 @@ def test_median_is_a_real_call():
     assert median_call(calls) is calls[2]
 
 
-def test_device_is_told_where_it_is_known():
+def test_device_is_shown_if_it_is_known():
     import torch
 
     class WithModel:

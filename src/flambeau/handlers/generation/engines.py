@@ -33,7 +33,7 @@ class Follower:
     has_work = False
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
-        self.outlet: Callable[[Sequence[Part | tuple[int, Exception]]], None] | None = None
+        self.on_results: Callable[[Sequence[Part | tuple[int, Exception]]], None] | None = None
         self._follow = make_follower(path, config)
 
     def follow(self) -> None:

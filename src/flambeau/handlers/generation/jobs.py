@@ -92,7 +92,7 @@ class GptGeneration:
         self.places = engine.config.max_num_seqs
         self.max_length = engine.max_length
         self.abilities = abilities
-        self.outlet: Callable[[Sequence[StepResult]], None] | None = None
+        self.on_results: Callable[[Sequence[StepResult]], None] | None = None
         self._engine = engine
         self._read = read
         self._resume = resume
@@ -101,7 +101,7 @@ class GptGeneration:
         # name in the engine → its owner, and the index of its first choice
         self._owners: dict[str, tuple[GenerationJob | PendingCompletions, int]] = {}
         self._calls = itertools.count(1)
-        self._unsent: list[StepResult] = []  # of jobs that advanced during `complete`, where there is no outlet
+        self._unsent: list[StepResult] = []  # of jobs that advanced during `complete`, where `on_results` is None
 
     @property
     def has_work(self) -> bool:
@@ -227,10 +227,10 @@ class GptGeneration:
                 self._engine.add(name, ids, params[i])
             while pending.num_left:
                 results = self._advance()
-                if self.outlet is None:
+                if self.on_results is None:
                     self._unsent += results
                 else:
-                    self.outlet(results)
+                    self.on_results(results)
         except LLMError as error:
             raise BadRequest(str(error)) from None
         finally:

@@ -245,9 +245,9 @@ def test_completions_are_returned_in_the_order_of_their_prompts(setup):
     assert setup.engine.cancelled == ["call-1", "call-2"]
 
 
-def test_jobs_advance_during_a_call_and_their_parts_go_to_the_outlet(setup):
+def test_jobs_advance_during_a_call_and_their_parts_go_to_on_results(setup):
     sent = []
-    setup.generation.outlet = sent.extend
+    setup.generation.on_results = sent.extend
     setup.join()
     setup.engine.script = [[output("1/0", "a"), output("call-1", "x", reason="stop")]]
     setup.generation.complete([[1]], [SamplingParams()])
@@ -255,7 +255,7 @@ def test_jobs_advance_during_a_call_and_their_parts_go_to_the_outlet(setup):
     assert not setup.generation.has_work
 
 
-def test_parts_made_during_a_call_without_an_outlet_come_with_the_next_step(setup):
+def test_parts_made_during_a_call_without_on_results_come_with_the_next_step(setup):
     setup.join()
     setup.engine.script = [[output("1/0", "a"), output("call-1", "x", reason="stop")]]
     setup.generation.complete([[1]], [SamplingParams()])
