@@ -42,8 +42,8 @@ class Segment:
     def close(self) -> None:
         if self.fd < 0:
             return
-        os.close(self.fd)
-        self.fd = -1
+        fd, self.fd = self.fd, -1  # first, so that the number is never closed twice
+        os.close(fd)
         try:
             self.memory.close()
         except (BufferError, AttributeError):  # a view is still in use and frees the map later; or there is no map
