@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 STREAM_NEXT = "ts_stream_next"  # a header of streamed replies: whether another part follows
 
 _encode_json = msgspec.json.Encoder().encode
-# msgspec differs from the standard library in exponents and their threshold, NaN and infinity, non-ASCII and DEL.
-_MAY_DIFFER = re.compile(rb"\de|\b0\.0000|null|\"-?(?:inf|nan)\"|[\x7f-\xff]")
+# msgspec differs from the standard library in non-ASCII and DEL, exponents and their threshold, and NaN and infinity,
+# which it writes as null, or as "nan" and "inf" where they are keys.
+_MAY_DIFFER = re.compile(rb"[\x7f-\xff]|\de|\b0\.0000|null|inf\"|nan\"")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 
 
