@@ -20,7 +20,7 @@ from flambeau.frontend.http.openai.chat import ChatWriter
 from flambeau.frontend.http.openai.completions import CompletionWriter
 from flambeau.frontend.http.openai.generating import GenerationReply
 from flambeau.frontend.http.openai.writing import Head
-from flambeau.serving.job import Body, Job
+from flambeau.serving.job import Job, RequestBody
 from flambeau.wire.framing import decode_to_server, to_frame
 from flambeau.wire.generation import Piece, Token, encode_pieces
 from flambeau.wire.messages import Part
@@ -59,7 +59,7 @@ def new_streams(worker, kind: str, count: int) -> list[Job]:
         model = SimpleNamespace(answers={200: 0})
         made = writer(HEAD, 1, has_logprobs=has_logprobs, has_usage=False)
         reply = GenerationReply(exchange, model, False, made, is_streamed=True)
-        job = Job(reply, request_id="r", headers=[], body=Body(b""), arrived=0.0, kind="generate")
+        job = Job(reply, request_id="r", headers=[], body=RequestBody(b""), arrived=0.0, kind="generate")
         worker.send([job])
         jobs.append(job)
     return jobs

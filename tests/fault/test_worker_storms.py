@@ -45,7 +45,7 @@ def asked_all_along(server, model="echo", threads=2):
     assert server.process.poll() is None
     assert server.stop(timeout=40) == 0
     assert "Bad file descriptor" not in server.log
-    assert "could not be looked after" not in server.log
+    assert "could not be started or watched" not in server.log
 
 
 def for_a_while(action, seconds=STORM_S):

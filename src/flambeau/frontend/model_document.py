@@ -10,8 +10,8 @@ from typing import Any
 from flambeau.logs.layouts import masked
 from flambeau.metrics.system import resident_bytes
 from flambeau.serving.model import Model
-from flambeau.serving.workers.memory import resident_bytes_of
-from flambeau.serving.workers.recovery import Death
+from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.workers.host_resources import resident_bytes_of
 from flambeau.serving.workers.supervisor import Slot
 
 NO_GPUS: Mapping[int, str] = MappingProxyType({})
@@ -26,8 +26,8 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
         "modelVersion": model.version,
         "modelUrl": masked(model.source.url),
         "runtime": model.source.manifest.runtime if model.source.manifest else "python",
-        "minWorkers": model.min_workers,
-        "maxWorkers": model.max_workers,
+        "minWorkers": model.pool.min_workers,
+        "maxWorkers": model.pool.max_workers,
         "batchSize": config.batch_size,
         "maxBatchDelay": config.batch_delay_ms,
         "responseTimeout": round(config.response_timeout_s),
@@ -36,7 +36,7 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
         "clientTimeoutInMills": round((config.client_timeout_s or 0) * 1000),
         "parallelType": config.parallel_type,
         "parallelLevel": config.parallel_level,
-        "deviceType": "gpu" if any(slot.device is not None for slot in model.supervisor.slots) else "cpu",
+        "deviceType": "gpu" if any(slot.device is not None for slot in model.pool.slots) else "cpu",
     }
     if not model.is_listed:
         del document["modelUrl"]  # a function of a workflow comes from no archive of its own
@@ -52,14 +52,14 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
         "maxNumSequence": config.max_sequences if is_bounded else 0,
         "maxSequenceJobQueueSize": config.sequence_queue_size if is_bounded else 0,
         "loadedAtStartup": model.loaded_at_startup,
-        "workers": [worker_document(slot, details=details, gpus=gpus) for slot in model.supervisor.slots],
+        "workers": [worker_document(slot, details=details, gpus=gpus) for slot in model.pool.slots],
         "jobQueueStatus": {
             "remainingCapacity": max(0, model.queue.capacity - model.num_waiting),
             "pendingRequests": model.num_waiting,
         },
     }
-    if model.limits.leave_room:
-        document["state"] = model.state
+    if model.pool.limits.leave_room:
+        document["state"] = model.pool.state
     return document
 
 
@@ -83,21 +83,21 @@ def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_G
         document["ranks"] = [
             {"rank": rank, "pid": pid, "memoryUsage": resident_bytes(pid)} for rank, pid in enumerate(pids)
         ]
-    if slot.last_death is not None:
-        document["lastFailure"] = failure_document(slot.last_death, details=details)
+    if slot.last_exit is not None:
+        document["lastFailure"] = failure_document(slot.last_exit, details=details)
     return document
 
 
 def state_of(slot: Slot) -> str:
     """What a slot is doing, in one word; `status` keeps TorchServe's two values."""
-    if slot.has_given_up:
+    if slot.is_abandoned:
         return "failed"
     if slot.worker is None:
         return "waiting to restart"
     return "ready" if slot.is_ready else "loading"
 
 
-def failure_document(death: Death, *, details: bool) -> dict[str, Any]:
+def failure_document(death: WorkerExit, *, details: bool) -> dict[str, Any]:
     """How a worker ended."""
     document: dict[str, Any] = {"reason": death.reason}
     if death.exit_code is not None and death.signal is None:

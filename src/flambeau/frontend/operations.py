@@ -12,11 +12,10 @@ from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
 from flambeau.frontend.model_document import model_document
 from flambeau.logs.layouts import masked
-from flambeau.serving.answer import Answer
-from flambeau.serving.job import Body, Job
+from flambeau.serving.job import Job, ReplyCollector, RequestBody
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.serving.workers.devices import gpu_usage
+from flambeau.serving.workers.host_resources import gpu_usage
 
 PAGE = 100
 MAX_WORKERS = 10_000  # of a model; more are a slip of the finger, or an attack
@@ -130,7 +129,7 @@ async def describe(server: Server, name: str, version: str | None, *, customized
     """Settings, workers and their last failures, of one version or of `all`."""
     details = server.config.tells_details
     models = server.registry.versions(name) if version == "all" else [server.registry.find(name, version)]
-    on_gpu = any(slot.device is not None for model in models for slot in model.supervisor.slots)
+    on_gpu = any(slot.device is not None for model in models for slot in model.pool.slots)
     gpus = await asyncio.to_thread(gpu_usage) if on_gpu else {}
     if version == "all":
         return [model_document(model, details=details, gpus=gpus) for model in models]
@@ -155,14 +154,14 @@ def check_workers(count: int) -> None:
 
 async def ask_handler(model: Model) -> dict[str, Any]:
     """What the handler says about itself; nothing when it is not a JSON object."""
-    if not (model.supervisor.has_hope or model.is_sleeping):
+    if not (model.pool.may_recover or model.pool.is_sleeping):
         raise Unavailable(
             f'Model "{model.name}" has no worker to serve describe request. '
             "Please use scale workers API to add workers."
         )
-    answer = Answer()
+    answer = ReplyCollector()
     now = asyncio.get_running_loop().time()
-    job = Job(answer, request_id=str(uuid.uuid4()), headers=[], body=Body(b""), arrived=now, kind="describe")
+    job = Job(answer, request_id=str(uuid.uuid4()), headers=[], body=RequestBody(b""), arrived=now, kind="describe")
     model.add(job)
     try:
         async with asyncio.timeout(model.config.response_timeout_s):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
+from flambeau.handlers.device import choose_device
 from flambeau.handlers.generation.asking import Ask, refuse_beyond
 from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.jobs import GenerationMetrics, GptGeneration
@@ -25,8 +26,7 @@ from flambeau.handlers.generation.reading import Prompted, RequestReader
 from flambeau.handlers.generation.reply_formats import numbers_of
 from flambeau.handlers.generation.resume_state import ResumeState
 from flambeau.handlers.generation.settings import GptSettings, read_settings, shortened
-from flambeau.handlers.loading.device import choose_device
-from flambeau.handlers.requests import is_describe, refuse_explain
+from flambeau.handlers.request_rows import is_describe, refuse_explain
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.engine import Engine
 from flambeau.llm.outputs import Completion

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.errors import HandlerError
 from flambeau.file_import import import_file
 from flambeau.worker.context import Context
@@ -22,11 +22,11 @@ from flambeau.worker.context import Context
 Handle = Callable[[Any, Context], Any]
 
 ENVELOPES = {
-    "body": "flambeau.handlers.envelopes.envelopes:BodyEnvelope",
-    "json": "flambeau.handlers.envelopes.envelopes:JSONEnvelope",
-    "kserve": "flambeau.handlers.envelopes.envelopes:KServeEnvelope",
-    "kservev2": "flambeau.handlers.envelopes.envelopes:KServev2Envelope",
-    "instances": "flambeau.handlers.envelopes.envelopes:InstancesEnvelope",
+    "body": "flambeau.handlers.envelopes.base:BodyEnvelope",
+    "json": "flambeau.handlers.envelopes.base:JSONEnvelope",
+    "kserve": "flambeau.handlers.envelopes.kserve:KServeEnvelope",
+    "kservev2": "flambeau.handlers.envelopes.kserve:KServev2Envelope",
+    "instances": "flambeau.handlers.envelopes.kserve:InstancesEnvelope",
     "open_inference": "flambeau.handlers.envelopes.open_inference:OpenInferenceEnvelope",
 }
 ENVELOPE_PACKAGE = "ts.torch_handler.request_envelope"
@@ -130,8 +130,8 @@ def import_handler(name: str, folder: Path) -> ModuleType:
     file = folder / f"{name}.py"
     if file.is_file():
         return import_file(file)
-    if name in FOREIGN:
-        raise HandlerError(f"{name} is not a handler of this server: {FOREIGN[name]}")
+    if name in UNSUPPORTED:
+        raise HandlerError(f"{name} is not a handler of this server: {UNSUPPORTED[name]}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flambeau import __version__
-from flambeau.archive.folders import manifest_of
+from flambeau.archive.model_folder import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
 from flambeau.metrics.definitions import Definition
-from flambeau.torchserve.metrics.cache import WorkerMetrics
 from flambeau.wire.messages import Load
-from flambeau.worker.context import Context
+from flambeau.worker.context import Context, new_metrics
 from flambeau.worker.generation import Generation, generation_of
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import LoadedHandler, in_envelope, load_handler
@@ -96,7 +95,7 @@ def new_context(load: Load) -> Context:
         load.gpu_id,
         __version__,
         load.limit_max_image_pixels,
-        WorkerMetrics(load.model, load.metrics_file, (Definition(n, k, u, tuple(d)) for n, k, u, d in load.metrics)),
+        new_metrics(load.model, load.metrics_file, (Definition(n, k, u, tuple(d)) for n, k, u, d in load.metrics)),
         options,
     )
 

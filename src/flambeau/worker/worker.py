@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import faulthandler
+import logging
 import os
 import select
 import signal
@@ -15,7 +16,6 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from flambeau.config.logs import set_up_worker_logs
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Load, Samples
 from flambeau.worker.context import Context
@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable(all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    set_up_worker_logs()
+    # Bare messages: the server adds the time and the name of the worker.
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
     sock = connect(dict(zip(arguments[::2], arguments[1::2], strict=True)))
     threading.Thread(target=exit_with_server, args=(sock.fileno(),), daemon=True, name="exit-with-server").start()
     return serve(WorkerChannel(sock, MAX_FRAME_BYTES))

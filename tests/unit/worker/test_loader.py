@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.envelopes.envelopes import JSONEnvelope
+from flambeau.handlers.envelopes.base import JSONEnvelope
 from flambeau.worker.context import Context
 from flambeau.worker.loader import find_envelope, load_handler
 

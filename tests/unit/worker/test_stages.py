@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flambeau.cli.stage_table import median_call, rows_of
+from flambeau.cli.stage_table import median_call, stage_rows
 from flambeau.worker.loader import LoadedHandler
 from flambeau.worker.stages import CallProfile, Stage, StageObserver, describe, device_of, size_text
 
@@ -135,7 +135,7 @@ def test_table_adds_up_in_every_column():
     later = CallProfile(
         [Stage("preprocess", 0.1, 1, "x"), Stage("inference", 0.2, 2, "z")], Stage("rest of handle", 0.05)
     )
-    rows = rows_of([first, later])
+    rows = stage_rows([first, later])
     assert [row.name for row in rows] == ["preprocess", "inference ×2", "rest of handle", "handle"]
     for column in range(2):
         *parts, whole = (row.times_ms[column] for row in rows)

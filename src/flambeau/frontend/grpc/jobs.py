@@ -9,7 +9,7 @@ from flambeau.errors import BadRequest, FlambeauError
 from flambeau.frontend.grpc.messages import Malformed
 from flambeau.frontend.grpc.replies import Reply
 from flambeau.frontend.http.exchange import new_request_id
-from flambeau.serving.job import Body, Job
+from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 
@@ -53,17 +53,17 @@ def add(model: Model, version: str, reply: Reply, job: Job) -> None:
         reply.on_error(error)
 
 
-def to_body(server: Server, values: list[bytes]) -> Body:
+def to_body(server: Server, values: list[bytes]) -> RequestBody:
     """These values one after another: large ones in shared memory, where a worker reads them without a socket."""
     size = sum(map(len, values))
     if server.segments is None or size < server.config.shared_memory_from_bytes:
-        return Body(values[0] if len(values) == 1 else b"".join(values))
+        return RequestBody(values[0] if len(values) == 1 else b"".join(values))
     try:
         segment = server.segments.take(size)
     except OSError:
-        return Body(values[0] if len(values) == 1 else b"".join(values))
+        return RequestBody(values[0] if len(values) == 1 else b"".join(values))
     start = 0
     for value in values:
         segment.memory[start : start + len(value)] = value
         start += len(value)
-    return Body.shared(segment, size, server.segments.give_back)
+    return RequestBody.shared(segment, size, server.segments.give_back)

@@ -81,7 +81,7 @@ async def server_metadata(server: Server, request: Message) -> Message:
 async def model_ready(server: Server, request: Message) -> Message:
     """Whether a model has the workers it should have."""
     model = named(server, request)
-    return open_inference("ModelReadyResponse")(ready=model.supervisor.num_ready >= model.min_workers)
+    return open_inference("ModelReadyResponse")(ready=model.pool.num_ready >= model.pool.min_workers)
 
 
 async def model_metadata(server: Server, request: Message) -> Message:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from flambeau.serving.job import Body
+from flambeau.serving.job import RequestBody
 
 Header = tuple[str, str]
 
@@ -88,7 +88,7 @@ class Exchange:
         self.headers = headers
         self.version = version
         self.arrived = arrived
-        self.body: Body | None = None
+        self.body: RequestBody | None = None
         self.keeps_alive = True
         self.request_id = ""
         self.priority: str | None = None  # as its header says it
@@ -102,10 +102,10 @@ class Exchange:
         """A request header, whatever its case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
 
-    def take_body(self) -> Body:
+    def take_body(self) -> RequestBody:
         """The body, to keep; whoever takes it releases it."""
         body, self.body = self.body, None
-        return body or Body(b"")
+        return body or RequestBody(b"")
 
     def drop(self) -> None:
         """The client has gone: let go of everything."""

@@ -45,15 +45,15 @@ def waiting_for(server: Server) -> dict[str, Any]:
 
 def why_not_ready(model: Model, *, details: bool) -> dict[str, Any]:
     """One model that is not ready, with what is known about it."""
-    supervisor = model.supervisor
+    pool = model.pool
     document: dict[str, Any] = {
         "modelName": model.name,
         "modelVersion": model.version,
-        "readyWorkers": supervisor.num_ready,
-        "minWorkers": model.min_workers,
+        "readyWorkers": pool.num_ready,
+        "minWorkers": model.pool.min_workers,
     }
-    if death := supervisor.last_death:
+    if death := pool.last_exit:
         document["lastFailure"] = death.cause.splitlines() if details else death.reason
-    if not supervisor.has_hope:
+    if not pool.may_recover:
         document["status"] = "failed"
     return document

@@ -16,7 +16,7 @@ from flambeau.frontend.http.health import health_routes
 from flambeau.frontend.http.problems import problem_event, respond_json, respond_problem
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
-from flambeau.serving.scheduling.priorities import priority_named
+from flambeau.serving.priorities import priority_named
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Kind, Part
 

@@ -57,7 +57,7 @@ def v1_models(server: Server, exchange: Exchange, segments: list[str]) -> None:
         respond_json(exchange, 200, {"models": [model.name for model in server.registry.defaults()]})
     else:
         model = server.registry.find(segments[2].partition(":")[0])
-        respond_json(exchange, 200, {"name": model.name, "ready": model.can_answer})
+        respond_json(exchange, 200, {"name": model.name, "ready": model.pool.can_answer})
 
 
 # ---- the second ----
@@ -95,7 +95,7 @@ def v2_model(server: Server, exchange: Exchange, segments: list[str]) -> None:
     elif exchange.method not in READING:
         not_allowed(exchange)
     elif verb == "ready":
-        ready = model.can_answer
+        ready = model.pool.can_answer
         respond_json(exchange, 200 if ready else 503, {"name": model.name, "ready": ready})
     else:
         respond_json(exchange, 200, metadata(server, model))
@@ -135,8 +135,8 @@ def v2_index(server: Server, exchange: Exchange) -> None:
 
 def index_entry(model: Model) -> dict[str, str]:
     """One model in the index of the repository."""
-    state = "READY" if model.can_answer else "LOADING" if model.supervisor.has_hope else "UNAVAILABLE"
-    death = model.supervisor.last_death
+    state = "READY" if model.pool.can_answer else "LOADING" if model.pool.may_recover else "UNAVAILABLE"
+    death = model.pool.last_exit
     reason = death.reason if death and state != "READY" else ""
     return {"name": model.name, "version": model.version, "state": state, "reason": reason}
 

@@ -21,8 +21,8 @@ import httptools
 from flambeau.frontend.http.exchange import COMMON, Exchange, Header, is_request_id, new_request_id, target_of
 from flambeau.logs.access import AccessLog, remote_of
 from flambeau.metrics.traffic import HostTraffic
-from flambeau.serving.job import Body
-from flambeau.serving.scheduling import priorities
+from flambeau.serving import priorities
+from flambeau.serving.job import RequestBody
 from flambeau.wire.shared_memory import Segment, SegmentPool
 
 logger = logging.getLogger(__name__)
@@ -309,10 +309,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         segment = self._segment
         if segment is not None:
             assert self.listener.segments is not None
-            exchange.body = Body.shared(segment, self._content_length, self.listener.segments.give_back)
+            exchange.body = RequestBody.shared(segment, self._content_length, self.listener.segments.give_back)
             self._segment = None
         elif self._content:
-            exchange.body = Body(bytes(self._content))
+            exchange.body = RequestBody(bytes(self._content))
         if self._active is None and not self._waiting:
             self._active = exchange
             self.listener.app.handle(exchange)

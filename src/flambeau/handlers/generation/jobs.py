@@ -17,6 +17,7 @@ from flambeau.llm.config import SamplingParams
 from flambeau.llm.engine import SEED_STRIDE, Engine
 from flambeau.llm.errors import LLMError
 from flambeau.llm.outputs import Completion, Counts, Output
+from flambeau.metrics.definitions import MetricTypes
 from flambeau.wire.messages import Part, Request
 
 PROMPT_STRIDE = 0xD1B54A32D192ED03  # between the seeds of several prompts in a request without a seed of its own
@@ -284,8 +285,6 @@ class GenerationMetrics:
     """Measures each finished job: tokens, time to the first one, tokens per second, and accepted drafts."""
 
     def __init__(self, metrics: HandlerMetrics) -> None:
-        from flambeau.torchserve.metrics.units import MetricTypes
-
         self._metrics = metrics
         self._gauge = MetricTypes.GAUGE
 

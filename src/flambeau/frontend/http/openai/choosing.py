@@ -30,7 +30,7 @@ def choose(registry: Registry, asked: str | None, ability: Ability) -> tuple[Mod
             f"Use /predictions/{model.name}."
         )
     # A model that has never been loaded may turn out to be able; its worker will tell.
-    if model.has_loaded and ability not in model.abilities:
+    if model.pool.has_loaded and ability not in model.abilities:
         lacking = LACKING["generate" if ability == "chat" and "generate" not in model.abilities else ability]
         raise InvalidField("model", f"The model {asked!r} {lacking}.")
     return model, version

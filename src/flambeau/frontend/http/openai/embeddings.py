@@ -14,7 +14,7 @@ from flambeau.frontend.http.openai.generating import take_bytes
 from flambeau.frontend.http.openai.reading import read_json
 from flambeau.frontend.http.openai.requests import EmbeddingRequest, embedding_decoder
 from flambeau.frontend.http.problems import JSON_TYPE
-from flambeau.serving.job import Body, Job
+from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Part
@@ -41,7 +41,7 @@ def embeddings(server: Server, exchange: Exchange) -> None:
         reply,
         request_id=exchange.request_id,
         headers=[*(header for header in exchange.headers if header[0].lower() != "content-type"), JSON_TYPE],
-        body=Body(msgspec.json.encode(asked)),
+        body=RequestBody(msgspec.json.encode(asked)),
         arrived=exchange.arrived,
     )
     submit(reply, job, version)

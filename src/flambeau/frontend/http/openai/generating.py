@@ -11,7 +11,7 @@ from flambeau.frontend.http.inference import Prediction, submit
 from flambeau.frontend.http.openai.problems import openai_problem, openai_status
 from flambeau.frontend.http.openai.writing import Writer
 from flambeau.frontend.http.problems import JSON_TYPE, status_and_type
-from flambeau.serving.job import Body, Job
+from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
 from flambeau.wire.generation import Generate, Piece, decode_pieces, encode_request
 from flambeau.wire.messages import Part
@@ -84,7 +84,7 @@ def generate(
         reply,
         request_id=exchange.request_id,
         headers=exchange.headers,
-        body=Body(encoded(request)),
+        body=RequestBody(encoded(request)),
         arrived=exchange.arrived,
         kind="generate",
     )

@@ -49,7 +49,7 @@ def one(server: Server, name: str) -> dict[str, Any]:
         if ":" not in name:
             raise
         model = server.registry.find(name.partition(":")[0])
-    ready = {"name": model.name, "ready": model.can_answer}
+    ready = {"name": model.name, "ready": model.pool.can_answer}
     return {**entry(model, name), **ready} if is_able(model) else ready
 
 
