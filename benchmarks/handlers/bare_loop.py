@@ -11,7 +11,7 @@ from flambeau.serving.sources.store import Store
 from flambeau.wire.messages import Load
 from flambeau.worker.inputs import read_headers
 from flambeau.worker.loader import load_handler
-from flambeau.worker.loop import new_context
+from flambeau.worker.model import new_context
 
 WARM_UP_CALLS = 10
 

@@ -206,7 +206,7 @@ def own(tmp_path_factory, checkpoint):
 
 def test_stage_that_openai_s_api_goes_past_is_named_when_the_model_is_loaded(own):
     assert own.predict("loud", {"data": PROMPT}).json["generated_text"].startswith(PROMPT.upper())
-    words = "Loud has its own postprocess; /v1/chat/completions and /v1/completions do not call it"
+    words = "Loud overrides postprocess"
     assert own.log.count(words) == 1
     body = json.dumps({"model": "still", "prompt": PROMPT}).encode()
     reply = own.request("POST", "/v1/completions", body)

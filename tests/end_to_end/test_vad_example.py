@@ -19,7 +19,7 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
-from flambeau.importing import import_file  # noqa: E402
+from flambeau.file_import import import_file  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "vad"

@@ -29,7 +29,7 @@ NONSENSE = {
     "seven": ("pt2: 7\nmaxRetryTimeoutInSec: 1", "pt2 should be str or dict"),
 }
 NO_EXAMPLE = {
-    "number": ("warmup: 5", "warmup is not understood"),
+    "number": ("warmup: 5", "the warmup section"),
     "gone": ("warmup: {file: gone.jpg}", "gone.jpg cannot be read"),
     "none": ("warmup: {body: [1.0], batch_sizes: [0]}", "whole numbers from 1 on"),
 }
@@ -114,7 +114,7 @@ def test_profiler_writes_a_trace_and_a_table(start, tmp_path):
 
 def test_handler_that_cannot_answer_its_example_is_not_served(start, tmp_path):
     server = start(pack_handler(tmp_path, "faulty", config="warmup:\n  body: {do: raise}\n")).wait_started()
-    assert "could not answer its own warm-up example" in server.log
+    assert "failed on its warm-up example" in server.log
     assert server.request("GET", "/readyz").status == 503
 
 

@@ -142,7 +142,7 @@ def test_async_handlers_are_reloaded_when_idle(start, tmp_path):
     logged(server, "with its weights, because initialize changed")
     edit(file, "async def handle", "def handle")
     edit(file, "await asyncio.sleep(0.01)", "pass")
-    assert "needs a restart" in server.predict("waiter", b"").cause
+    assert "restart the server" in server.predict("waiter", b"").cause
 
 
 def test_requests_during_a_reload_are_all_answered(start, model):

@@ -14,7 +14,7 @@ from pathlib import Path
 from flambeau.cli.local_model import open_model
 from flambeau.wire.messages import Request
 from flambeau.worker.failures import load_failed
-from flambeau.worker.in_process import InProcess
+from flambeau.worker.local_worker import LocalWorker
 
 
 def outcome_of(archive: Path, body: bytes) -> dict[str, str]:
@@ -22,7 +22,7 @@ def outcome_of(archive: Path, body: bytes) -> dict[str, str]:
     request = Request(0, "0", [("content-type", "application/json")], body)
     with open_model(archive, batch_size=1, handler=None) as load:
         try:
-            worker = InProcess(load)
+            worker = LocalWorker(load)
         except Exception as error:
             return {"failure": load_failed(error).message}
         with closing(worker):

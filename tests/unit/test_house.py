@@ -26,8 +26,8 @@ SERVER_SIDE = (
     "logs",
     "metrics",
     "errors",
+    "file_import",
     "headers",
-    "importing",
     "suggestions",
 )
 ALLOWED = {  # who may import whom, at load time
@@ -46,10 +46,10 @@ ALLOWED = {  # who may import whom, at load time
     },
     "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "headers", "llm", "suggestions", "(root)"},
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
-    "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
+    "worker": {"archive", "config", "metrics", "wire", "errors", "file_import", "(root)"},
     "checks": {"worker", "wire"},
     "testing": {"archive", "config", "http_client", "worker", "wire", "(root)"},
-    "handlers": {"llm", "metrics", "wire", "errors", "headers", "importing", "suggestions"},
+    "handlers": {"llm", "metrics", "wire", "errors", "file_import", "headers", "suggestions"},
     "llm": set(),
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},
@@ -62,7 +62,7 @@ ALLOWED = {  # who may import whom, at load time
     "errors": set(),
     "headers": set(),
     "suggestions": set(),
-    "importing": set(),
+    "file_import": set(),
     "(root)": set(),
 }
 ALLOWED["torchserve"] = {*ALLOWED} - {"examples", "testing"}  # the top floor
@@ -119,7 +119,7 @@ def test_server_side_never_loads_torch(house):
 
 def test_worker_without_a_handler_loads_neither_torch_nor_the_server():
     program = (
-        "import flambeau.worker.loop, sys; "
+        "import flambeau.worker.worker, sys; "
         "sys.exit(any(m in sys.modules for m in ('torch', 'flambeau.serving', 'flambeau.frontend', 'typer', 'uvloop')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from flambeau.checks.samples import Sample
 from flambeau.worker.failures import to_failed
-from flambeau.worker.in_process import InProcess
-from flambeau.worker.replies import BadResult
+from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.results import BadResult
 
 GRACE_S = 5.0  # extra time for native code, which a signal cannot interrupt
 MAX_SHOWN = 160
@@ -84,7 +84,7 @@ def describe_error(error: BaseException) -> str:
 class GuardedCaller:
     """Calls a handler in the main thread with a time limit per call."""
 
-    def __init__(self, worker: InProcess, limit_s: float) -> None:
+    def __init__(self, worker: LocalWorker, limit_s: float) -> None:
         self.worker = worker
         self._limit_s = limit_s
 

@@ -11,7 +11,7 @@ from flambeau.checks.guarded_call import CallOutcome, GuardedCaller, first_line,
 from flambeau.checks.memory_growth import GrowthReport, measure_growth
 from flambeau.checks.reply_diff import first_difference
 from flambeau.checks.samples import Sample, malformed_samples
-from flambeau.worker.describing import size_text
+from flambeau.worker.stages import size_text
 
 ADVICE = "raise PredictionException(…, 400) to tell the client why"
 

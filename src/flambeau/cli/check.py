@@ -18,8 +18,8 @@ from flambeau.cli.stage_table import StageRow, median_call, print_rows, stage_ro
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.wire.messages import Load
-from flambeau.worker.in_process import InProcess
-from flambeau.worker.stages import Call, StageObserver
+from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.stages import CallProfile, StageObserver
 
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
 TIMED_CALLS = 5
@@ -51,7 +51,7 @@ def run_checks(load: Load, samples: Sequence[Sample], rows: list[StageRow], time
     """Load the handler, run every check, and append the times of its stages to `rows`."""
     observer = StageObserver()
     config = ServerConfig()
-    worker, outcome = guarded_call(lambda: InProcess(load, observer), config.default_startup_timeout_s)
+    worker, outcome = guarded_call(lambda: LocalWorker(load, observer), config.default_startup_timeout_s)
     if outcome.error is not None:
         yield Verdict("problem", "loads", outcome.reason)
         return
@@ -64,7 +64,7 @@ def run_checks(load: Load, samples: Sequence[Sample], rows: list[StageRow], time
 
 def time_stages(caller: GuardedCaller, observer: StageObserver, samples: Sequence[Sample]) -> list[StageRow]:
     """The stages of the median of a few calls."""
-    calls: list[Call] = []
+    calls: list[CallProfile] = []
     deadline = time.monotonic() + TIMED_CALLS_S
     for sample in (samples[i % len(samples)] for i in range(TIMED_CALLS)):
         if caller.call([sample]).error is None:

@@ -19,7 +19,7 @@ from typing import Literal
 from flambeau import __version__
 from flambeau.cli.output import print_json
 from flambeau.serving.workers.host_resources import count_cores, count_gpus
-from flambeau.wire.shared import SegmentPool, SegmentReader
+from flambeau.wire.shared_memory import SegmentPool, SegmentReader
 
 OPTIONAL = {
     "torch": "models that use BaseHandler",

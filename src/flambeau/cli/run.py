@@ -12,8 +12,8 @@ from types import TracebackType
 from flambeau.cli.local_model import open_model, to_request
 from flambeau.cli.output import print_json
 from flambeau.cli.stage_table import StageRow, median_call, print_rows, stage_rows
-from flambeau.worker.in_process import InProcess
-from flambeau.worker.stages import Call, StageObserver, device_of
+from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.stages import CallProfile, StageObserver, device_of
 
 
 def run(
@@ -30,7 +30,7 @@ def run(
     with open_model(path, batch_size=max(1, len(inputs)), handler=handler) as load:
         began = time.perf_counter()
         observer = StageObserver()
-        worker = InProcess(load, observer)
+        worker = LocalWorker(load, observer)
         loaded_s = time.perf_counter() - began
         print(f"loaded {load.handler} in {loaded_s:.3f} s", file=sys.stderr)
         if not inputs:
@@ -47,9 +47,9 @@ def run(
         print_replies(replies, as_json=as_json)
 
 
-def print_times(calls: Sequence[Call], loaded_s: float, worker: InProcess) -> None:
+def print_times(calls: Sequence[CallProfile], loaded_s: float, worker: LocalWorker) -> None:
     """Print the time of loading and of the call; of several calls, the first and the median."""
-    initialize_s, device = worker.entry.initialize_s, device_of(worker.entry.handler)
+    initialize_s, device = worker.loaded.initialize_s, device_of(worker.loaded.handler)
     rows = [
         StageRow(name="import", output="", times_ms=((loaded_s - initialize_s) * 1000,)),
         StageRow(name="initialize", output=f"on {device}" if device else "", times_ms=(initialize_s * 1000,)),

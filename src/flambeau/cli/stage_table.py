@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flambeau.worker.stages import Call
+from flambeau.worker.stages import CallProfile
 
 DEFAULT_WIDTH = 160  # columns, if stderr is not a terminal
 
@@ -20,12 +20,12 @@ class StageRow:
     times_ms: tuple[float, ...]
 
 
-def median_call(calls: Sequence[Call]) -> Call:
+def median_call(calls: Sequence[CallProfile]) -> CallProfile:
     """The call of median duration; a real call, so that its stages add up."""
     return sorted(calls, key=lambda call: call.seconds)[(len(calls) - 1) // 2]
 
 
-def stage_rows(calls: Sequence[Call]) -> list[StageRow]:
+def stage_rows(calls: Sequence[CallProfile]) -> list[StageRow]:
     """The stages of the calls side by side, then the total; the outputs are those of the last call."""
     shown = calls[-1]
     rows = []

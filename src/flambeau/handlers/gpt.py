@@ -1,6 +1,6 @@
-"""GptHandler: text generation by this server's own engine, with the methods that TorchServe's GPT Fast example has.
+"""GptHandler: text generation with flambeau's own engine.
 
-Shapes: B requests · T tokens of the longest, the others filled up with PAD at their end
+Shapes: B requests · T tokens of the longest; shorter rows end with PAD
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from torch import Tensor
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
 from flambeau.handlers.device import choose_device
-from flambeau.handlers.generation.drafting import with_draft
-from flambeau.handlers.generation.following import Following, check_ranks
+from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
-from flambeau.handlers.generation.jobs import GptGeneration
-from flambeau.handlers.generation.measuring import Measuring
-from flambeau.handlers.generation.progress import Progress
-from flambeau.handlers.generation.replies import numbers_of
+from flambeau.handlers.generation.jobs import GenerationMetrics, GptGeneration
+from flambeau.handlers.generation.reply_formats import numbers_of
 from flambeau.handlers.generation.request_reader import Prompted, RequestReader
+from flambeau.handlers.generation.resume_state import ResumeState
 from flambeau.handlers.generation.settings import GptSettings, read_settings, shortened
-from flambeau.handlers.generation.tensors import rows_of, to_tensor
 from flambeau.handlers.request_rows import is_describe, refuse_explain
 from flambeau.llm.engine import Engine
 from flambeau.llm.outputs import Completion
@@ -41,21 +38,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, str]]
-OWN_LOOP = ("handle", "inference", "generate", "speculative_decode")  # overridden, they are called in batches
-OWN_GENERATE = ("generate", "speculative_decode")  # overridden, they are given no more than …
-GENERATE_KNOWS = ("max_tokens", "temperature", "top_k")  # … these settings
-OWN_FORM = ("preprocess", "postprocess")  # overridden, they are called for predictions
+PAD = -1  # no token
+# Methods that a subclass may override, and what follows:
+OWN_LOOP = ("handle", "inference", "generate", "speculative_decode")  # the handler runs in batches
+OWN_GENERATE = ("generate", "speculative_decode")  # they get no other settings than …
+GENERATE_KNOWS = ("max_tokens", "temperature", "top_k")  # … these
+OWN_FORM = ("preprocess", "postprocess")  # they run for predictions only
 
 
 class GptHandler(BaseHandler):
-    """Generates text. The server lets requests join the engine one by one; a direct call goes through the stages.
+    """Generates text. In the server requests join the engine one by one; a direct call runs the stages.
 
     Attributes:
         model: The network.
         tokenizer: Text to tokens and back.
-        device: Where it computes.
+        device: The torch device of the network.
         draft_model: The smaller network that drafts, or None.
-        max_new_tokens, temperature, top_k: What a request gets that does not say otherwise.
+        max_new_tokens, temperature, top_k: Defaults for requests that do not set them.
     """
 
     def __init__(self) -> None:
@@ -67,17 +66,14 @@ class GptHandler(BaseHandler):
         self.max_new_tokens = 0
         self.temperature = 1.0
         self.top_k: int | None = None
-        self._prepared: tuple[Tensor | None, list[GenerateRequest]] = (
-            None,
-            [],
-        )  # prompts and their requests
+        self._prepared: tuple[Tensor | None, list[GenerateRequest]] = (None, [])  # the batch's prompts and requests
         self._completions: list[Completion] = []  # of the batch
-        self._following: Following | None = None  # on a rank other than 0
+        self._follower: Follower | None = None  # on a rank other than 0
 
     # ---- loading ----
 
     def initialize(self, context: Context) -> None:
-        """Read the settings, load checkpoint and tokenizer, and make the engine."""
+        """Read the settings, load the checkpoint and the tokenizer, and build the engine."""
         self.context, self.manifest = context, context.manifest
         self.model_yaml_config = context.model_yaml_config or {}
         properties = context.system_properties
@@ -90,7 +86,7 @@ class GptHandler(BaseHandler):
         config = replace(settings.engine, tensor_parallel_size=num_ranks)
         began = time.perf_counter()
         if rank > 0:
-            self._following = Following(settings.model_path, config)
+            self._follower = Follower(settings.model_path, config)
             self.initialized = True
             return
         self.engine = Engine.from_pretrained(settings.model_path, config)
@@ -110,7 +106,6 @@ class GptHandler(BaseHandler):
         self.initialized = True
 
     def _connect(self, settings: GptSettings, context: Context) -> None:
-        """Between requests and the engine: who reads them, and who keeps them."""
         assert self.engine is not None
         if self.tokenizer is None:
             raise HandlerError(f"{settings.model_path} has no tokenizer; name one with tokenizer_path")
@@ -126,34 +121,33 @@ class GptHandler(BaseHandler):
             self._read,
             abilities=("generate", "chat"),
             resume=settings.resume,
-            measure=Measuring(context.metrics),
+            on_finished=GenerationMetrics(context.metrics),
         )
 
     def _defaults(self) -> SamplingParams:
         assert self.settings is not None
         return self.settings.sampling
 
-    # ---- the server's way: step by step ----
+    # ---- in the server: step by step ----
 
-    def generation(self) -> GptGeneration | Following | None:
-        """How the server runs this handler; None, in batches through `handle`, where a subclass has its own loop."""
-        if self._following is not None:
-            return self._following
+    def generation(self) -> GptGeneration | Follower | None:
+        """How the worker runs this handler; None (batches through `handle`) if a subclass has its own loop."""
+        if self._follower is not None:
+            return self._follower
         if changed := [name for name in OWN_LOOP if self._overrides(name)]:
-            words = "%s has its own %s, so it is called in batches, and OpenAI's API at /v1 cannot reach it"
-            logger.info(words, type(self).__name__, ", ".join(changed))
-            atexit.register(self._generation.close)  # so that other ranks end, too
+            text = "%s overrides %s: it runs in batches and is not available at /v1, OpenAI's API"
+            logger.info(text, type(self).__name__, ", ".join(changed))
+            atexit.register(self._generation.close)  # ends the other ranks as well
             return None
         if self.model_yaml_config.get("openai") is not False:
             self._warn_of_openai()
         return self._generation
 
     def _warn_of_openai(self) -> None:
-        """OpenAI's requests and replies have a form of their own, which stages of a subclass do not know."""
         if changed := [name for name in OWN_FORM if self._overrides(name)]:
             logger.warning(
-                "%s has its own %s; /v1/chat/completions and /v1/completions do not call it, and answer the model's "
-                "plain text: openai: false in model-config.yaml takes the model off /v1",
+                "%s overrides %s; /v1/chat/completions and /v1/completions do not call it and return the model's "
+                "plain text. Set openai: false in model-config.yaml to remove the model from /v1",
                 type(self).__name__,
                 " and ".join(changed),
             )
@@ -161,10 +155,10 @@ class GptHandler(BaseHandler):
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(GptHandler, name) or name in vars(self)
 
-    def _read(self, request: Request, row: Mapping[str, Any], progress: Progress | None) -> Prompted:
-        """A job's request; stages that a subclass has changed are called for it alone."""
+    def _read(self, request: Request, row: Mapping[str, Any], state: ResumeState | None) -> Prompted:
+        """Read a job's request; stages that a subclass overrides run for this request alone."""
         if request.kind == "generate":
-            return self._reader.generate(row["body"], progress)
+            return self._reader.generate(row["body"], state)
         if self._overrides("preprocess"):
             ids_BT, [ask] = self._prepare([row])
             ids = rows_of(ids_BT)[0]
@@ -177,12 +171,12 @@ class GptHandler(BaseHandler):
             def finish(new_ids: Sequence[int], text: str) -> Any:
                 return self.postprocess(self._to_tensor([[*ids, *new_ids]]))[0]
 
-        return self._reader.predict(ask, ids, progress, finish)
+        return self._reader.predict(ask, ids, state, finish)
 
     # ---- the stages ----
 
     def preprocess(self, data: Rows) -> Tensor:
-        """Requests → the tokens [B, T] of their prompts, on the device."""
+        """Requests → the tokens of their prompts [B, T]."""
         asks = [self._reader.read(row, headers) for row, headers in zip(data, self._headers(len(data)), strict=True)]
         ids_BT = self._to_tensor([self._reader.encode_request(ask) for ask in asks])
         self._prepared = (ids_BT, asks)
@@ -193,7 +187,7 @@ class GptHandler(BaseHandler):
         return [request.headers for request in requests] if len(requests) == count else [()] * count
 
     def _prepare(self, data: Rows) -> tuple[Tensor, list[GenerateRequest]]:
-        """The tokens of a batch, and what it asks for; also where a subclass makes its own of the prompts."""
+        """Tokens and requests of a batch; requests are read here if a subclass's `preprocess` does not read them."""
         self._prepared = (None, [])
         ids_BT = self.preprocess(data)
         asks = self._prepared[1]
@@ -206,13 +200,13 @@ class GptHandler(BaseHandler):
     def _ask_or_default(self, row: Any, headers: Headers) -> GenerateRequest:
         try:
             return self._reader.read(row, headers)
-        except BadRequest:  # only its preprocess understands it
+        except BadRequest:  # a subclass's preprocess has a format of its own
             return GenerateRequest(params=self._defaults())
 
     def inference(self, data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The tokens of prompts → those of prompts and texts, by `generate` or, as configured, with speculation."""
+        """Tokens of prompts [B, T] → tokens of prompts and completions."""
         prepared, asks = self._prepared
-        if prepared is not data:  # tokens from elsewhere
+        if prepared is not data:  # not from our own preprocess
             asks = [GenerateRequest(params=self._defaults())] * len(rows_of(data))
         if any(map(self._overrides, OWN_GENERATE)):
             return self._inference_one_by_one(data, asks)
@@ -233,7 +227,7 @@ class GptHandler(BaseHandler):
         if self.draft_model is None or not self._overrides("speculative_decode"):
             return self.generate(ids_T, length, params.temperature, top_k)
         k = self.engine.config.speculate_k if self.engine else 0
-        self.max_new_tokens = length  # which it is not told
+        self.max_new_tokens = length  # it has no parameter for the length
         try:
             return self.speculative_decode(ids_T, self.draft_model, k, params.temperature, top_k)
         finally:
@@ -244,7 +238,7 @@ class GptHandler(BaseHandler):
         return [self.tokenizer.decode(ids) for ids in rows_of(data)]
 
     def handle(self, data: Rows, context: Context) -> list[Any]:
-        """A batch through the stages; the reply of each is `{"generated_text": …}`."""
+        """Run a batch through the stages; each reply is `{"generated_text": …}`."""
         began = time.perf_counter()
         self.context = context
         if is_describe(context):
@@ -260,7 +254,7 @@ class GptHandler(BaseHandler):
         return replies
 
     def _refuse_ignored(self, asks: Sequence[GenerateRequest]) -> None:
-        """Name what a `generate` of a subclass cannot know; other stages of its own may read requests themselves."""
+        """Reject settings that a subclass's `generate` does not get; its own stages may read them themselves."""
         own = [name for name in OWN_GENERATE if self._overrides(name)]
         if own and not self._overrides("preprocess") and not self._overrides("inference"):
             for ask in asks:
@@ -273,7 +267,7 @@ class GptHandler(BaseHandler):
             return text
         completion = self._completions[i] if i < len(self._completions) else None
         if completion is not None and not self._overrides("postprocess"):
-            # The prompt as it was sent, rather than as its tokens spell it.
+            # The prompt as it was sent: decoding its tokens may give another spelling.
             sent = ask.prompt if isinstance(ask.prompt, str) and ask.prompt else self.tokenizer.decode(prompt)
             is_full = ask.messages is None if ask.full_text is None else ask.full_text
             text = sent + completion.text if is_full else completion.text
@@ -282,7 +276,7 @@ class GptHandler(BaseHandler):
             document["details"] = {"finish_reason": completion.finish_reason, **numbers_of(completion)}
         return document
 
-    # ---- for callers of their own ----
+    # ---- for subclasses and direct callers ----
 
     def generate(
         self,
@@ -292,7 +286,7 @@ class GptHandler(BaseHandler):
         top_k: int | None = None,
         callback: Callable[[Tensor], object] | None = None,
     ) -> Tensor:
-        """Prompts [T] or [B, T] → prompts and new tokens; `callback` gets each new token as it is made."""
+        """Prompts [T] or [B, T] → prompts and new tokens; `callback` gets each new token at once."""
         params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature, top_k=top_k or 0, speculate=False)
         return self._generate(prompt_tokens, params, callback)
 
@@ -304,7 +298,7 @@ class GptHandler(BaseHandler):
         temperature: float = 1.0,
         top_k: int | None = None,
     ) -> Tensor:
-        """The same with tokens drafted by a smaller model and verified; it has the large model's distribution."""
+        """The same with a draft model's proposals, verified so that the model's distribution is kept."""
         assert self.engine is not None
         params = SamplingParams(max_tokens=self.max_new_tokens, temperature=temperature, top_k=top_k or 0)
         if draft_model is self.draft_model and (draft_model is None or speculate_k == self.engine.config.speculate_k):
@@ -335,10 +329,10 @@ class GptHandler(BaseHandler):
     def _to_tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return to_tensor(rows, self.device)
 
-    # ---- describing ----
+    # ---- description ----
 
     def describe_handle(self) -> Any:
-        """What the engine is and how busy it is, for `describe?customized=true`."""
+        """The engine's settings and load, for `describe?customized=true`."""
         assert self.engine is not None
         state, facts = self.engine.state, self.engine.facts
         return {
@@ -359,3 +353,18 @@ class GptHandler(BaseHandler):
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,
         }
+
+
+def to_tensor(rows: Sequence[Sequence[int]], device: torch.device | None) -> Tensor:
+    """A padded tensor [B, T]."""
+    length = max(map(len, rows))
+    padded = [[*row, *[PAD] * (length - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.long, device=device)
+
+
+def rows_of(ids: Tensor) -> list[list[int]]:
+    """The tokens of each row of [T] or [B, T], without padding."""
+    if ids.dim() not in (1, 2):
+        raise HandlerError(f"tokens must be a tensor [T] or [B, T], not one with {ids.dim()} dimensions")
+    rows: list[list[int]] = (ids if ids.dim() == 2 else ids[None]).tolist()
+    return [[token for token in row if token != PAD] for row in rows]

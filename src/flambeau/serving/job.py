@@ -12,7 +12,7 @@ from flambeau.errors import FlambeauError
 from flambeau.metrics.traffic import RequestCounts
 from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
-from flambeau.wire.shared import Segment
+from flambeau.wire.shared_memory import Segment
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from flambeau.serving.workers.host_resources import count_gpus
 from flambeau.serving.workers.ranks import RendezvousPorts
 from flambeau.serving.workers.worker_factory import Host
 from flambeau.wire.messages import Shared
-from flambeau.wire.shared import Segment, SegmentPool
+from flambeau.wire.shared_memory import Segment, SegmentPool
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A socket that speaks messages: asyncio for the server, blocking for the worker."""
+"""The two ends of a connection that carries messages: asyncio in the server, blocking in the worker."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flambeau.wire.messages import Part, ToServer, ToWorker
 BURST_READS = 16
 BURST_GAP_S = 0.0001
 BURST_PAUSE_S = 0.001
-SLACK_BYTES = 1 << 20  # what a frame may hold besides one body of the largest allowed size
+SLACK_BYTES = 1 << 20  # room in a frame besides one body of the largest allowed size
 
 
 class ServerChannel(asyncio.BufferedProtocol):
-    """The server's end. `on_messages` gets what has arrived, `on_closed` the reason, once, at the end."""
+    """The server's end. `on_messages` gets messages as they arrive; `on_closed` gets the reason, once."""
 
     def __init__(
         self,
@@ -34,20 +34,20 @@ class ServerChannel(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._fault = ""
         self._streak = 0  # reads in a row that followed each other at once
-        self._heard = 0.0
+        self._read_at = 0.0
 
     def send(self, message: ToWorker) -> None:
-        """Send a message; silently nothing once the channel is closed."""
+        """Send a message; does nothing when the channel is closed."""
         if self._transport is not None:
             self._transport.write(to_frame((message,)))
 
     def close(self) -> None:
-        """Close the channel; the worker sees the end of its input."""
+        """Close the channel; the worker reads the end of the stream."""
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._frames.space()
@@ -64,24 +64,24 @@ class ServerChannel(asyncio.BufferedProtocol):
         if messages:
             self._on_messages(messages)
             if type(messages[-1]) is Part and not messages[-1].last:
-                self._moderate()
+                self._throttle()
 
-    def _moderate(self) -> None:
+    def _throttle(self) -> None:
         """In a burst of stream parts, read once a millisecond instead of once a part.
 
-        A worker that makes chunks faster than they can be sent one by one would otherwise wake this process for
-        each, often on its own core, and both would spend their time on switching. Network cards do the same.
+        A fast worker would otherwise wake this process for each part, often on the worker's own core, and both would
+        spend their time on context switches. Network cards coalesce interrupts in the same way.
         """
         now = time.monotonic()
-        self._streak = self._streak + 1 if now - self._heard < BURST_GAP_S else 0
-        self._heard = now
+        self._streak = self._streak + 1 if now - self._read_at < BURST_GAP_S else 0
+        self._read_at = now
         if self._streak >= BURST_READS and self._transport is not None:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(BURST_PAUSE_S, self._resume)
 
     def _resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._heard = time.monotonic()  # what waits in the socket goes on with the burst
+            self._read_at = time.monotonic()  # the next read continues the burst
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -106,7 +106,7 @@ class WorkerChannel:
             self.socket.sendall(frame)
 
     def receive(self) -> ToWorker | None:
-        """The next message; None when the server has gone."""
+        """The next message; None when the server is gone."""
         while not self._arrived:
             if not self._read(0):
                 return None

@@ -12,7 +12,7 @@ import msgspec
 from flambeau.wire.messages import ToServer, ToWorker
 
 PREFIX = 4
-ROOM = 256 * 1024  # bytes a FrameBuffer keeps; a longer frame gets a buffer of its own for a while
+ROOM = 256 * 1024  # bytes of a FrameBuffer; a longer frame gets a larger buffer until it is read
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_to_worker = msgspec.msgpack.Decoder(list[ToWorker]).decode
@@ -20,17 +20,16 @@ _decode_to_server = msgspec.msgpack.Decoder(list[ToServer]).decode
 
 
 class BadFrame(Exception):
-    """The peer sent something that is not a frame of ours."""
+    """The peer sent an invalid frame."""
 
 
 def to_frame(messages: Sequence[ToWorker | ToServer]) -> bytes:
-    """One frame that holds these messages."""
     payload = _encode(messages)
     return len(payload).to_bytes(PREFIX, "little") + payload
 
 
 def decode_to_worker(payload: memoryview) -> list[ToWorker]:
-    """The messages of a frame sent by the server."""
+    """Raises BadFrame if the payload is invalid."""
     try:
         return _decode_to_worker(payload)
     except msgspec.MsgspecError as error:
@@ -38,7 +37,7 @@ def decode_to_worker(payload: memoryview) -> list[ToWorker]:
 
 
 def decode_to_server(payload: memoryview) -> list[ToServer]:
-    """The messages of a frame sent by a worker."""
+    """Raises BadFrame if the payload is invalid."""
     try:
         return _decode_to_server(payload)
     except msgspec.MsgspecError as error:
@@ -46,7 +45,7 @@ def decode_to_server(payload: memoryview) -> list[ToServer]:
 
 
 class FrameBuffer:
-    """Collects received bytes and gives out the payloads of whole frames.
+    """Collects received bytes and yields the payloads of whole frames.
 
     Receive into `space()`, then iterate over `filled(n)`. A payload is valid until the next call.
     """
@@ -62,7 +61,7 @@ class FrameBuffer:
         return self._view[self._end :]
 
     def filled(self, count: int) -> Iterator[memoryview]:
-        """Take note of `count` received bytes; yield each whole payload."""
+        """Add `count` received bytes; yield each whole payload."""
         self._end += count
         while (held := self._end - self._start) >= PREFIX:
             start = self._start + PREFIX
@@ -82,11 +81,11 @@ class FrameBuffer:
             self._make_room(PREFIX)
 
     def _make_room(self, needed: int) -> None:
-        """Make sure that a frame of `needed` bytes fits behind `_start`."""
+        """Make a frame of `needed` bytes fit behind `_start`."""
         if len(self._view) - self._start >= needed and self._end < len(self._view):
             return
         held = self._view[self._start : self._end]
         if needed > len(self._view):
             self._view = memoryview(bytearray(needed))
-        self._view[: len(held)] = held  # moves rightly even where the two overlap
+        self._view[: len(held)] = held  # correct even where the two overlap
         self._start, self._end = 0, len(held)

@@ -1,7 +1,7 @@
-"""The eight messages that cross between server and worker, and what they carry.
+"""The eight messages between server and worker.
 
 To the worker: Load, Run, Cancel, Stop. To the server: Ready, Part, Failed, Samples.
-Nothing here is a tensor, a pickle or an exception.
+They carry no tensors, pickles or exceptions.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Literal
 from msgspec import Struct
 
 Kind = Literal["predict", "explain", "describe", "generate"]
-# How a worker is given its jobs: in batches; one by one into a batch that goes on, call after call; in batches
-# whose jobs depend on what came before; or each by itself, beside others.
+# How a worker gets its jobs: in batches; one by one into a continuous batch; in batches of sequences, whose jobs
+# depend on those before; or one by one, many at a time.
 Schedule = Literal["batches", "continuous", "sequences", "async"]
 
-CANCELLED = 499  # the status of a job whose client has gone, as nginx has it
+CANCELLED = 499  # the status of a job whose client is gone, as in nginx
 
 
 class Shared(Struct, array_like=True, frozen=True, gc=False):
-    """A body that lies in shared memory: which segment, where it can be opened, and how long it is."""
+    """A body in shared memory: the segment's number, the path to open it, and the length."""
 
     serial: int
     path: str
@@ -27,7 +27,7 @@ class Shared(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Request(Struct, array_like=True, frozen=True):
-    """One job as a worker sees it: headers as the client sent them, the body as bytes."""
+    """One job: headers as the client sent them, the body as bytes."""
 
     job_id: int
     request_id: str
@@ -35,14 +35,14 @@ class Request(Struct, array_like=True, frozen=True):
     body: bytes | Shared
     kind: Kind = "predict"
     url_path: str = ""
-    query: str = ""  # parameters of the URL that are inputs too
-    envelope: str = ""  # around the handler for this call only; a model with an envelope of its own needs none
-    fields: list[tuple[str, int]] | None = None  # names and sizes of what the body holds, one after another
-    state: list[bytes] = []  # what a worker that died had said of its state: the reply goes on from there
+    query: str = ""  # parameters of the URL that are inputs as well
+    envelope: str = ""  # around the handler for this call; not used with a model that has an envelope
+    fields: list[tuple[str, int]] | None = None  # (name, size in bytes) of the fields that the body is made of
+    state: list[bytes] = []  # sent by a worker that died, to resume the reply
 
 
 class Load(Struct, array_like=True, tag=1, frozen=True):
-    """Load this model; the first message a worker gets."""
+    """Load this model; always the first message."""
 
     model: str
     version: str
@@ -53,14 +53,14 @@ class Load(Struct, array_like=True, tag=1, frozen=True):
     decode_input: bool
     limit_max_image_pixels: bool
     max_response_bytes: int
-    probe: Shared | None = None  # a segment to try, to find out whether memory can be shared
-    envelope: str = ""  # wraps the handler's input and output, by the name of its module
-    watch: bool = False  # look for changes of the handler's code
+    probe: Shared | None = None  # a segment to open, as a test whether memory can be shared
+    envelope: str = ""  # around the handler's input and output; the name of its module
+    watch: bool = False  # reload the handler's code when it changes
     schedule: Schedule = "batches"
-    rank: int = 0  # in a group of processes that are one worker; rank 0 answers
-    keeps_step: bool = False  # the ranks must all make the same calls
+    rank: int = 0  # of this process in a rank group; rank 0 sends the replies
+    keeps_step: bool = False  # all ranks must make the same calls
     metrics_file: str = ""  # the metrics configuration, and …
-    metrics: list[tuple[str, str, str, list[str]]] = []  # … what it names for handlers: name, kind, unit, dimensions
+    metrics: list[tuple[str, str, str, list[str]]] = []  # … its metrics for handlers: (name, kind, unit, dimensions)
 
 
 class Run(Struct, array_like=True, tag=2, frozen=True):
@@ -70,13 +70,13 @@ class Run(Struct, array_like=True, tag=2, frozen=True):
 
 
 class Cancel(Struct, array_like=True, tag=3, frozen=True):
-    """Nobody waits for these jobs any more."""
+    """The clients of these jobs are gone."""
 
     job_ids: list[int]
 
 
 class Stop(Struct, array_like=True, tag=4, frozen=True):
-    """Finish what was sent before this, then exit."""
+    """Finish the jobs sent before this, then exit."""
 
 
 class Ready(Struct, array_like=True, tag=5, frozen=True):
@@ -84,15 +84,15 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
 
     is_concurrent: bool = False  # an `async def` handler takes many batches at a time
     can_share_memory: bool = False
-    depth: int = 1  # batches it works on at a time: more than one prepares the next while it computes the current
-    is_continuous: bool = False  # what it holds is one batch, of which every call of the handler is a step
-    places: int = 0  # jobs it takes at a time; 0: as many as the model's configuration says
-    abilities: list[str] = []  # "generate", "chat", "embed": what front ends may ask for beside predictions
-    max_length: int = 0  # tokens of a prompt and what is generated; 0: not known
+    depth: int = 1  # batches in flight; more than one: the next is prepared while the current one is computed
+    is_continuous: bool = False  # its jobs are one batch, and each call of the handler is a step
+    places: int = 0  # jobs at a time; 0: as configured
+    abilities: list[str] = []  # what front ends may ask for besides predictions: "generate", "chat", "embed"
+    max_length: int = 0  # tokens of a prompt and its completion; 0: not known
 
 
 class Part(Struct, array_like=True, tag=6, frozen=True):
-    """A piece of one job's reply; status and headers count only in the first."""
+    """A piece of a job's reply; status and headers count in the first one only."""
 
     job_id: int
     body: bytes
@@ -100,27 +100,27 @@ class Part(Struct, array_like=True, tag=6, frozen=True):
     status: int = 200
     phrase: str = ""
     headers: list[tuple[str, str]] | None = None
-    handler_s: float = 0.0  # how long the handler took; in the last part of one job of a batch
-    state: bytes = b""  # enough, with what came before, for another worker to go on after this part
+    handler_s: float = 0.0  # the handler's time; in the last part of one job of a batch
+    state: bytes = b""  # with the states before, enough for another worker to resume after this part
 
 
 class Failed(Struct, array_like=True, tag=7, frozen=True):
-    """These jobs failed, or, with no jobs, the model could not be loaded."""
+    """These jobs failed; without jobs: the model could not be loaded."""
 
     job_ids: list[int]
     status: int
     message: str
-    detail: str = ""  # what happened, with the traceback; for logs and for trusted callers
-    is_final: bool = False  # another try to load the model would end the same
+    detail: str = ""  # the traceback, for logs and trusted callers
+    is_final: bool = False  # another attempt to load the model would fail as well
 
 
 def cancelled(job_id: int) -> Failed:
-    """What becomes of a job that nobody waited for when its turn came."""
+    """The answer to a job that was cancelled before it began."""
     return Failed([job_id], CANCELLED, "cancelled before it began")
 
 
 class Samples(Struct, array_like=True, tag=8, frozen=True):
-    """Metric samples a handler took: (name, kind, unit, value, dimensions, request ids)."""
+    """Metric samples of a handler: (name, kind, unit, value, dimensions, request ids)."""
 
     samples: list[tuple[str, str, str, float, list[tuple[str, str]], str]]
 

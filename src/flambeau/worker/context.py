@@ -1,4 +1,4 @@
-"""Context: what a handler is told, and how it answers beyond its return value."""
+"""Context: model and request information for a handler, and its ways to reply besides the return value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from flambeau.metrics.definitions import Definition
-from flambeau.metrics.samples import SampleSource
+from flambeau.metrics.samples import Sample, SampleSource
 from flambeau.wire.messages import Request
 
 _NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", "_processors", "_read_headers"}
@@ -18,7 +18,7 @@ _NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", 
 METRICS = "flambeau.torchserve.metrics.cache:WorkerMetrics"  # the class of `context.metrics`
 
 Headers = dict[str, Any]
-Types = dict[str, str] | None  # of a form's fields; None for a plain body
+Types = dict[str, str] | None  # form field → content type; None for a plain body
 
 
 class RequestProcessor:
@@ -31,7 +31,7 @@ class RequestProcessor:
         self._response: dict[str, str] = {}
 
     def get_request_property(self, key: str) -> Any:
-        """A request header: by the name as sent, else whatever its case."""
+        """A request header: by its name as sent, else without regard to case."""
         found = self._request.get(key)
         if found is None:
             low = key.lower()
@@ -43,42 +43,36 @@ class RequestProcessor:
         return self._request
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """Set the status of the response."""
         self._status, self._phrase = code, reason_phrase
 
     def get_response_status_code(self) -> int:
-        """The status of the response."""
         return self._status
 
     def get_response_status_phrase(self) -> str | None:
-        """The reason phrase of the response."""
         return self._phrase
 
     def add_response_property(self, key: str, value: str) -> None:
-        """Set a header of the response."""
         self._response[key] = value
 
     def get_response_headers(self) -> dict[str, str]:
-        """The headers set so far."""
         return self._response
 
     def get_response_header(self, key: str) -> str | None:
-        """One header set so far."""
         return self._response.get(key)
 
 
-class Outlet(Protocol):
-    """How a context reaches the server while the handler runs."""
+class ReplySink(Protocol):
+    """How a context sends chunks while the handler runs."""
 
     def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
-        """Send one chunk to each request of the batch, or to those of them that are named."""
+        """Send one chunk to each request of the batch, or to those at `indices`."""
 
     def is_cancelled(self, job_id: int) -> bool:
-        """Whether nobody waits for that job any more."""
+        """Whether the client of that job is gone."""
 
 
 class Context:
-    """The same object at every call of one handler; its request fields are replaced for each batch."""
+    """One object for all calls of a handler; `begin` replaces its request fields for each batch."""
 
     def __init__(
         self,
@@ -108,8 +102,8 @@ class Context:
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
         self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
-        self.cl_socket: Outlet | None = None
-        self.has_sent = False  # a part of this batch's replies has gone out
+        self.cl_socket: ReplySink | None = None
+        self.has_sent = False  # a part of this batch's replies has been sent
         self._requests: Sequence[Request] = ()
         self._request_ids: dict[int, str] | None = None
         self._processors: list[RequestProcessor] | None = []
@@ -121,10 +115,10 @@ class Context:
 
     __hash__ = None  # type: ignore[assignment]
 
-    # ---- what the worker does with it ----
+    # ---- for the worker ----
 
     def begin(self, requests: Sequence[Request], types: Sequence[Types]) -> None:
-        """Turn to the next batch. What few handlers ask for is made when it is asked for."""
+        """Switch to the next batch. Ids, headers and processors are made on first use: few handlers need them."""
         self._requests = requests
         self._types = types
         self._request_ids = None
@@ -133,13 +127,18 @@ class Context:
         if isinstance(self.metrics, SampleSource):
             self.metrics.follow(requests)
 
-    def connect(self, outlet: Outlet, read_headers: Callable[[Request, Types], Headers]) -> None:
-        """Tell it how to reach the server and how to read a request's headers."""
-        self.cl_socket = outlet
+    def take_samples(self) -> list[Sample]:
+        """What the handler has measured since the last call."""
+        metrics = self.metrics
+        return metrics.take() if isinstance(metrics, SampleSource) else []
+
+    def connect(self, sink: ReplySink, read_headers: Callable[[Request, Types], Headers]) -> None:
+        """Set how chunks are sent and how the headers of a request are read."""
+        self.cl_socket = sink
         self._read_headers = read_headers
 
     def isolated(self) -> Context:
-        """A copy that shares nothing a handler has put into it, but for what cannot be copied."""
+        """A copy with deep copies of all that a handler has put into it; what cannot be copied is shared."""
         twin = copy.copy(self)
         for name, value in vars(self).items():
             if name not in _NEVER_COPIED:
@@ -149,19 +148,18 @@ class Context:
 
     @property
     def requests(self) -> Sequence[Request]:
-        """The requests of this batch."""
         return self._requests
 
     @property
     def touched_processors(self) -> list[RequestProcessor] | None:
-        """The request processors, if the handler has asked for any."""
+        """The request processors; None if the handler has not used any."""
         return self._processors
 
-    # ---- what handlers use ----
+    # ---- for handlers ----
 
     @property
     def system_properties(self) -> dict[str, Any]:
-        """Model folder, device, batch size and server."""
+        """`model_dir`, `gpu_id`, `batch_size`, `limit_max_image_pixels`, and the server's name and version."""
         return self._system_properties
 
     @property
@@ -177,7 +175,7 @@ class Context:
 
     @property
     def request_processor(self) -> list[RequestProcessor]:
-        """One per request of the batch."""
+        """One for each request of the batch."""
         if self._processors is None:
             pairs = zip(self._requests, self._types, strict=True)
             self._processors = [RequestProcessor(self._read_headers(request, types)) for request, types in pairs]
@@ -188,13 +186,13 @@ class Context:
         self._processors = processors
 
     def is_cancelled(self, idx: int = 0) -> bool:
-        """Whether the client of request `idx` has gone: its answer would reach nobody."""
+        """Whether the client of request `idx` is gone; its reply would be dropped."""
         return self.cl_socket is not None and self.cl_socket.is_cancelled(self._requests[idx].job_id)
 
     def send(self, values: Sequence[Any], request_ids: Mapping[int, str] | None = None) -> None:
-        """Send one chunk to each request of the batch now; the value returned at the end is the last chunk.
+        """Send one chunk to each request of the batch now; the return value of the handler is the last chunk.
 
-        `request_ids` names those that `values` are for, as `context.request_ids` does: a part of the batch, perhaps.
+        `request_ids` maps the indices of `values` to request ids; it may name a part of the batch.
         """
         if self.cl_socket is None:
             return
@@ -206,7 +204,6 @@ class Context:
         self.cl_socket.send_values(self, [*chosen.values()], [*chosen])
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """The id of request `idx`."""
         ids = self.request_ids
         return ids.get(idx) if ids else None
 
@@ -215,42 +212,35 @@ class Context:
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> Headers:
-        """All headers of request `idx`."""
         return self.request_processor[idx].get_request_properties()
 
     def set_response_content_type(self, idx: int, value: str) -> None:
-        """Set the content type of the response to request `idx`."""
         self.set_response_header(idx, "content-type", value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """The content type set for request `idx`."""
         return self.request_processor[idx].get_response_header("content-type")
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """Set a header of the response to request `idx`."""
         self.request_processor[idx].add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        """The headers set for request `idx`."""
         return self.request_processor[idx].get_response_headers()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """Set the status of the response to request `idx`."""
         if self.request_processor:
             self.request_processor[idx].report_status(code, phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """Set the status of every response of the batch."""
         for processor in self.request_processor:
             processor.report_status(code, phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str | None]:
-        """The status and phrase set for request `idx`."""
+        """The status and reason phrase set for request `idx`."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 
     def get_sequence_id(self, idx: int) -> Any:
-        """The sequence that request `idx` belongs to."""
+        """The id of the sequence that request `idx` belongs to, or None."""
         return self.get_request_header(idx, self.header_key_sequence_id)
 
 

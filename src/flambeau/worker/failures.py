@@ -1,4 +1,4 @@
-"""Exception → Failed: which status, what the client is told, and what the log keeps."""
+"""Exception → Failed: the status, the text for the client, and the detail for the log."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import traceback
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
-from flambeau.worker.replies import BadResult
+from flambeau.worker.results import BadResult
 
 OUT_OF_MEMORY = 507
 MAX_CHARACTERS = 16_000
-MISPLACED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # until somebody mends it
+WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # does not pass by itself
 
 
 def to_failed(job_ids: list[int], error: BaseException) -> Failed:
-    """The failure of jobs, with TorchServe's statuses and texts."""
-    if isinstance(error, PredictionException):  # an answer, not an accident
+    """The failure of jobs; existing clients rely on these statuses and texts."""
+    if isinstance(error, PredictionException):  # the handler chose this reply
         return Failed(job_ids, status_of(error), printable(str(error.message)))
     if isinstance(error, BadRequest):
-        # What made it a bad request tells the handler's author more than the client was told.
+        # The cause is for the handler's author; the client gets the message only.
         detail = printable("".join(traceback.format_exception(error.__cause__))) if error.__cause__ else ""
         return Failed(job_ids, 400, printable(str(error)), detail)
     detail = printable("".join(traceback.format_exception(error)))
@@ -31,22 +31,21 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
 
 
 def load_failed(error: BaseException, *, may_change: bool = False) -> Failed:
-    """The failure to load a model; the text names the error, since only operators see it.
+    """The failure to load a model. Its message names the error: only operators see it.
 
-    An error that is final by its own word is its text alone, in one line; none is where the model's files
-    `may_change` at any time.
+    A final error is reported by its own text, in one line. No error is final while the model's files `may_change`.
     """
     status = OUT_OF_MEMORY if any(map(lacks_memory, origins(error))) else 500
     detail = printable("".join(traceback.format_exception(error)))
-    words = " ".join(str(error).split())
-    if words and not may_change and is_final(error):
-        return Failed([], status, printable(words), detail, is_final=True)
+    text = " ".join(str(error).split())
+    if text and not may_change and is_final(error):
+        return Failed([], status, printable(text), detail, is_final=True)
     summary = "".join(traceback.format_exception_only(error)).strip()
     return Failed([], status, printable(summary), detail)
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether an error says of itself that another try would end the same, and nothing that led to it may pass."""
+    """Whether an error is marked final and none of its causes may pass by itself."""
     if getattr(error, "is_final", False) is not True:
         return False
     links = origins(error)
@@ -54,7 +53,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def origins(error: BaseException) -> list[BaseException]:
-    """An error and what led to it, newest first; also what `from None` hides, which is for readers."""
+    """An error and its causes, newest first, including those that `from None` hides."""
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and not any(link is other for other in links):
@@ -64,20 +63,20 @@ def origins(error: BaseException) -> list[BaseException]:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether it is trouble of the system, with a disk or a connection, and not of the file that was asked for."""
-    if not isinstance(error, OSError) or isinstance(error, MISPLACED):
+    """Whether it is a temporary problem of a disk or a connection, and not a wrong path."""
+    if not isinstance(error, OSError) or isinstance(error, WRONG_PATH):
         return False
-    return error.errno != errno.EINVAL  # a place in a file that was cut off
+    return error.errno != errno.EINVAL  # an offset beyond the end of a truncated file
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether a load met too little memory, which may be free at the next try."""
-    words = str(error).lower()
-    return is_out_of_memory(error) or "allocate memory" in words or "out of memory" in words
+    """Whether memory was short; there may be more at the next try."""
+    text = str(error).lower()
+    return is_out_of_memory(error) or "allocate memory" in text or "out of memory" in text
 
 
 def status_of(error: PredictionException) -> int:
-    """The status a handler asked for; TorchServe sends 413 as 507, and what is no number as 500."""
+    """The status a handler asked for. Existing clients expect 507 for 413, and 500 for anything but a number."""
     try:
         status = int(error.error_code)
     except (TypeError, ValueError):
@@ -86,10 +85,10 @@ def status_of(error: PredictionException) -> int:
 
 
 def printable(text: str) -> str:
-    """Text that can be sent, whatever an exception was made of; of a long one, the end."""
+    """Text that can be encoded; of a long one, the end."""
     return text[-MAX_CHARACTERS:].encode("utf-8", "backslashreplace").decode()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """TorchServe calls any error that mentions CUDA out of memory; clients rely on the status."""
+    """Existing clients rely on this status for any error that mentions CUDA."""
     return isinstance(error, MemoryError) or "CUDA" in str(error)

@@ -1,4 +1,4 @@
-"""A request → the row a handler gets: one value per parameter, typed by its media type."""
+"""InputReader: a request → the row a handler gets, with one value for each parameter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from flambeau.errors import BadRequest
 from flambeau.wire.messages import Request, Shared
-from flambeau.wire.shared import SegmentReader
+from flambeau.wire.shared_memory import SegmentReader
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 class Form(Row):
-    """The row of a form, which knows the content type of each field."""
+    """The row of a form, with the content type of each field."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,19 +37,19 @@ _decode_json = msgspec.json.Decoder().decode
 
 
 class InputReader:
-    """Turns requests into rows, by the rules TorchServe's handlers know."""
+    """Turns requests into rows, by the rules that existing handlers rely on."""
 
     def __init__(self, *, decode: bool) -> None:
         self._decode = decode
         self.segments = SegmentReader()
 
     def read(self, request: Request) -> Row:
-        """The row of one request; raises BadRequest when its form cannot be read."""
+        """The row of one request; raises BadRequest if its form is invalid."""
         if request.kind == "describe":
             return {}
         body = request.body
         raw = self.segments.read(body) if type(body) is Shared else bytearray(body)  # type: ignore[arg-type]
-        if request.kind == "generate":  # a front end has read what the client sent
+        if request.kind == "generate":  # the front end has parsed the body already
             return {"body": raw}
         if request.fields is not None:
             return split(raw, request.fields)
@@ -64,7 +64,7 @@ class InputReader:
         return self._with_query(row, request.query, content_type) if request.query else row
 
     def _value(self, raw: bytearray, media_type: str) -> Any:
-        """JSON parsed, text as str, anything else, and what cannot be parsed, as bytearray (never bytes)."""
+        """JSON as objects, text as str; everything else, and invalid input, as bytearray (never bytes)."""
         if not self._decode:
             return raw
         try:
@@ -73,11 +73,11 @@ class InputReader:
             if media_type.startswith("text"):
                 return raw.decode("utf-8")
         except (ValueError, RecursionError):
-            logger.warning("a body sent as %s could not be decoded; the handler gets its bytes", media_type)
+            logger.warning("a body sent as %s cannot be decoded; the handler gets its bytes", media_type)
         return raw
 
     def _with_query(self, row: Row, query: str, content_type: str) -> Row:
-        """The parameters of the URL, as bytes, under those of the body."""
+        """The row with the parameters of the URL, as bytes; those of the body take precedence."""
         joined = self._read_urlencoded(bytearray(query, "latin-1"))
         joined.types |= row.types if type(row) is Form else {"body": content_type}
         joined.update(row)
@@ -134,7 +134,7 @@ class InputReader:
 
 
 def split(raw: bytearray, fields: Sequence[tuple[str, int]]) -> Row:
-    """The row of a request that came with its fields apart: they are bytes without a type."""
+    """The row of a request whose body is several fields, one after another; they are bytes without a type."""
     row = Form()
     row.types = {name: "" for name, _ in fields}
     if len(fields) == 1:
@@ -148,7 +148,7 @@ def split(raw: bytearray, fields: Sequence[tuple[str, int]]) -> Row:
 
 
 def parse_json(raw: bytearray) -> Any:
-    """Parse as `json.loads` does, only faster; the odd cases are left to it."""
+    """`json.loads`, through a faster decoder where the result is the same."""
     try:
         return _decode_json(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -156,7 +156,7 @@ def parse_json(raw: bytearray) -> Any:
 
 
 def header(request: Request, name: str) -> str:
-    """A header of a request, whatever its case; the last one wins."""
+    """A header of a request, without regard to case; the last one wins."""
     size = len(name)
     found = ""
     for key, value in request.headers:
@@ -171,12 +171,12 @@ def media_type_of(content_type: str) -> str:
 
 
 def read_headers(request: Request, types: dict[str, str] | None) -> dict[str, Any]:
-    """The headers a handler sees: the client's, what kind of call this is, and the type of each parameter."""
+    """The headers a handler sees: the client's, the kind of call, and the content type of each parameter."""
     headers: dict[str, Any] = dict(request.headers)
     if request.kind == "describe":
         headers["describe"] = "True"
     else:
-        if request.fields is None:  # a call without a URL has no such headers
+        if request.fields is None:  # calls without a URL, such as gRPC, lack these headers
             headers["url_path"] = request.url_path
             headers["explain"] = str(request.kind == "explain")
         types = types if types is not None else {"body": header(request, "content-type")}

@@ -1,4 +1,4 @@
-"""The handler a manifest names → an object ready to use."""
+"""The loader: the handler and the envelope that a model names → an object ready to use."""
 
 from __future__ import annotations
 
@@ -16,39 +16,42 @@ from typing import Any
 
 from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.errors import HandlerError
-from flambeau.importing import import_file
+from flambeau.file_import import import_file
 from flambeau.worker.context import Context
-from flambeau.worker.envelopes import Handle, find_envelope, put_in_envelope
+
+Handle = Callable[[Any, Context], Any]
+
+ENVELOPES = {
+    "body": "flambeau.handlers.envelopes.base:BodyEnvelope",
+    "json": "flambeau.handlers.envelopes.base:JSONEnvelope",
+    "kserve": "flambeau.handlers.envelopes.kserve:KServeEnvelope",
+    "kservev2": "flambeau.handlers.envelopes.kserve:KServev2Envelope",
+    "instances": "flambeau.handlers.envelopes.kserve:InstancesEnvelope",
+    "open_inference": "flambeau.handlers.envelopes.open_inference:OpenInferenceEnvelope",
+}
+ENVELOPE_PACKAGE = "ts.torch_handler.request_envelope"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What the worker calls for each batch, whether many calls may run at a time, and the object behind it."""
+class LoadedHandler:
+    """What the worker calls for each batch, and the object behind it."""
 
     handle: Handle
-    is_concurrent: bool
+    is_concurrent: bool  # an `async def`: many calls may run at a time
     handler: Any = None  # None: a plain function
-    initialize_s: float = 0.0  # how long it took to make and initialize it
+    initialize_s: float = 0.0  # how long its creation and `initialize` took
     envelope: str = ""  # what `handle` is wrapped in
-    abilities: tuple[str, ...] = ()  # what its class says that front ends may ask for beside predictions
+    abilities: tuple[str, ...] = ()  # what front ends may ask for besides predictions
 
 
-def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
-    """Find the handler, instantiate and initialize it; what is `async` about that runs on `loop`."""
+def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> LoadedHandler:
+    """Find, create and initialize the handler; an `async def initialize` runs on `loop`."""
     put_on_path(folder)
     return initialize(find_handler(value, folder), context, loop)
 
 
-def in_envelope(entry: Entry, name: str, folder: Path) -> Entry:
-    """The same entry, with its input and output in the envelope of that name; without a name, as it is."""
-    if not name:
-        return entry
-    wrapped = put_in_envelope(entry.handle, find_envelope(name, folder), is_concurrent=entry.is_concurrent)
-    return replace(entry, handle=wrapped, envelope=name)
-
-
 def find_handler(value: str, folder: Path) -> Callable[..., Any]:
-    """The class or function that a handler value names."""
+    """The class or function that a handler value names: `file`, `file.py:function` or a built-in name."""
     if not value:
         raise HandlerError(
             "this model names no handler: set model.handler in its manifest, give `handler` when you register it, "
@@ -57,9 +60,9 @@ def find_handler(value: str, folder: Path) -> Callable[..., Any]:
     module_name, _, wanted = value.partition(":")
     path = Path(module_name.removesuffix(".py"))
     name = path.name
-    is_inside = not path.is_absolute() and ".." not in path.parts  # of any other path the name counts, as in TorchServe
+    is_inside = not path.is_absolute() and ".." not in path.parts  # of other paths only the name counts
     if is_inside and (folder / path.parent / f"{name}.py").is_file():
-        folder = folder / path.parent  # `dir/foo.py:entry`, as a register call may say
+        folder = folder / path.parent  # `dir/foo.py:entry` in a register call
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     if name in BUILT_IN and not (folder / f"{name}.py").is_file():
@@ -76,32 +79,31 @@ def find_handler(value: str, folder: Path) -> Callable[..., Any]:
     return the_class(module)
 
 
-def initialize(found: Callable[..., Any], context: Context, loop: asyncio.AbstractEventLoop) -> Entry:
-    """A function, or an instance of a handler class, ready for its first batch."""
+def initialize(found: Callable[..., Any], context: Context, loop: asyncio.AbstractEventLoop) -> LoadedHandler:
     began = time.perf_counter()
-    entry, pending = begin_initialize(found, context)
+    loaded, pending = begin_initialize(found, context)
     finish(pending, loop)
-    return replace(entry, initialize_s=time.perf_counter() - began)
+    return replace(loaded, initialize_s=time.perf_counter() - began)
 
 
-def begin_initialize(found: Callable[..., Any], context: Context) -> tuple[Entry, Any]:
-    """The entry, and what its initialization returned: maybe something still to be awaited."""
-    if not inspect.isclass(found):  # the convention for functions: no data means initialize
-        return Entry(found, is_async(found)), found(None, context)
+def begin_initialize(found: Callable[..., Any], context: Context) -> tuple[LoadedHandler, Any]:
+    """The handler, and the return value of its initialization, which may have to be awaited."""
+    if not inspect.isclass(found):  # a function initializes itself when it is called without data
+        return LoadedHandler(found, is_async(found)), found(None, context)
     handler: Any = found()
     abilities = tuple(getattr(handler, "abilities", ()))
-    return Entry(handler.handle, is_async(handler.handle), handler, abilities=abilities), handler.initialize(context)
+    loaded = LoadedHandler(handler.handle, is_async(handler.handle), handler, abilities=abilities)
+    return loaded, handler.initialize(context)
 
 
 def built_in(name: str) -> type[Any]:
-    """The class of a built-in handler."""
     module, _, class_name = BUILT_IN[name].partition(":")
     handler_class: type[Any] = getattr(importlib.import_module(module), class_name)
     return handler_class
 
 
 def finish(result: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Let an initialization run to its end, if calling it was only the beginning."""
+    """Run a coroutine or generator to its end; any other result is complete."""
     if inspect.isasyncgen(result):
         loop.run_until_complete(exhaust(result))
     elif inspect.isawaitable(result):
@@ -112,20 +114,19 @@ def finish(result: Any, loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def exhaust(items: AsyncIterator[Any]) -> None:
-    """Run an async generator to its end."""
     async for _ in items:
         pass
 
 
 def put_on_path(folder: Path) -> None:
-    """Let the handler import its neighbors, in this process and in those it starts."""
+    """Let the handler import the files beside it, in this process and in those it starts."""
     sys.path.insert(0, str(folder))
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{others}{os.pathsep}{folder}" if others else str(folder)
 
 
 def import_handler(name: str, folder: Path) -> ModuleType:
-    """The module of that name: the model's own file first, then any other."""
+    """The module of that name: the model's own file first, then an installed one."""
     file = folder / f"{name}.py"
     if file.is_file():
         return import_file(file)
@@ -134,7 +135,7 @@ def import_handler(name: str, folder: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:  # the module was found; something that it imports was not
+        if error.name != name:  # the module was found, but one of its imports was not
             raise
         raise HandlerError(
             f"no handler {name!r}: there is no {name}.py in the archive, no built-in handler and no installed module "
@@ -143,26 +144,26 @@ def import_handler(name: str, folder: Path) -> ModuleType:
 
 
 def names_in(module: ModuleType) -> list[str]:
-    """What a module defines itself, for error messages."""
+    """The names that a module defines itself, for error messages."""
     return [k for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
 
 
 def handler_classes(module: ModuleType) -> list[type[Any]]:
-    """The classes a module defines that can be handlers; all its classes if none has both methods.
+    """The classes of a module that have `handle` and `initialize`; without such, all classes it defines.
 
-    A module without a class of its own may hand on one that it has imported; BaseHandler alone is none.
+    A module without classes of its own may re-export a handler class; BaseHandler itself does not count.
     """
     known = [v for v in vars(module).values() if inspect.isclass(v)]
     able = [c for c in known if hasattr(c, "handle") and hasattr(c, "initialize")]
     own = [c for c in known if c.__module__ == module.__name__]
-    handed_on = [c for c in able if c.__name__ != "BaseHandler"]
-    return [c for c in own if c in able] or own or handed_on
+    imported = [c for c in able if c.__name__ != "BaseHandler"]
+    return [c for c in own if c in able] or own or imported
 
 
 def the_class(module: ModuleType) -> type[Any]:
-    """The one handler class of a module."""
+    """The only handler class of a module; raises HandlerError if there is none, or more than one."""
     classes = handler_classes(module)
-    if len(classes) > 1:  # a base class and its specialization: the specialization is meant
+    if len(classes) > 1:  # of a base class and its subclass, the subclass
         leaves = [c for c in classes if not any(c in other.__mro__[1:] for other in classes)]
         classes = leaves if len(leaves) == 1 else classes
     if len(classes) != 1:
@@ -180,5 +181,65 @@ def the_class(module: ModuleType) -> type[Any]:
 
 
 def is_async(function: Handle) -> bool:
-    """Whether a handler gives its thread back while it waits."""
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+# ---- envelopes ----
+
+
+def in_envelope(loaded: LoadedHandler, name: str, folder: Path) -> LoadedHandler:
+    """The handler in the envelope of that name; without a name, the handler itself."""
+    if not name:
+        return loaded
+    wrapped = put_in_envelope(loaded.handle, find_envelope(name, folder), is_concurrent=loaded.is_concurrent)
+    return replace(loaded, handle=wrapped, envelope=name)
+
+
+def put_in_envelope(handle: Handle, envelope: type[Any], *, is_concurrent: bool) -> Handle:
+    if not is_concurrent:
+        wrapped: Handle = envelope(handle).handle
+        return wrapped
+
+    async def handle_concurrently(data: Any, context: Context) -> Any:
+        # A new envelope for each call: calls overlap, and an envelope keeps its batch.
+        result = envelope(handle).handle(data, context)
+        return await result if inspect.isawaitable(result) else result
+
+    return handle_concurrently
+
+
+def find_envelope(name: str, folder: Path) -> type[Any]:
+    """The class of an envelope: built in, or the first class of the model's own file or of an installed module."""
+    if name in ENVELOPES:
+        module_name, _, class_name = ENVELOPES[name].partition(":")
+        found: type[Any] = getattr(importlib.import_module(module_name), class_name)
+        return found
+    return first_class(find_module(name, folder))
+
+
+def find_module(name: str, folder: Path) -> ModuleType:
+    file = folder / f"{name}.py"
+    if file.is_file():
+        return import_file(file)
+    for candidate in (f"{ENVELOPE_PACKAGE}.{name}", name):
+        try:
+            return importlib.import_module(candidate)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, candidate, *parents_of(candidate)):  # found, but one of its imports is not
+                raise
+    raise HandlerError(
+        f"no envelope {name!r}: there is no {name}.py in the archive and no installed module of that name. "
+        f"Built in: {', '.join(ENVELOPES)}"
+    )
+
+
+def parents_of(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def first_class(module: ModuleType) -> type[Any]:
+    for value in vars(module).values():
+        if inspect.isclass(value) and value.__module__ == module.__name__ and hasattr(value, "handle"):
+            return value
+    raise HandlerError(f"{module.__name__} has no class with a method handle(data, context), which an envelope needs")

@@ -1,4 +1,4 @@
-"""Runner: one batch through the handler, from its requests to its replies."""
+"""BatchRunner: runs one batch through the handler, from its requests to its replies."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from flambeau.errors import BadRequest
 from flambeau.wire.messages import Request, Run
 from flambeau.worker.context import Context
-from flambeau.worker.envelopes import Handle
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
-from flambeau.worker.replier import Replier
-from flambeau.worker.replies import check_result
+from flambeau.worker.loader import Handle
+from flambeau.worker.outbox import Outbox
+from flambeau.worker.results import check_result
 
 GENERATES_NOTHING = "The model generates no text; its handler must be gpt_handler, or another that generates."
 
 
-class Runner:
-    """Reads the inputs of a batch, calls the handler and has the replies sent."""
+class BatchRunner:
+    """Reads the inputs of a batch, calls the handler and sends the replies."""
 
     def __init__(
         self,
         handle: Handle,
         reader: InputReader,
         context: Context,
-        replier: Replier,
+        outbox: Outbox,
         *,
         wrap: Callable[[str], Handle] | None = None,
         new_context: Callable[[Context], Context] = copy.copy,
@@ -38,12 +38,11 @@ class Runner:
         self._wrap = wrap
         self._wrapped: dict[str, Handle] = {}
         self._reader = reader
-        self._replier = replier
+        self._outbox = outbox
         self._new_context = new_context
-        context.connect(replier, read_headers)
+        context.connect(outbox, read_headers)
 
     def _handle_in(self, envelope: str) -> Handle:
-        """The handler's entry point, in the envelope that the requests of a batch ask for."""
         if not envelope or self._wrap is None:
             return self.handle
         if envelope not in self._wrapped:
@@ -53,37 +52,36 @@ class Runner:
     def new_context(self) -> Context:
         """A context for a batch that runs beside others."""
         context = self._new_context(self.context)
-        context.metrics = copy.copy(context.metrics)  # it measures for the requests of its own batch
+        context.metrics = copy.copy(context.metrics)  # each batch measures for its own requests
         return context
 
     def read(self, request: Request) -> Row | None:
-        """The input of a request; None, and an answer, when it cannot be read."""
+        """The input of a request; None if it is invalid, and the job has failed."""
         try:
             return self._reader.read(request)
         except Exception as error:
-            self._replier.fail([request], error)
+            self._outbox.fail([request], error)
             return None
 
     def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
-        """Read the inputs; jobs nobody waits for, or with a body that cannot be read, are answered now."""
-        self._replier.look_for_cancels()
+        """Open the jobs and read their inputs; cancelled jobs and those with invalid input are answered here."""
+        self._outbox.poll_cancellations()
         rows, requests = [], []
         for request in jobs:
-            if self._replier.refuse_cancelled(request):
+            if self._outbox.reject_cancelled(request):
                 continue
-            self._replier.open([request])
-            if request.kind == "generate":  # a front end could not know before the model was loaded
-                self._replier.fail([request], BadRequest(GENERATES_NOTHING))
+            self._outbox.open([request])
+            if request.kind == "generate":  # front ends learn what a model can do when it is loaded
+                self._outbox.fail([request], BadRequest(GENERATES_NOTHING))
             elif (row := self.read(request)) is not None:
                 rows.append(row)
                 requests.append(request)
         context.begin(requests, [types_of(row) for row in rows])
         return rows
 
-    # ---- one at a time ----
+    # ---- one batch at a time ----
 
     def run(self, run: Run) -> None:
-        """Run a batch to its end."""
         context = self.context
         rows = self.begin(context, run.jobs)
         if rows:
@@ -95,19 +93,19 @@ class Runner:
         try:
             result = call()
             if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
-                self._replier.finish(context, result, time.perf_counter() - began)
+                self._outbox.finish(context, result, time.perf_counter() - began)
             else:
                 self.reply(context, result, began)
         except Exception as error:
-            if self._replier.may_try_each(context):
+            if self._outbox.can_split(context):
                 for request in [*context.requests]:
                     self.run(Run([request]))
                 return
-            self._replier.fail(context.requests, error)
-        self._replier.send_samples(context)
+            self._outbox.fail(context.requests, error)
+        self._outbox.send_samples(context)
 
     def reply(self, context: Context, result: Any, began: float) -> None:
-        """Any result but a plain list: a generator for the batch, or streams inside the list."""
+        """Send a result that is no plain list: a generator for the batch, or generators in the list."""
         if inspect.isgenerator(result):
             self._stream_batch(context, result, began)
             return
@@ -115,43 +113,43 @@ class Runner:
         self._stream_each(context, values)
 
     def _stream_batch(self, context: Context, chunks: Iterator[Any], began: float) -> None:
-        """Each item the handler yields is a chunk for every request; the end of the generator ends them."""
+        """Send each item as one chunk for every request; the end of the generator ends all replies."""
         try:
             for item in chunks:
-                self._replier.send_values(context, as_values(context, item))
-                if self._replier.all_cancelled(context):
+                self._outbox.send_values(context, as_values(context, item))
+                if self._outbox.all_cancelled(context):
                     break
         finally:
             chunks.close()  # type: ignore[attr-defined]
-        self._replier.finish(context, [b""] * len(context.requests), time.perf_counter() - began)
+        self._outbox.finish(context, [b""] * len(context.requests), time.perf_counter() - began)
 
     def _stream_each(self, context: Context, values: Sequence[Any]) -> None:
-        """Generators inside the result are advanced in turn; plain values are answered at once."""
+        """Advance the generators in turn; send plain values at once."""
         streams: dict[int, Iterator[Any]] = {}
         context.has_sent = True
         for i, value in enumerate(values):
             if is_stream(value):
                 streams[i] = value
             else:
-                self._replier.send_one(context, i, value, last=True)
+                self._outbox.send(context, i, value, last=True)
         while streams:
             for i, stream in [*streams.items()]:
                 job_id = context.requests[i].job_id
                 try:
-                    self._replier.send_one(context, i, next(stream), last=False)
-                    if self._replier.is_cancelled(job_id):
+                    self._outbox.send(context, i, next(stream), last=False)
+                    if self._outbox.is_cancelled(job_id):
                         stream.close()  # type: ignore[attr-defined]
                 except StopIteration:
                     del streams[i]
-                    self._replier.send_one(context, i, b"", last=True)
-                except Exception as error:  # the other streams of the batch go on
+                    self._outbox.send(context, i, b"", last=True)
+                except Exception as error:  # the other streams continue
                     del streams[i]
-                    self._replier.fail([context.requests[i]], error)
+                    self._outbox.fail([context.requests[i]], error)
 
-    # ---- beside others ----
+    # ---- many batches at a time ----
 
     async def run_async(self, run: Run) -> None:
-        """Run a batch of an `async def` handler to its end."""
+        """Run a batch of an `async def` handler."""
         context = self.new_context()
         rows = self.begin(context, run.jobs)
         if not rows:
@@ -163,27 +161,26 @@ class Runner:
                 result = await result
             if inspect.isasyncgen(result):
                 async for item in result:
-                    self._replier.send_values(context, as_values(context, item))
-                    if self._replier.all_cancelled(context):
+                    self._outbox.send_values(context, as_values(context, item))
+                    if self._outbox.all_cancelled(context):
                         await result.aclose()
                         break
-                self._replier.finish(context, [b""] * len(context.requests))
+                self._outbox.finish(context, [b""] * len(context.requests))
             else:
-                self._replier.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
+                self._outbox.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
         except (Exception, asyncio.CancelledError) as error:
-            if self._replier.may_try_each(context):
+            if self._outbox.can_split(context):
                 for request in [*context.requests]:
                     await self.run_async(Run([request]))
                 return
-            self._replier.fail(context.requests, error)
-        self._replier.send_samples(context)
+            self._outbox.fail(context.requests, error)
+        self._outbox.send_samples(context)
 
 
 def as_values(context: Context, item: Any) -> Sequence[Any]:
-    """What a generator yielded, as one value per request; a lone request needs no list around it."""
+    """The item of a generator as one value for each request; with one request it may come without a list."""
     return item if isinstance(item, list) or len(context.requests) > 1 else [item]
 
 
 def is_stream(value: Any) -> bool:
-    """Whether a value of a result is to be sent piece by piece."""
     return inspect.isgenerator(value)

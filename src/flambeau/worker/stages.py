@@ -1,4 +1,4 @@
-"""What each stage of a handler returns, and where the time of a call goes."""
+"""StageObserver: the time of each stage of a handler, and a description of what it returns."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flambeau.worker.describing import describe
-from flambeau.worker.loader import Entry
+from flambeau.worker.loader import LoadedHandler
 
 STAGES = ("preprocess", "inference", "postprocess")
 REST = "rest of handle"
+MAX_KEYS = 6  # of a mapping in a description
+MAX_DEPTH = 3
 
 
 @dataclass(slots=True)
 class Stage:
-    """One stage in one call: its own time, without that of stages it calls."""
+    """One stage in one call; its time excludes stages that it calls."""
 
     name: str
     seconds: float = 0.0
@@ -29,43 +30,41 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call of `handle`: the stages it went through, and the rest; they add up to the whole."""
+class CallProfile:
+    """One call of `handle`: its stages and the rest, which add up to the whole."""
 
     stages: list[Stage] = field(default_factory=list)
     rest: Stage = field(default_factory=lambda: Stage(REST))
 
     @property
     def seconds(self) -> float:
-        """How long the whole call took."""
         return sum(stage.seconds for stage in self.stages) + self.rest.seconds
 
 
 class StageObserver:
-    """Watches the stages of one handler, in a process that is ours alone."""
+    """Wraps the stages of one handler to time them; only for processes without other calls."""
 
     def __init__(self) -> None:
-        self.call = Call()
+        self.call = CallProfile()
         self._inner_s: list[float] = []  # for each open stage: the time spent in stages inside it
 
-    def observe(self, entry: Entry) -> Entry:
-        """The same entry, observed; the stages are wrapped where a handler has all three."""
-        handler = entry.handler
+    def observe(self, loaded: LoadedHandler) -> LoadedHandler:
+        """The handler, observed; stages are timed only if it has all three."""
+        handler = loaded.handler
         if handler is not None and all(callable(getattr(handler, name, None)) for name in STAGES):
             for name in STAGES:
                 try:
                     setattr(handler, name, self._wrap(getattr(handler, name), functools.partial(self._stage, name)))
-                except AttributeError:  # __slots__: it has no room for them
+                except AttributeError:  # __slots__ without room for them
                     break
-        return replace(entry, handle=self._wrap(entry.handle, lambda: self.call.rest))
+        return replace(loaded, handle=self._wrap(loaded.handle, lambda: self.call.rest))
 
     def begin(self) -> None:
-        """Turn to the next call."""
-        self.call = Call()
+        """Start the profile of the next call."""
+        self.call = CallProfile()
         self._inner_s.clear()
 
     def _stage(self, name: str) -> Stage:
-        """The stage of that name in the present call, in the order of their first calls."""
         found = next((stage for stage in self.call.stages if stage.name == name), None)
         if found is None:
             found = Stage(name)
@@ -94,11 +93,11 @@ class StageObserver:
         return observed
 
     def _note(self, stage: Stage, result: Any) -> Any:
-        """Take note of a result; that of a generator is made while it is consumed."""
+        """Describe a result; a generator is timed while it is consumed."""
         began = time.perf_counter()
         stage.calls += 1
         stage.output = describe(result)
-        if self._inner_s:  # our own work is nobody's
+        if self._inner_s:  # do not count our own work
             self._inner_s[-1] += time.perf_counter() - began
         if inspect.isgenerator(result):
             return self._each(stage, result)
@@ -141,7 +140,7 @@ class StageObserver:
 
 
 def wait_for_device() -> None:
-    """Let kernels that were only launched finish, so that their time is counted where they belong."""
+    """Wait for launched kernels, so that their time counts for the stage that launched them."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():
@@ -149,11 +148,92 @@ def wait_for_device() -> None:
 
 
 def device_of(handler: Any) -> str:
-    """The device a handler computes on, where it tells; empty where it does not."""
+    """The device of a handler or of its model's parameters; empty if unknown."""
     device = getattr(handler, "device", None)
     if device is None and callable(parameters := getattr(getattr(handler, "model", None), "parameters", None)):
         try:
             device = getattr(next(iter(parameters()), None), "device", None)
-        except Exception:  # whatever it is, it is no torch module
+        except Exception:  # not a torch module
             return ""
     return str(device) if device is not None else ""
+
+
+# ---- descriptions of values; torch is not needed ----
+
+
+def describe(value: Any, depth: int = 0) -> str:
+    """`Tensor float32 (2, 3) cpu`, `list of 2 dict`, `bytearray 13.2 kB`, …"""
+    name = type(value).__name__
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        return "None" if value is None else f"{name} {value}"
+    if isinstance(value, str):
+        return f"{name} of {len(value)} characters"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"{name} {size_text(memoryview(value).nbytes)}"
+    if is_array(value):
+        return describe_array(value)
+    if isinstance(value, Mapping):
+        return describe_mapping(value, depth)
+    if isinstance(value, (Sequence, Set)):
+        return f"{name} of {len(value)}{describe_items([*value])}"
+    return describe_picture(value) or name
+
+
+def describe_array(value: Any) -> str:
+    kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    device = str(getattr(value, "device", ""))
+    words = [type(value).__name__, kind, str(tuple(value.shape)), device]
+    return " ".join(word for word in words if word)
+
+
+def describe_mapping(value: Mapping[Any, Any], depth: int) -> str:
+    """Each value if arrays are inside, else only the keys."""
+    name, shown = type(value).__name__, [*value][:MAX_KEYS]
+    more = ", …" if len(value) > MAX_KEYS else ""
+    if depth < MAX_DEPTH and has_array(value, MAX_DEPTH - depth):
+        inner = ", ".join(f"{key}: {describe(value[key], depth + 1)}" for key in shown)
+        return f"{'' if name == 'dict' else f'{name} '}{{{inner}{more}}}"
+    keys = ", ".join(str(key)[:20] for key in shown)
+    return f"{name} of {len(value)}" + (f" ({keys}{more})" if keys else "")
+
+
+def describe_items(items: Sequence[Any]) -> str:
+    """The common type of the items, with the shape of arrays."""
+    kinds = sorted({type(item).__name__ for item in items})
+    if len(kinds) != 1:
+        return f" ({', '.join(kinds[:MAX_KEYS])})" if kinds else ""
+    if is_array(items[0]) and len(texts := {describe_array(item) for item in items}) == 1:
+        return f" {texts.pop()}"
+    return f" {kinds[0]}"
+
+
+def describe_picture(value: Any) -> str:
+    """Mode and size of a PIL image; empty for anything else."""
+    mode, size = getattr(value, "mode", None), getattr(value, "size", None)
+    if isinstance(mode, str) and isinstance(size, tuple) and len(size) == 2:
+        return f"{type(value).__name__} {mode} {size[0]}×{size[1]}"
+    return ""
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value has a shape, as the tensors and arrays of all libraries do."""
+    return isinstance(getattr(value, "shape", None), tuple)
+
+
+def has_array(value: Any, depth: int) -> bool:
+    """Whether a value is an array, or a mapping with one at most `depth` levels down."""
+    if isinstance(value, Mapping) and depth > 0:
+        return any(has_array(item, depth - 1) for item in [*value.values()][:MAX_KEYS])
+    return is_array(value)
+
+
+def size_text(size_bytes: int) -> str:
+    """`812 B`, `13.2 kB`, `4.0 MB`."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    size, unit = size_bytes / 1000, "kB"
+    for unit in ("kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.1f} {unit}"

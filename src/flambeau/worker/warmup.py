@@ -1,4 +1,4 @@
-"""Warm-up: a handler answers the example of its model-config before clients reach it."""
+"""Warm-up: runs the example of a model's configuration through its handler before the worker is ready."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from flambeau.errors import HandlerError
 from flambeau.wire.messages import Request
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import InputReader, types_of
-from flambeau.worker.loader import Entry, finish
+from flambeau.worker.loader import LoadedHandler, finish
 
 logger = logging.getLogger(__name__)
 
-HOW = "warmup: {body: <JSON>} or warmup: {file: <a file of the model>}, and batch_sizes: [1, 8] if you like"
+USAGE = "warmup: {body: <JSON>} or warmup: {file: <a file of the model>}, optionally with batch_sizes: [1, 8]"
 
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """A request that stands for those to come, and the sizes of batch to try it in."""
+    """An example request, and the batch sizes to run it in."""
 
     body: bytes
     content_type: str
@@ -32,14 +32,14 @@ class Warmup:
 
 
 def read_warmup(options: Mapping[str, Any], folder: Path, batch_size: int) -> Warmup | None:
-    """What the `warmup` section of a model-config asks for."""
+    """The `warmup` section of a model's configuration; raises HandlerError if it is invalid."""
     section = options.get("warmup")
     if not section:
         return None
     if section is True and "example" in options:
         section = {"body": options["example"]}
     if not isinstance(section, dict) or ("body" in section) == ("file" in section):
-        raise HandlerError(f"the model-config's warmup is not understood; write {HOW}")
+        raise HandlerError(f"the warmup section of the model's configuration is invalid; write {USAGE}")
     sizes = section.get("batch_sizes", sorted({1, batch_size}))
     if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
         raise HandlerError(f"warmup: batch_sizes must be a list of whole numbers from 1 on, not {sizes!r}")
@@ -57,9 +57,9 @@ def read_warmup(options: Mapping[str, Any], folder: Path, batch_size: int) -> Wa
 
 
 def warm_up(
-    entry: Entry, context: Context, reader: InputReader, loop: asyncio.AbstractEventLoop, warmup: Warmup
+    handler: LoadedHandler, context: Context, reader: InputReader, loop: asyncio.AbstractEventLoop, warmup: Warmup
 ) -> None:
-    """Let the handler answer its example; one that cannot is not fit to serve."""
+    """Run the example in each batch size; raises HandlerError if the handler fails."""
     began = time.perf_counter()
     for size in warmup.batch_sizes:
         headers = [("content-type", warmup.content_type)]
@@ -67,14 +67,13 @@ def warm_up(
         rows = [reader.read(request) for request in requests]
         context.begin(requests, [types_of(row) for row in rows])
         try:
-            result = entry.handle(rows, context)
+            result = handler.handle(rows, context)
             for value in result if isinstance(result, list) else [result]:
                 finish(value, loop)
         except Exception as error:
-            text = f"the handler could not answer its own warm-up example: {error}"
+            text = f"the handler failed on its warm-up example: {error}"
             raise HandlerError(text, is_final=False) from error
     context.begin([], [])
-    if take := getattr(context.metrics, "take", None):
-        take()  # nobody asked for these samples
+    context.take_samples()  # those of the warm-up are not reported
     sizes = ", ".join(map(str, warmup.batch_sizes))
     logger.info("warmed up with batches of %s in %.2f s", sizes, time.perf_counter() - began)

@@ -66,7 +66,7 @@ def test_burst_of_parts_loses_none_and_comes_in_fewer_reads():
     assert len(reads) < 1000 + BURST_READS
 
 
-def test_polling_finds_what_waits_without_taking_it():
+def test_poll_returns_waiting_messages_without_taking_them():
     ours, theirs = socket.socketpair()
     worker = WorkerChannel(theirs, 1 << 20)
     assert not worker.poll()

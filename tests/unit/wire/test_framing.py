@@ -32,7 +32,7 @@ def feed(buffer: FrameBuffer, data: bytes, step: int) -> list[bytes]:
     return payloads
 
 
-def test_messages_survive_the_journey():
+def test_messages_are_equal_after_encoding_and_decoding():
     for messages, decode in ((TO_WORKER, decode_to_worker), (TO_SERVER, decode_to_server)):
         frame = to_frame(messages)
         assert decode(memoryview(frame)[PREFIX:]) == messages
@@ -60,12 +60,12 @@ def test_buffer_gives_back_the_room_of_a_long_frame():
     assert len(buffer.space()) == ROOM
 
 
-def test_frame_over_the_limit_is_refused_before_it_is_read():
+def test_frame_over_the_limit_is_rejected_before_it_is_read():
     with pytest.raises(BadFrame, match="at most 100"):
         feed(FrameBuffer(100), to_frame([Part(1, b"x" * 200)])[:10], 10)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1\xc1", b"\x91\x00", b"\x91\x92\x63\x01", b"\xff" * 10])
-def test_what_is_no_message_is_refused(payload):
+def test_payload_that_is_no_message_is_rejected(payload):
     with pytest.raises(BadFrame):
         decode_to_server(memoryview(payload))

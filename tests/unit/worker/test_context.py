@@ -73,14 +73,14 @@ def test_handlers_may_put_anything_on_it():
     assert context != new_context()
 
 
-def test_nobody_goes_away_without_a_server():
+def test_no_request_is_cancelled_without_a_server():
     context = new_context()
     begin(context, {})
     assert context.is_cancelled(0) is False
     context.send(["chunk"])
 
 
-def test_request_processor_speaks_torchserves_words():
+def test_request_processor_has_the_methods_of_torchserve():
     processor = RequestProcessor({"k": "v"})
     processor.report_status(201, "Made")
     processor.add_response_property("h", "x")

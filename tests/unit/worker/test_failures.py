@@ -1,4 +1,4 @@
-"""What a worker says when its model cannot be loaded, and whether that is its last word."""
+"""The failure of a load, and whether it is final."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def raised(error):
 @pytest.mark.parametrize(
     "error", [HandlerError, ConfigError, LLMError, CheckpointError, TokenizerError, BadRequest, OwnError]
 )
-def test_error_that_says_it_cannot_heal_is_told_in_one_line(error):
+def test_final_error_is_reported_in_one_line(error):
     failed = raised(error("there is no tokenizer:\n\tput one there"))
     assert failed.is_final
     assert failed.message == "there is no tokenizer: put one there"
@@ -44,7 +44,7 @@ def test_error_that_says_it_cannot_heal_is_told_in_one_line(error):
         (HandlerError(""), "flambeau.errors.HandlerError"),
     ],
 )
-def test_other_errors_may_be_gone_at_the_next_try(error, message):
+def test_other_errors_are_not_final(error, message):
     failed = raised(error)
     assert not failed.is_final
     assert failed.message == message
@@ -77,7 +77,7 @@ NO_MEMORY = "unable to mmap 8 bytes from file <model.pt>: Cannot allocate memory
         (TimeoutError("the share did not answer"), 500),
     ],
 )
-def test_error_is_not_final_where_what_led_to_it_may_pass(cause, status, is_hidden):
+def test_error_is_not_final_if_a_cause_may_pass(cause, status, is_hidden):
     failed = wrapped(cause, is_hidden=is_hidden)
     assert not failed.is_final
     assert failed.status == status
@@ -94,13 +94,13 @@ def test_error_is_not_final_where_what_led_to_it_may_pass(cause, status, is_hidd
         RuntimeError("size mismatch"),
     ],
 )
-def test_error_is_final_where_what_led_to_it_stays(cause):
+def test_error_is_final_if_its_causes_stay(cause):
     failed = wrapped(cause)
     assert failed.is_final
     assert failed.status == 500
 
 
-def test_depth_and_circles_of_causes_are_followed():
+def test_deep_and_circular_causes_are_followed():
     inner, outer = MemoryError(), HandlerError("no model")
     outer.__cause__ = ValueError("no weights")
     outer.__cause__.__cause__ = inner

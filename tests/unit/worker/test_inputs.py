@@ -1,4 +1,4 @@
-"""Forms that are too much, or none at all: the client's fault, not the handler's."""
+"""Invalid forms are bad requests."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def test_parts_are_counted_not_names():
         read(PART * (MAX_FIELDS + 1) + b"--b--\r\n")
 
 
-def test_boundary_that_is_none_is_a_bad_request():
+def test_form_without_a_boundary_is_a_bad_request():
     with pytest.raises(BadRequest, match="could not be read"):
         read(b"x", "b" * 60_000)

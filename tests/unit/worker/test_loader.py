@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from flambeau.errors import HandlerError
+from flambeau.handlers.envelopes.base import JSONEnvelope
 from flambeau.worker.context import Context
-from flambeau.worker.loader import load_handler
+from flambeau.worker.loader import find_envelope, load_handler
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def load(tmp_path):
 HANDLER = "class Mine:\n    def initialize(self, c): pass\n    def handle(self, data, c): return ['mine']\n"
 
 
-def test_the_one_class_is_the_handler(load):
+def test_only_class_is_the_handler(load):
     assert load(HANDLER).handle([{}], None) == ["mine"]
     assert load(HANDLER, "some/where/mine.py").handle([{}], None) == ["mine"]
     assert load(HANDLER, "mine").handle([{}], None) == ["mine"]
@@ -65,12 +66,12 @@ def test_base_and_specialization_in_one_file(load):
     assert load(source).handle([{}], None) == ["special"]
 
 
-def test_two_handlers_in_one_file_are_one_too_many(load):
+def test_two_handlers_in_one_file_are_rejected(load):
     with pytest.raises(ValueError, match="Expected only one class in custom service code"):
         load(HANDLER + HANDLER.replace("Mine", "Other"))
 
 
-def test_class_without_handle_is_told(load):
+def test_class_without_handle_is_reported(load):
     with pytest.raises(ValueError, match="Expect handle method in class Mine"):
         load("class Mine: pass\n")
 
@@ -112,18 +113,59 @@ def test_handler_in_a_folder_of_the_archive_finds_its_neighbors(load, tmp_path):
     assert load("", "src/deep:entry").handle([{}], None) == ["beside"]
 
 
-def test_a_model_without_a_handler_says_where_one_may_be_named(load):
+def test_model_without_a_handler_is_rejected_with_the_places_to_name_one(load):
     with pytest.raises(HandlerError, match=r"names no handler: set model.handler in its manifest"):
         load(HANDLER, "")
 
 
-def test_a_missing_function_says_what_is_expected_as_torchserve_does(load):
+def test_missing_function_is_reported_in_torchserves_words(load):
     with pytest.raises(ValueError, match=r"^Expected only one class in custom service code or a function entry point"):
         load("def handle_it(data, c): pass\n", "mine:go")
 
 
-def test_module_without_a_class_of_its_own_may_hand_one_on(load, tmp_path):
+def test_module_without_a_class_of_its_own_may_re_export_one(load, tmp_path):
     (tmp_path / "theirs.py").write_text(HANDLER)
     assert load("from theirs import Mine\n").handle([{}], None) == ["mine"]
     with pytest.raises(HandlerError, match="mine has none"):
         load("from flambeau.handlers.base import BaseHandler\n")
+
+
+@pytest.fixture(autouse=True)
+def _clean_imports(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def test_built_in_envelopes_go_by_their_names(tmp_path):
+    assert find_envelope("json", tmp_path) is JSONEnvelope
+
+
+def test_first_class_of_the_models_own_file_is_used(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from ts.torch_handler.request_envelope.base import BaseEnvelope\n"
+        "class Helper: pass\nclass First(BaseEnvelope): pass\nclass Second(BaseEnvelope): pass\n"
+    )
+    assert find_envelope("mine", tmp_path).__name__ == "First"
+
+
+def test_installed_module_is_found(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "installed_envelope.py").write_text("class E:\n    def handle(self, d, c): pass\n")
+    sys.path.insert(0, str(tmp_path / "elsewhere"))
+    assert find_envelope("installed_envelope", tmp_path).__name__ == "E"
+
+
+def test_error_inside_an_envelope_is_not_hidden(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "broken_envelope.py").write_text("import not_there_at_all\n")
+    sys.path.insert(0, str(tmp_path / "elsewhere"))
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        find_envelope("broken_envelope", tmp_path)
+
+
+def test_unknown_envelope_names_the_known_ones(tmp_path):
+    with pytest.raises(HandlerError, match="Built in: body, json, kserve, kservev2"):
+        find_envelope("nosuch", tmp_path)
+    (tmp_path / "bare.py").write_text("")
+    with pytest.raises(HandlerError, match="no class"):
+        find_envelope("bare", tmp_path)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 
+import numpy
 import pytest
+import torch
+from PIL import Image
 
 from flambeau.cli.stage_table import median_call, stage_rows
-from flambeau.worker.loader import Entry
-from flambeau.worker.stages import Call, Stage, StageObserver, device_of
+from flambeau.worker.loader import LoadedHandler
+from flambeau.worker.stages import CallProfile, Stage, StageObserver, describe, device_of, size_text
 
 
 class Staged:
@@ -29,9 +33,9 @@ class Staged:
         return self.postprocess(self.inference(self.preprocess(data)))
 
 
-def observed(handler) -> tuple[StageObserver, Entry]:
+def observed(handler) -> tuple[StageObserver, LoadedHandler]:
     observer = StageObserver()
-    return observer, observer.observe(Entry(handler.handle, False, handler))
+    return observer, observer.observe(LoadedHandler(handler.handle, False, handler))
 
 
 def test_each_stage_has_its_output_and_its_own_time():
@@ -125,8 +129,12 @@ def test_handler_without_all_stages_or_without_room_is_timed_as_a_whole():
 
 
 def test_table_adds_up_in_every_column():
-    first = Call([Stage("preprocess", 0.5, 1, "x"), Stage("inference", 1.0, 1, "y")], Stage("rest of handle", 0.25))
-    later = Call([Stage("preprocess", 0.1, 1, "x"), Stage("inference", 0.2, 2, "z")], Stage("rest of handle", 0.05))
+    first = CallProfile(
+        [Stage("preprocess", 0.5, 1, "x"), Stage("inference", 1.0, 1, "y")], Stage("rest of handle", 0.25)
+    )
+    later = CallProfile(
+        [Stage("preprocess", 0.1, 1, "x"), Stage("inference", 0.2, 2, "z")], Stage("rest of handle", 0.05)
+    )
     rows = stage_rows([first, later])
     assert [row.name for row in rows] == ["preprocess", "inference ×2", "rest of handle", "handle"]
     for column in range(2):
@@ -136,11 +144,11 @@ def test_table_adds_up_in_every_column():
 
 
 def test_median_is_a_real_call():
-    calls = [Call([], Stage("rest of handle", seconds)) for seconds in (9.0, 1.0, 2.0, 3.0)]
+    calls = [CallProfile([], Stage("rest of handle", seconds)) for seconds in (9.0, 1.0, 2.0, 3.0)]
     assert median_call(calls) is calls[2]
 
 
-def test_device_is_told_where_it_is_known():
+def test_device_is_shown_if_it_is_known():
     import torch
 
     class WithModel:
@@ -156,3 +164,52 @@ def test_device_is_told_where_it_is_known():
     assert device_of(Odd()) == ""
     assert device_of(object()) == ""
     assert device_of(type("Told", (), {"device": "cuda:1"})()) == "cuda:1"
+
+
+TENSOR = torch.zeros(2, 3)
+OTHER = torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.zeros(2, 3, 224, 224), "Tensor float32 (2, 3, 224, 224) cpu"),
+        (numpy.zeros((2, 3), numpy.uint8), "ndarray uint8 (2, 3) cpu"),
+        ([{}, {}], "list of 2 dict"),
+        ([1, "a"], "list of 2 (int, str)"),
+        ([], "list of 0"),
+        ([TENSOR, TENSOR], "list of 2 Tensor float32 (2, 3) cpu"),
+        ([TENSOR, OTHER], "list of 2 Tensor"),
+        ((TENSOR, None), "tuple of 2 (NoneType, Tensor)"),
+        (bytearray(13_200), "bytearray 13.2 kB"),
+        (b"", "bytes 0 B"),
+        ("four", "str of 4 characters"),
+        (None, "None"),
+        (True, "bool True"),
+        (0.5, "float 0.5"),
+        ({"ids": TENSOR, "mask": OTHER}, "{ids: Tensor float32 (2, 3) cpu, mask: Tensor int64 (4,) cpu}"),
+        ({"deep": {"ids": OTHER}, "n": 1}, "{deep: {ids: Tensor int64 (4,) cpu}, n: int 1}"),
+        (OrderedDict(ids=OTHER), "OrderedDict {ids: Tensor int64 (4,) cpu}"),
+        ({"a": 1, "b": [2]}, "dict of 2 (a, b)"),
+        ({}, "dict of 0"),
+        ({i: i for i in range(9)}, "dict of 9 (0, 1, 2, 3, 4, 5, …)"),
+        (Image.new("RGB", (5, 4)), "Image RGB 5×4"),
+        (object(), "object"),
+    ],
+)
+def test_values_are_described(value, words):
+    assert describe(value) == words
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (7 * 10**12, "7000.0 GB")]
+)
+def test_sizes_have_a_unit(size, text):
+    assert size_text(size) == text
+
+
+def test_mappings_in_mappings_come_to_an_end():
+    value: dict[str, object] = {"x": TENSOR}
+    for _ in range(50):
+        value = {"inner": value, "x": TENSOR}
+    assert len(describe(value)) < 400

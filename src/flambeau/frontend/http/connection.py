@@ -22,7 +22,7 @@ from flambeau.frontend.http.listener import Listener
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
 from flambeau.logs.access import remote_of
 from flambeau.serving.job import RequestBody
-from flambeau.wire.shared import Segment
+from flambeau.wire.shared_memory import Segment
 
 logger = logging.getLogger(__name__)
 

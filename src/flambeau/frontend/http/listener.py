@@ -9,7 +9,7 @@ from typing import Protocol
 from flambeau.frontend.http.exchange import COMMON, Exchange
 from flambeau.logs.access import AccessLog
 from flambeau.metrics.traffic import HostTraffic
-from flambeau.wire.shared import SegmentPool
+from flambeau.wire.shared_memory import SegmentPool
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""GptGeneration: jobs join the engine, and each of its steps becomes parts of their replies."""
+"""GptGeneration: jobs join the engine, and the outputs of its steps become parts of their replies."""
 
 from __future__ import annotations
 
@@ -7,72 +7,71 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from flambeau.errors import BadRequest, PredictionException
-from flambeau.handlers.generation.progress import Progress, encode_step, read_progress
-from flambeau.handlers.generation.replies import Made, Reply
+from flambeau.handlers.generation.reply_formats import ChoiceOutput, ReplyFormat
 from flambeau.handlers.generation.request_reader import Prompted
+from flambeau.handlers.generation.resume_state import ResumeState, encode_step, read_state
 from flambeau.llm.engine import SEED_STRIDE, Engine
 from flambeau.llm.errors import LLMError
 from flambeau.llm.outputs import Completion, Counts, Output
 from flambeau.llm.sampling_params import SamplingParams
+from flambeau.metrics.definitions import MetricTypes
 from flambeau.wire.messages import Part, Request
 
-PROMPT_STRIDE = 0xD1B54A32D192ED03  # apart from each other: the prompts of one request without a seed of its own
+PROMPT_STRIDE = 0xD1B54A32D192ED03  # between the seeds of several prompts in a request without a seed of its own
 
-Read = Callable[[Request, Mapping[str, Any], Progress | None], Prompted]
-Ended = tuple[int, Exception]
+Read = Callable[[Request, Mapping[str, Any], ResumeState | None], Prompted]
+StepResult = Part | tuple[int, Exception]  # a part, or a job that failed alone
 
 
 @dataclass(slots=True)
-class RunningJob:
-    """One job in the engine; it is over when all its choices are."""
+class GenerationJob:
+    """A job in the engine; it ends with the last of its choices."""
 
     request: Request
-    reply: Reply
-    num_left: int
-    seed: int | None  # to be told with the first part; None: nobody goes on with this reply
+    reply: ReplyFormat
+    num_left: int  # choices that are not finished
+    seed: int | None  # to send with the first part; None: it was sent, or the reply cannot be resumed
     keeps_state: bool
     began: float
-    names: list[str] = field(default_factory=list)  # what the engine knows it by
-    first_at: float = 0.0
+    names: list[str] = field(default_factory=list)  # its requests in the engine
+    first_at: float = 0.0  # when the first tokens came
     has_sent: bool = False
-    unsaid: dict[int, list[int]] = field(default_factory=dict)  # tokens since the last part, by choice
+    unsent: dict[int, list[int]] = field(default_factory=dict)  # choice → tokens since the last part
     finished: set[int] = field(default_factory=set)
     counts: list[Counts] = field(default_factory=list)
 
-    def note(self, made: Sequence[Made], now: float) -> None:
-        """Take note of what a step has made."""
+    def add(self, outputs: Sequence[ChoiceOutput], now: float) -> None:
         self.first_at = self.first_at or now
-        for one in made:
+        for choice in outputs:
             if self.keeps_state:
-                self.unsaid.setdefault(one.index, []).extend(one.output.token_ids)
-            if one.output.finish_reason:
+                self.unsent.setdefault(choice.index, []).extend(choice.output.token_ids)
+            if choice.output.finish_reason:
                 self.num_left -= 1
-                self.finished.add(one.index)
-                if one.output.counts is not None:
-                    self.counts.append(one.output.counts)
+                self.finished.add(choice.index)
+                if choice.output.counts is not None:
+                    self.counts.append(choice.output.counts)
 
     def take_state(self) -> bytes:
-        """What goes with a part, so that another worker can go on after it."""
+        """The state to send with the next part; empty where the reply cannot be resumed."""
         if not self.keeps_state:
             return b""
-        state = encode_step(self.unsaid, self.finished, self.seed)
-        self.unsaid, self.seed = {}, None
+        state = encode_step(self.unsent, self.finished, self.seed)
+        self.unsent, self.seed = {}, None
         return state
 
 
 @dataclass(slots=True)
-class Gathering:
-    """Completions that somebody waits for within a call."""
+class PendingCompletions:
+    """The completions that a call of `GptGeneration.complete` waits for."""
 
     completions: list[Completion]
     num_left: int
     on_tokens: Callable[[int, list[int]], object] | None
 
     def add(self, index: int, output: Output) -> None:
-        """Append what a step has made."""
         self.completions[index].add(output)
         self.num_left -= output.finish_reason is not None
         if self.on_tokens is not None:
@@ -80,7 +79,7 @@ class Gathering:
 
 
 class GptGeneration:
-    """What the worker calls between steps and for them; see `flambeau.worker.generating.Generation`."""
+    """The jobs of an engine, as the worker runs them; see `flambeau.worker.generation.Generation`."""
 
     def __init__(
         self,
@@ -89,120 +88,118 @@ class GptGeneration:
         *,
         abilities: Sequence[str],
         resume: bool,
-        measure: Callable[[RunningJob, float], None],
+        on_finished: Callable[[GenerationJob, float], None],
     ) -> None:
         self.places = engine.config.max_num_seqs
         self.max_length = engine.max_length
         self.abilities = abilities
+        self.on_results: Callable[[Sequence[StepResult]], None] | None = None
         self._engine = engine
         self._read = read
         self._resume = resume
-        self._measure = measure
-        self._jobs: dict[int, RunningJob] = {}
-        self._owners: dict[str, tuple[RunningJob | Gathering, int]] = {}  # name → whose, and its first choice's index
+        self._on_finished = on_finished
+        self._jobs: dict[int, GenerationJob] = {}
+        # name in the engine → its owner, and the index of its first choice
+        self._owners: dict[str, tuple[GenerationJob | PendingCompletions, int]] = {}
         self._calls = itertools.count(1)
-        self._waiting: list[Part | Ended] = []  # made within somebody else's call, and not sent yet
-        self.outlet: Callable[[Sequence[Part | Ended]], None] | None = None  # where these are sent at once
+        self._unsent: list[StepResult] = []  # of jobs that advanced during `complete`, where `on_results` is None
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would make anything."""
-        return bool(self._waiting) or self._engine.has_work
+        return bool(self._unsent) or self._engine.has_work
 
     # ---- jobs ----
 
     def join(self, request: Request, row: Mapping[str, Any]) -> None:
-        """Let a job join, or go on where another worker stopped."""
-        progress = read_progress(request.state) if request.state else None
-        if request.state and progress is None:
-            raise RuntimeError("the reply cannot go on: what the worker before said of it cannot be read")
-        prompted = self._read(request, row, progress)
-        seed = progress.seed if progress is not None else first_seed(prompted.params)
+        """Add a job to the engine, or resume one of another worker. Raises BadRequest if the engine rejects it."""
+        state = read_state(request.state) if request.state else None
+        if request.state and state is None:
+            raise RuntimeError("the reply cannot be resumed: the state that the previous worker sent is not readable")
+        prompted = self._read(request, row, state)
+        seed = state.seed if state is not None else first_seed(prompted.params)
         keeps_state = self._resume and prompted.is_stream
         num_choices = len(prompted.prompts) * prompted.params.n
-        job = RunningJob(
+        job = GenerationJob(
             request,
             prompted.reply,
-            num_choices - (len(progress.finished) if progress else 0),
-            seed if keeps_state and progress is None else None,
+            num_choices - (len(state.finished) if state else 0),
+            seed if keeps_state and state is None else None,
             keeps_state,
             time.perf_counter(),
-            has_sent=progress is not None,
+            has_sent=state is not None,
         )
         try:
             for place, ids in enumerate(prompted.prompts):
-                self._add(job, place, ids, prompted.params, seed_of(place, prompted.params, seed), progress)
+                self._add(job, place, ids, prompted.params, seed_of(place, prompted.params, seed), state)
         except LLMError as error:
-            self._forget(job)
+            self._remove(job)
             raise BadRequest(str(error)) from None
         except BaseException:
-            self._forget(job)
+            self._remove(job)
             raise
         self._jobs[request.job_id] = job
 
     def _add(
         self,
-        job: RunningJob,
+        job: GenerationJob,
         place: int,
         ids: list[int],
         params: SamplingParams,
         seed: int,
-        progress: Progress | None,
+        state: ResumeState | None,
     ) -> None:
         first = place * params.n
-        if progress is None:
+        if state is None:
             name = self._own(job, f"{job.request.job_id}/{first}", first)
             self._engine.add(name, ids, params, seed=seed)
             return
         alone = replace(params, n=1)
         for choice in range(params.n):
             index = first + choice
-            if index not in progress.finished:
-                made = [progress.tokens.get(index, [])]
+            if index not in state.finished:
+                generated = [state.tokens.get(index, [])]
                 name = self._own(job, f"{job.request.job_id}/{index}", index)
-                self._engine.add(name, ids, alone, generated=made, seed=(seed + choice * SEED_STRIDE) % 2**64)
+                self._engine.add(name, ids, alone, generated=generated, seed=(seed + choice * SEED_STRIDE) % 2**64)
 
-    def _own(self, owner: RunningJob, name: str, first_index: int) -> str:
-        owner.names.append(name)
-        self._owners[name] = (owner, first_index)
+    def _own(self, job: GenerationJob, name: str, first_index: int) -> str:
+        job.names.append(name)
+        self._owners[name] = (job, first_index)
         return name
 
     def cancel(self, job_id: int) -> None:
-        """Free at once what a job holds."""
         if (job := self._jobs.pop(job_id, None)) is not None:
-            self._forget(job)
+            self._remove(job)
 
-    def _forget(self, job: RunningJob) -> None:
+    def _remove(self, job: GenerationJob) -> None:
         for name in job.names:
             self._owners.pop(name, None)
             self._engine.cancel(name)
 
     # ---- steps ----
 
-    def step(self) -> list[Part | Ended]:
-        """One step of the engine, as parts; what was made meanwhile goes first."""
-        waiting, self._waiting = self._waiting, []
-        return [*waiting, *self._advance()] if self._engine.has_work else waiting
+    def step(self) -> list[StepResult]:
+        unsent, self._unsent = self._unsent, []
+        return [*unsent, *self._advance()] if self._engine.has_work else unsent
 
-    def _advance(self) -> list[Part | Ended]:
-        made: dict[int, list[Made]] = {}
+    def _advance(self) -> list[StepResult]:
+        outputs: dict[int, list[ChoiceOutput]] = {}
         for output in self._engine.step():
             owner, first = self._owners.get(output.request_id, (None, 0))
-            if isinstance(owner, Gathering):
+            if isinstance(owner, PendingCompletions):
                 owner.add(first + output.index, output)
             elif owner is not None:
-                made.setdefault(owner.request.job_id, []).append(Made(first + output.index, output))
+                outputs.setdefault(owner.request.job_id, []).append(ChoiceOutput(first + output.index, output))
         now = time.perf_counter()
-        parts = [self._part(self._jobs[job_id], of_job, now) for job_id, of_job in made.items()]
+        parts = [self._part(self._jobs[job_id], of_job, now) for job_id, of_job in outputs.items()]
         return [part for part in parts if part is not None]
 
-    def _part(self, job: RunningJob, made: Sequence[Made], now: float) -> Part | Ended | None:
-        job.note(made, now)
+    def _part(self, job: GenerationJob, outputs: Sequence[ChoiceOutput], now: float) -> StepResult | None:
+        job.add(outputs, now)
         is_over = job.num_left == 0
         try:
-            check_ends(one.output for one in made)
-            body = job.reply.take(made, is_over=is_over)
-        except Exception as error:  # an answer that cannot be written costs nobody else's
+            check_finish_reasons(choice.output for choice in outputs)
+            body = job.reply.take(outputs, is_over=is_over)
+        except Exception as error:  # a reply that cannot be formatted fails its own job only
             self.cancel(job.request.job_id)
             return job.request.job_id, error
         if body is None:
@@ -211,7 +208,7 @@ class GptGeneration:
         job.has_sent = True
         if is_over:
             self.cancel(job.request.job_id)
-            self._measure(job, now)
+            self._on_finished(job, now)
         return Part(job.request.job_id, body, is_over, headers=headers, state=b"" if is_over else job.take_state())
 
     # ---- within a call ----
@@ -222,51 +219,89 @@ class GptGeneration:
         params: Sequence[SamplingParams],
         on_tokens: Callable[[int, list[int]], object] | None = None,
     ) -> list[Completion]:
-        """One completion for each prompt; jobs that are in the engine too go on meanwhile."""
-        gathering = Gathering([Completion() for _ in prompts], len(prompts), on_tokens)
+        """Generate one completion for each prompt before returning; jobs in the engine advance meanwhile."""
+        pending = PendingCompletions([Completion() for _ in prompts], len(prompts), on_tokens)
         names = [f"call-{next(self._calls)}" for _ in prompts]
         try:
             for i, (name, ids) in enumerate(zip(names, prompts, strict=True)):
-                self._owners[name] = (gathering, i)
+                self._owners[name] = (pending, i)
                 self._engine.add(name, ids, params[i])
-            while gathering.num_left:
-                made = self._advance()
-                if self.outlet is None:
-                    self._waiting += made
+            while pending.num_left:
+                results = self._advance()
+                if self.on_results is None:
+                    self._unsent += results
                 else:
-                    self.outlet(made)
+                    self.on_results(results)
         except LLMError as error:
             raise BadRequest(str(error)) from None
         finally:
             for name in names:
                 self._owners.pop(name, None)
                 self._engine.cancel(name)
-        check_ends(gathering.completions)
-        return gathering.completions
+        check_finish_reasons(pending.completions)
+        return pending.completions
 
-    # ---- the end ----
+    # ---- life cycle ----
 
     def follow(self) -> None:
-        """Rank 0 follows nobody; see `Following`."""
+        """Not on rank 0; see `Follower`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop what runs beside the steps."""
         self._engine.close()
 
 
-def check_ends(made: Iterable[Output | Completion]) -> None:
-    """Raise where a choice has ended with an error: a text cut short must not pass for an answer."""
-    for one in made:
-        if one.finish_reason == "error":
-            raise PredictionException(f"The model could not go on: {one.error}.", 500)
+def check_finish_reasons(outputs: Iterable[Output | Completion]) -> None:
+    """Raise if a choice ended with an error: a text cut short must not pass for a reply."""
+    for output in outputs:
+        if output.finish_reason == "error":
+            raise PredictionException(f"The model could not go on: {output.error}.", 500)
 
 
 def first_seed(params: SamplingParams) -> int:
-    """The seed a request's choices are drawn with: its own, or any."""
     return secrets.randbits(63) if params.seed is None else params.seed
 
 
 def seed_of(place: int, params: SamplingParams, seed: int) -> int:
-    """The seed of one of several prompts: a request's own seed gives each what it would get alone."""
+    """The seed of one of several prompts; with a seed of the request, each prompt gets what it would get alone."""
     return seed if params.seed is not None else (seed + place * PROMPT_STRIDE) % 2**64
+
+
+class HandlerMetrics(Protocol):
+    """The part of `context.metrics` that GenerationMetrics needs."""
+
+    def set_request_ids(self, request_ids: Mapping[int, str] | None) -> None: ...
+
+    def add_counter(self, name: str, value: float) -> None: ...
+
+    def add_time(self, name: str, value: float) -> None: ...
+
+    def add_percent(self, name: str, value: float) -> None: ...
+
+    def add_metric(self, name: str, value: float, unit: str, *, metric_type: Any) -> None: ...
+
+
+class GenerationMetrics:
+    """Measures each finished job: tokens, time to the first one, tokens per second, and accepted drafts."""
+
+    def __init__(self, metrics: HandlerMetrics) -> None:
+        self._metrics = metrics
+        self._gauge = MetricTypes.GAUGE
+
+    def __call__(self, job: GenerationJob, now: float) -> None:
+        metrics = self._metrics
+        metrics.set_request_ids({0: job.request.request_id})
+        made = sum(counts.num_generated for counts in job.counts)
+        drafted = sum(counts.num_drafted for counts in job.counts)
+        metrics.add_counter("PromptTokens", sum(counts.num_prompt for counts in job.counts))
+        metrics.add_counter("CachedPromptTokens", sum(counts.num_cached for counts in job.counts))
+        metrics.add_counter("GeneratedTokens", made)
+        metrics.add_time("TimeToFirstToken", round((job.first_at - job.began) * 1000, 3))
+        if now > job.first_at and made > 1:
+            per_second = round((made - 1) / (now - job.first_at), 3)
+            metrics.add_metric("TokensPerSecond", per_second, "count", metric_type=self._gauge)
+        if drafted:
+            accepted = sum(counts.num_accepted for counts in job.counts)
+            metrics.add_counter("DraftedTokens", drafted)
+            metrics.add_counter("AcceptedTokens", accepted)
+            metrics.add_percent("DraftAcceptance", round(100 * accepted / drafted, 2))

@@ -13,8 +13,15 @@ from flambeau.handlers.generation.generate_request import (
     read_generate_request,
     with_defaults,
 )
-from flambeau.handlers.generation.progress import Progress
-from flambeau.handlers.generation.replies import EventReply, Finish, PieceReply, Reply, TextReply, WholeReply
+from flambeau.handlers.generation.reply_formats import (
+    EventFormat,
+    Finish,
+    JsonFormat,
+    PieceFormat,
+    ReplyFormat,
+    TextFormat,
+)
+from flambeau.handlers.generation.resume_state import ResumeState
 from flambeau.headers import header
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
@@ -48,7 +55,7 @@ class Prompted:
 
     prompts: list[list[int]]
     params: SamplingParams
-    reply: Reply
+    reply: ReplyFormat
     is_stream: bool
 
 
@@ -109,7 +116,7 @@ class RequestReader:
             raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
 
     def predict(
-        self, request: GenerateRequest, ids: list[int], progress: Progress | None, finish: Finish | None = None
+        self, request: GenerateRequest, ids: list[int], progress: ResumeState | None, finish: Finish | None = None
     ) -> Prompted:
         """A prediction with the prompt `ids`; with `finish` the reply is never a stream."""
         count = request.params.n
@@ -119,16 +126,16 @@ class RequestReader:
         full_text = (not is_stream and request.messages is None) if request.full_text is None else request.full_text
         prompt = self._text_of(request.prompt, ids) if full_text else ""
         preamble = prompt if progress is None else ""
-        reply: Reply
+        reply: ReplyFormat
         if not is_stream:
-            reply = WholeReply(prompt, count, self._tokenizer, details=request.details, finish=finish)
+            reply = JsonFormat(prompt, count, self._tokenizer, details=request.details, finish=finish)
         elif request.has_events:
-            reply = EventReply(self._tokenizer, num_choices=count, preamble=preamble)
+            reply = EventFormat(self._tokenizer, num_choices=count, preamble=preamble)
         else:
-            reply = TextReply(preamble)
+            reply = TextFormat(preamble)
         return Prompted(prompts=[ids], params=request.params, reply=reply, is_stream=is_stream)
 
-    def generate(self, body: bytes | bytearray, progress: Progress | None) -> Prompted:
+    def generate(self, body: bytes | bytearray, progress: ResumeState | None) -> Prompted:
         """A request of kind `generate`, from the front end."""
         try:
             request = decode_request(body)
@@ -144,7 +151,7 @@ class RequestReader:
             texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
             begun = progress.tokens if progress is not None else {}
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
-        reply = PieceReply(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
+        reply = PieceFormat(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
         return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream)
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from flambeau.errors import HandlerError
+from flambeau.file_import import import_file
 from flambeau.handlers.loaders.formats import SUPPORTED, ModelFormat, recognize
-from flambeau.importing import import_file
 
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict")  # under which training scripts save it
 _RANDOM = ("uniform", "normal", "trunc_normal", "xavier", "kaiming", "orthogonal", "sparse")

@@ -17,7 +17,7 @@ from flambeau.errors import HandlerError
 from flambeau.torchserve.handlers.functions import deprecated
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import media_type_of, parse_json
-from flambeau.worker.replies import STREAM_NEXT, BadResult, stream_goes_on, to_body
+from flambeau.worker.results import STREAM_NEXT, BadResult, stream_goes_on, to_body
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from flambeau.torchserve.otf.protocol import PREDICT_MSG, create_predict_respons
 from flambeau.worker.context import Context, RequestProcessor
 from flambeau.worker.failures import to_failed
 from flambeau.worker.loader import in_envelope, load_handler
-from flambeau.worker.replies import check_result
+from flambeau.worker.results import check_result
 
 PREDICTION_METRIC = "PredictionTime"
 logger = logging.getLogger(__name__)

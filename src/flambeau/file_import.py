@@ -1,4 +1,4 @@
-"""Importing a Python file under its bare name, as handlers and model files are."""
+"""Imports a Python file under its bare name, as handlers and model files expect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def import_file(file: Path) -> ModuleType:
-    """Import a file by its stem, even when a loaded module has that name already."""
+    """Import a file by its stem, even if a loaded module has that name already."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None

@@ -8,15 +8,18 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from flambeau.errors import HandlerError
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop
-from flambeau.worker import generating
-from flambeau.worker.loop import serve
-
-from .test_loop import Peer
+from flambeau.worker import modes
+from flambeau.worker.generation import complete, generation_of
+from flambeau.worker.loader import LoadedHandler
+from flambeau.worker.worker import serve
+from support.channels import Peer
 
 HANDLERS = Path(__file__).parents[2] / "support" / "handlers"
 
@@ -24,6 +27,7 @@ HANDLERS = Path(__file__).parents[2] / "support" / "handlers"
 @pytest.fixture
 def worker(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
     ended: list[object] = []
@@ -96,7 +100,7 @@ def test_cancelled_job_is_freed_at_once_and_the_others_go_on(worker):
     assert json.loads(worker.receive_until(1)[0].body) == {"most": 2, "open": 0, "cancelled": 2}
 
 
-def test_job_that_cannot_join_is_refused_alone(worker):
+def test_job_that_cannot_join_is_rejected_alone(worker):
     worker.send(
         Run([request(1, n=50, pause=0.001)]), Run([Request(2, "r2", [("Content-Type", "application/json")], b"{}")])
     )
@@ -105,7 +109,7 @@ def test_job_that_cannot_join_is_refused_alone(worker):
     assert text_of(messages, 1).split() == [str(i) for i in range(50)]
 
 
-def test_step_that_fails_tells_all_and_the_next_jobs_are_generated(worker):
+def test_failed_step_fails_all_jobs_and_the_next_ones_are_generated(worker):
     worker.send(Run([request(1, **{"raise": 1}), request(2)]))
     failed = [message for message in worker.receive_until(3) if isinstance(message, Failed)]
     assert [(one.job_ids, one.status) for one in failed] == [([1, 2], 503)]
@@ -121,7 +125,7 @@ def test_job_that_fails_by_itself_leaves_the_others_alone(worker):
     assert text_of(messages, 2) == "0 1 2 "
 
 
-def test_steps_that_go_on_failing_end_the_worker(worker):
+def test_steps_that_keep_failing_end_the_worker(worker):
     worker.send(Run([request(1, **{"raise": 0})]))
     worker.receive()
     worker.send(Run([request(2, **{"raise": 0})]))
@@ -130,28 +134,28 @@ def test_steps_that_go_on_failing_end_the_worker(worker):
     assert [str(error) for error in worker.ended] == ["as told"]
 
 
-def test_stop_lets_what_runs_come_to_its_end(worker):
+def test_stop_lets_running_jobs_finish(worker):
     worker.send(Run([request(1, n=20, pause=0.001)]), Stop())
     assert text_of(worker.receive_until(20), 1).split() == [str(i) for i in range(20)]
     worker.thread.join(10)
     assert worker.ended == [0]
 
 
-def test_state_of_a_worker_that_died_is_gone_on_from(worker):
+def test_job_with_state_is_resumed(worker):
     worker.send(Run([request(1, n=5, resume=True, state=[b"1", b"3"])]))
     parts = worker.receive_until(2)
     assert text_of(parts, 1) == "3 4 "
     assert [part.state for part in parts] == [b"4", b"5"]
 
 
-def test_server_hears_of_a_long_reply_in_one_piece(worker, monkeypatch):
-    monkeypatch.setattr(generating, "SIGN_OF_LIFE_S", 0.0)
+def test_heartbeat_is_sent_while_a_reply_in_one_piece_is_made(worker, monkeypatch):
+    monkeypatch.setattr(modes, "HEARTBEAT_S", 0.0)
     worker.send(Run([request(1, n=3, whole=True)]))
     assert worker.receive() == [Samples([])]
     assert text_of(worker.receive_until(1), 1) == "0 1 2 "
 
 
-def test_part_larger_than_the_server_takes_fails_its_job(worker):
+def test_part_larger_than_the_server_accepts_fails_its_job(worker):
     worker.send(Run([request(1, n=400, whole=True), request(2, n=2)]))
     failed = worker.receive_until(3)[-1]
     assert (failed.job_ids, failed.status) == ([1], 503)
@@ -161,3 +165,32 @@ def test_part_larger_than_the_server_takes_fails_its_job(worker):
 def test_parts_that_are_large_together_are_sent_apart(worker):
     worker.send(Run([request(1, n=200, whole=True), request(2, n=200, whole=True)]))
     assert [len(worker.receive()) for _ in range(2)] == [1, 1]
+
+
+class Smallest:
+    places = 1
+    has_work = False
+
+    def join(self, request, row): ...
+
+    def step(self): ...
+
+    def cancel(self, job_id): ...
+
+
+def test_optional_members_are_added_to_a_handlers_own_generation():
+    generation = complete(Smallest())
+    assert (generation.abilities, generation.max_length, generation.on_results) == ((), 0, None)
+    generation.close()
+    with pytest.raises(HandlerError, match="one rank only"):
+        generation.follow()
+
+
+def test_generation_without_a_required_member_is_rejected_by_name():
+    with pytest.raises(HandlerError, match="object without places, has_work, join, step, cancel"):
+        complete(object())
+
+
+@pytest.mark.parametrize(("handler", "envelope"), [(None, ""), (Smallest(), ""), (Mock(), "json")])
+def test_handler_without_generation_or_in_an_envelope_has_none(handler, envelope):
+    assert generation_of(LoadedHandler(print, False, handler, envelope=envelope)) is None

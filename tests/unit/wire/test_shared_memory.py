@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from flambeau.wire.shared import KEPT_BYTES, SMALLEST, SegmentPool, SegmentReader
+from flambeau.wire.shared_memory import KEPT_BYTES, SMALLEST, SegmentPool, SegmentReader
 
 pytestmark = pytest.mark.skipif(not SegmentPool.is_supported(), reason="needs memory files and /proc")
 
@@ -40,7 +40,7 @@ def test_segments_are_reused_by_size():
 def test_pool_opens_only_so_many_files():
     pool = SegmentPool(max_open=2)
     first, second = pool.take(1), pool.take(1)
-    with pytest.raises(OSError, match="in shared memory already"):
+    with pytest.raises(OSError, match="segments of shared memory are in use"):
         pool.take(1)
     pool.give_back(second)
     large = pool.take(SMALLEST + 1)  # in place of the one that is free

@@ -1,4 +1,4 @@
-"""What a handler returned → the bytes and parts of its replies."""
+"""The result of a handler → the bodies and parts of its replies."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from flambeau.worker.context import Context, RequestProcessor
 
 logger = logging.getLogger(__name__)
 
-STREAM_NEXT = "ts_stream_next"  # TorchServe's marker on a reply: whether another part follows
+STREAM_NEXT = "ts_stream_next"  # a header of streamed replies: whether another part follows
 
 _encode_json = msgspec.json.Encoder().encode
-# What msgspec writes differently from the standard library: exponents, where they begin, NaN (as null), non-ASCII, DEL.
-_DOUBTFUL = re.compile(rb"\de|\b0\.0000|null|[\x7f-\xff]")
-
-
+# msgspec differs from the standard library in non-ASCII and DEL, exponents and their threshold, and NaN and infinity,
+# which it writes as null, or as "nan" and "inf" where they are keys.
+_MAY_DIFFER = re.compile(rb"[\x7f-\xff]|\de|\b0\.0000|null|inf\"|nan\"")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 
 
 class BadResult(Exception):
-    """The handler's result cannot be a reply; the text is what the client is told."""
+    """A handler's result is no valid reply; the client gets the text."""
 
 
 def to_body(value: Any) -> bytes | bytearray:
@@ -46,10 +45,10 @@ def to_body(value: Any) -> bytes | bytearray:
 
 
 def to_json(value: Any) -> bytes:
-    """`json.dumps(value, indent=2)`, byte for byte, but through a faster encoder where that is certain."""
+    """`json.dumps(value, indent=2)`, byte for byte; through a faster encoder where the result is the same."""
     try:
         text = msgspec.json.format(_encode_json(value), indent=2)
-        if _DOUBTFUL.search(text) is None:
+        if _MAY_DIFFER.search(text) is None:
             return text
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
@@ -60,7 +59,7 @@ def to_json(value: Any) -> bytes:
 
 
 def check_size(body: bytes | bytearray, limit: int) -> None:
-    """Refuse a body that is larger than the server takes."""
+    """Raise BadResult for a body larger than the server accepts."""
     if len(body) > limit:
         raise BadResult(
             f"the response has {len(body)} bytes, max_response_size is {limit}: raise it, or send the reply in parts"
@@ -68,7 +67,7 @@ def check_size(body: bytes | bytearray, limit: int) -> None:
 
 
 def check_result(result: Any, count: int) -> Sequence[Any]:
-    """A handler's result as a list with one element per request."""
+    """A handler's result, if it is a list with one element for each request; else raises BadResult."""
     if not isinstance(result, list):
         raise BadResult("Invalid model predict output")
     if len(result) != count:
@@ -77,7 +76,7 @@ def check_result(result: Any, count: int) -> Sequence[Any]:
 
 
 def stream_goes_on(context: Context, i: int, value: Any) -> bool | None:
-    """What the handler's stopping criteria say of a result: more follows, it was the last, or (None) no stream."""
+    """Whether more follows, by the handler's stopping criteria; None: the result is no stream."""
     if not context.stopping_criteria:
         return None
     is_over = context.stopping_criteria[i](value)
@@ -87,7 +86,7 @@ def stream_goes_on(context: Context, i: int, value: Any) -> bool | None:
 def to_parts(
     context: Context, values: Sequence[Any], limit: int, *, last: bool, indices: Sequence[int] | None = None
 ) -> list[Part]:
-    """One part for each request of the batch, or for those of them that are named."""
+    """One part for each request of the batch, or for those at `indices`."""
     processors = context.touched_processors
     requests = context.requests
     parts = []
@@ -100,10 +99,10 @@ def to_parts(
 
 
 def to_part(job_id: int, body: bytes | bytearray, processor: RequestProcessor | None, *, last: bool) -> Part:
-    """A part with the status and headers the handler set, if it set any."""
+    """A part with the status and headers that the handler has set, if any."""
     if processor is None:
         return Part(job_id, body, last)  # type: ignore[arg-type]
-    # The marker of streams is the server's to send.
+    # Only the server sends the stream header.
     items = processor.get_response_headers().items()
     headers = [(str(key), str(value)) for key, value in items if key != STREAM_NEXT and is_header(str(key))]
     status, phrase = status_of(processor), processor.get_response_status_phrase()
@@ -111,20 +110,20 @@ def to_part(job_id: int, body: bytes | bytearray, processor: RequestProcessor | 
 
 
 def status_of(processor: RequestProcessor) -> int:
-    """The status a handler set; one below 200 would announce another response, not be one."""
+    """The status a handler has set; those below 200 are informational and no response."""
     given = processor.get_response_status_code()
     try:
         status = int(given)
     except (TypeError, ValueError, OverflowError):
         status = 0
     if not 200 <= status <= 999:
-        raise BadResult(f"the handler set the status {str(given)[:20]}, which no HTTP response has")
+        raise BadResult(f"the handler set the status {str(given)[:20]}; it must be a number from 200 to 999")
     return status
 
 
 def is_header(name: str) -> bool:
-    """Whether HTTP has headers of this name; one that it has not could be read as the end of the head, or a length."""
+    """Whether a header name is valid; an invalid one could end the head early or forge a length."""
     if _TOKEN.fullmatch(name):
         return True
-    logger.warning("a header of the handler was left out, for its name is none: %.100r", name)
+    logger.warning("a header of the handler is left out: %.100r is no valid name", name)
     return False

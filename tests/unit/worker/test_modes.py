@@ -1,4 +1,4 @@
-"""A running batch against a real socket, without a process."""
+"""Continuous batching against a real socket, without a process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import threading
 import pytest
 
 from flambeau.wire.channel import WorkerChannel
+from flambeau.wire.framing import to_frame
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Stop
-from flambeau.worker.loop import serve
-
-from .test_loop import Peer
+from flambeau.worker.worker import serve
+from support.channels import Peer
 
 STEPS = """
 left = {}
@@ -41,6 +41,7 @@ def handle(data, context):
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
 
@@ -97,19 +98,13 @@ def test_cancelled_request_leaves_the_batch_and_others_go_on(worker):
 
 def test_request_cancelled_before_its_first_step_never_has_one(worker):
     peer = worker(STEPS)
-    peer.sock.sendall(b"".join(frame for frame in map(to_bytes, [Run([request(1, 5)]), Cancel([1]), Cancel([77])])))
+    peer.sock.sendall(b"".join(to_frame([message]) for message in [Run([request(1, 5)]), Cancel([1]), Cancel([77])]))
     assert [answer.job_ids for answer in peer.receive()] == [[1]]
     peer.send(Run([request(2, 1)]))
     assert [part.job_id for part in peer.receive_until(1)] == [2]
 
 
-def to_bytes(message):
-    from flambeau.wire.framing import to_frame
-
-    return to_frame([message])
-
-
-def test_exception_fails_everyone_in_the_batch_once(worker):
+def test_exception_fails_every_request_of_the_batch_once(worker):
     peer = worker(STEPS)
     peer.send(Run([request(1, 50), request(2, 14)]))
     first = peer.receive_until(2)
@@ -138,7 +133,7 @@ def test_stop_lets_the_batch_end(worker):
         ),
     ],
 )
-def test_results_that_are_none_are_answered_as_ever(worker, source, message):
+def test_invalid_results_fail_with_the_known_messages(worker, source, message):
     peer = worker(source)
     peer.send(Run([request(1, 1)]))
     [failed] = peer.receive_until(1)
@@ -151,7 +146,7 @@ def test_generators_are_run_to_their_end(worker):
     assert [(part.body, part.last) for part in peer.receive_until(3)] == [(b"a", False), (b"b", False), (b"", True)]
 
 
-def test_async_generators_too(worker):
+def test_async_generators_are_run_to_their_end(worker):
     peer = worker("async def handle(data, c):\n    yield ['a']\n    yield ['b']\n")
     peer.send(Run([request(1, 1)]))
     assert [(part.body, part.last) for part in peer.receive_until(3)] == [(b"a", False), (b"b", False), (b"", True)]

@@ -1,7 +1,7 @@
-"""Large bodies in shared memory: written once by the server, mapped by the worker.
+"""Shared memory for large bodies: the server writes them once, and the worker maps them.
 
-A segment is an anonymous memory file. The worker opens it through /proc, so it has no name that
-could be guessed or left behind, and the kernel frees it when the server ends, however it ends.
+A segment is an anonymous memory file that the worker opens through /proc. So it has no name that could be guessed or
+left behind, and the kernel frees it when the server exits for any reason.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections import OrderedDict, defaultdict
 from flambeau.wire.messages import Shared
 
 SMALLEST = 128 * 1024
-KEPT_BYTES = 64 << 20  # free segments kept for reuse: touching fresh pages costs more than copying
-MAPPED_BYTES = 256 << 20  # what a worker keeps mapped, besides the body it reads
+KEPT_BYTES = 64 << 20  # of free segments kept for reuse: the first access to a page costs more than the copy
+MAPPED_BYTES = 256 << 20  # that a worker keeps mapped, besides the body it reads
 
 
 class Segment:
-    """A piece of shared memory that belongs to one job until it is released."""
+    """A piece of shared memory, used by one job at a time."""
 
     def __init__(self, serial: int, capacity: int) -> None:
         self.serial = serial
@@ -33,29 +33,28 @@ class Segment:
         self.memory = mmap.mmap(self.fd, capacity)
 
     def describe(self, size_bytes: int) -> Shared:
-        """What a worker needs to find the first `size_bytes` of it."""
+        """The message with which a worker reads the first `size_bytes`."""
         return Shared(self.serial, f"/proc/{os.getpid()}/fd/{self.fd}", size_bytes)
 
-    def __del__(self) -> None:  # a net: whoever takes a segment gives it back or closes it
+    def __del__(self) -> None:  # a safety net: owners give segments back or close them
         self.close()
 
     def close(self) -> None:
-        """Give the memory back to the system."""
         if self.fd < 0:
             return
         fd, self.fd = self.fd, -1  # first, so that the number is never closed twice
         os.close(fd)
         try:
             self.memory.close()
-        except (BufferError, AttributeError):  # a view is still held, and the map goes with it; or there is no map
+        except (BufferError, AttributeError):  # a view is still in use and frees the map later; or there is no map
             pass
 
 
 class SegmentPool:
-    """Hands out segments by size and keeps a few free ones."""
+    """Provides segments by size and keeps some free ones for reuse."""
 
     def __init__(self, max_open: int = 1 << 30) -> None:
-        self.max_open = max_open  # segments at a time, free ones included: each is an open file
+        self.max_open = max_open  # segments, free ones included; each is an open file
         self.num_open = 0
         self._serials = itertools.count(1)
         self._free: defaultdict[int, list[Segment]] = defaultdict(list)
@@ -63,11 +62,10 @@ class SegmentPool:
 
     @staticmethod
     def is_supported() -> bool:
-        """Whether this system has what sharing needs."""
         return sys.platform == "linux" and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
     def take(self, size_bytes: int) -> Segment:
-        """A segment that holds at least `size_bytes`; raises OSError when there can be no more."""
+        """A segment of at least `size_bytes`; raises OSError at the limit of open segments."""
         capacity = max(SMALLEST, 1 << (size_bytes - 1).bit_length())
         if free := self._free[capacity]:
             self._free_bytes -= capacity
@@ -79,7 +77,7 @@ class SegmentPool:
         return segment
 
     def give_back(self, segment: Segment) -> None:
-        """Keep a segment for reuse, or free it when enough are kept."""
+        """Keep a segment for reuse, or close it if enough are kept."""
         if self._free_bytes + segment.capacity > KEPT_BYTES:
             self._close(segment)
             return
@@ -87,7 +85,7 @@ class SegmentPool:
         self._free[segment.capacity].append(segment)
 
     def close(self) -> None:
-        """Free every segment that is not in use."""
+        """Close every segment that is not in use."""
         for free in self._free.values():
             for segment in free:
                 self._close(segment)
@@ -95,13 +93,13 @@ class SegmentPool:
         self._free_bytes = 0
 
     def _close_one(self) -> None:
-        """Close a free segment, so that another may be opened."""
+        """Close a free segment, so that another can be opened; raises OSError if there is none."""
         for capacity, free in self._free.items():
             if free:
                 self._free_bytes -= capacity
                 self._close(free.pop())
                 return
-        raise OSError(errno.EMFILE, f"{self.num_open} bodies lie in shared memory already")
+        raise OSError(errno.EMFILE, f"{self.num_open} segments of shared memory are in use, which is the limit")
 
     def _close(self, segment: Segment) -> None:
         segment.close()
@@ -109,7 +107,7 @@ class SegmentPool:
 
 
 class SegmentReader:
-    """The worker's side: opens segments and remembers the last few maps."""
+    """The worker's side: opens segments and keeps the most recent maps."""
 
     def __init__(self) -> None:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
@@ -117,7 +115,7 @@ class SegmentReader:
         self._lock = threading.Lock()  # a pipelined worker reads in two threads
 
     def read(self, shared: Shared) -> bytearray:
-        """A private copy of a body that lies in shared memory."""
+        """A private copy of a body in shared memory."""
         with self._lock:
             return self._read(shared)
 
@@ -136,7 +134,7 @@ class SegmentReader:
             return bytearray(view[: shared.size_bytes])
 
     def can_read(self, shared: Shared | None) -> bool:
-        """Whether the server's segments can be opened from here."""
+        """Whether this process can open the server's segments."""
         if shared is None:
             return False
         try:

@@ -1,4 +1,4 @@
-"""A worker without a process: the same loading, reading and replying, for `flambeau run` and `flambeau check`."""
+"""LocalWorker: runs a handler in this process, for `flambeau run` and `flambeau check`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from flambeau.wire.messages import Load, Request
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import InputReader, read_headers, types_of
 from flambeau.worker.loader import in_envelope, load_handler
-from flambeau.worker.loop import new_context
-from flambeau.worker.replies import check_result, to_body
+from flambeau.worker.model import new_context
+from flambeau.worker.results import check_result, to_body
 from flambeau.worker.stages import StageObserver
 
 
-class InProcess:
-    """Holds a handler and calls it directly: breakpoints work, exceptions come through."""
+class LocalWorker:
+    """Loads and calls a handler as a worker does, but directly: breakpoints work and exceptions pass through."""
 
     def __init__(self, load: Load, observer: StageObserver | None = None) -> None:
         self.context: Context = new_context(load)
@@ -28,12 +28,12 @@ class InProcess:
         self._loop = asyncio.new_event_loop()
         self._observer = observer or StageObserver()
         self.largest_part_bytes = 0
-        entry = load_handler(load.handler, Path(load.folder), self.context, self._loop)
-        self.entry = in_envelope(entry, load.envelope, Path(load.folder))
-        self._handle = self._observer.observe(self.entry).handle if observer else self.entry.handle
+        loaded = load_handler(load.handler, Path(load.folder), self.context, self._loop)
+        self.loaded = in_envelope(loaded, load.envelope, Path(load.folder))
+        self._handle = self._observer.observe(self.loaded).handle if observer else self.loaded.handle
 
     def handle(self, requests: Sequence[Request]) -> list[bytes]:
-        """Run one batch; streamed replies are joined."""
+        """Run one batch; the chunks of a streamed reply are joined."""
         self._replies = [b""] * len(requests)
         rows = [self._reader.read(request) for request in requests]
         self.context.begin(requests, [types_of(row) for row in rows])
@@ -46,7 +46,7 @@ class InProcess:
                 self._add(item if isinstance(item, list) else [item])
         else:
             self._add(check_result(result, len(requests)))
-        self._forget_samples()
+        self.context.take_samples()  # they are reported nowhere, and must not pile up
         return self._replies
 
     async def _finish_async(self, result: Any) -> None:
@@ -64,20 +64,11 @@ class InProcess:
                 self.largest_part_bytes = max(self.largest_part_bytes, len(body))
                 self._replies[i] += body
 
-    def _forget_samples(self) -> None:
-        """Nobody collects the handler's metrics here, so they must not pile up."""
-        take = getattr(self.context.metrics, "take", None)
-        if take is not None:
-            take()
-
     def close(self) -> None:
-        """Let go of the event loop."""
         self._loop.close()
 
     def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
-        """A chunk for each request, or for those of them that are named."""
         self._add(values, indices)
 
     def is_cancelled(self, job_id: int) -> bool:
-        """Nobody goes away from a direct call."""
         return False

@@ -1,0 +1,195 @@
+"""Reply formats: a JSON document, a stream of text, a stream of events, or pieces for a front end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flambeau.llm.outputs import Completion, Output, TokenInfo
+from flambeau.wire.generation import Piece, Token, encode_pieces
+
+Header = tuple[str, str]
+Finish = Callable[[Sequence[int], str], Any]  # new tokens, and the text → the value of the reply
+
+
+class TokenDecoder(Protocol):
+    """The part of a tokenizer that formats need to show single tokens."""
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOutput:
+    """The output of a step for one choice of a job."""
+
+    index: int
+    output: Output
+
+
+class ReplyFormat(Protocol):
+    """Turns the outputs of steps into bodies of parts."""
+
+    @property
+    def headers(self) -> list[Header]: ...
+
+    def take(self, outputs: Sequence[ChoiceOutput], *, is_over: bool) -> bytes | None:
+        """The body of the next part; None if there is nothing to send yet. The last one always has a body."""
+
+
+class JsonFormat:
+    """One JSON document at the end: `{"generated_text": …}`."""
+
+    def __init__(
+        self, prompt: str, num_choices: int, decoder: TokenDecoder, *, details: bool, finish: Finish | None = None
+    ) -> None:
+        self._prompt = prompt  # put before the text; empty: only the new text
+        self._choices = [Completion() for _ in range(num_choices)]
+        self._decoder = decoder
+        self._details = details
+        self._finish = finish
+        self.headers: list[Header] = [("content-type", "application/json")]
+
+    def take(self, outputs: Sequence[ChoiceOutput], *, is_over: bool) -> bytes | None:
+        for choice in outputs:
+            self._choices[choice.index].add(choice.output)
+        return self._body() if is_over else None
+
+    def _body(self) -> bytes:
+        values = [self._value(choice) for choice in self._choices]
+        if len(values) == 1 and not isinstance(values[0], str | dict):  # from a subclass's own postprocess
+            return values[0] if isinstance(values[0], bytes) else to_json(values[0], indent=2)
+        document = values[0] if isinstance(values[0], dict) else {"generated_text": values[0]}
+        if len(values) > 1:
+            document = {**document, "generated_texts": values}
+        if self._details:
+            details = [details_of(choice, self._decoder) for choice in self._choices]
+            document = {**document, "details": details[0] if len(details) == 1 else details}
+        return to_json(document, indent=2)
+
+    def _value(self, choice: Completion) -> Any:
+        text = self._prompt + choice.text
+        return text if self._finish is None else self._finish(choice.token_ids, text)
+
+
+class TextFormat:
+    """The new text of each step, and nothing else."""
+
+    def __init__(self, preamble: str = "") -> None:
+        self._preamble = preamble
+        self.headers: list[Header] = [("content-type", "text/plain; charset=utf-8")]
+
+    def take(self, outputs: Sequence[ChoiceOutput], *, is_over: bool) -> bytes | None:
+        text = self._preamble + "".join(choice.output.text for choice in outputs)
+        self._preamble = ""
+        return text.encode() if text or is_over else None
+
+
+class EventFormat:
+    """Server-sent events: one for each piece of text and one at the end of each choice; the last has `done: true`."""
+
+    def __init__(self, decoder: TokenDecoder, *, num_choices: int, preamble: str = "") -> None:
+        self._decoder = decoder
+        self._many = num_choices > 1
+        self._preambles = dict.fromkeys(range(num_choices), preamble) if preamble else {}
+        self.headers: list[Header] = [("content-type", "text/event-stream; charset=utf-8")]
+
+    def take(self, outputs: Sequence[ChoiceOutput], *, is_over: bool) -> bytes | None:
+        events = []
+        for choice in outputs:
+            output = choice.output
+            index = {"index": choice.index} if self._many else {}
+            text = self._preambles.pop(choice.index, "") + output.text
+            if text or output.tokens:
+                tokens = {"tokens": logprobs_of(output.tokens, self._decoder)} if output.tokens else {}
+                events.append({"text": text, **index, **tokens})
+            if output.finish_reason:
+                events.append({"done": False, **index, "finish_reason": output.finish_reason, **numbers_of(output)})
+        if is_over and events:
+            events[-1]["done"] = True
+        return b"".join(b"data: %b\n\n" % to_json(event) for event in events) or (b"" if is_over else None)
+
+
+class PieceFormat:
+    """Pieces for a front end: those of each step, or one for each choice at the end."""
+
+    def __init__(self, decoder: TokenDecoder, *, stream: bool, num_choices: int, preambles: Mapping[int, str]) -> None:
+        self._decoder = decoder
+        self._preambles = dict(preambles)
+        self._whole = None if stream else [Completion(text=preambles.get(i, "")) for i in range(num_choices)]
+        self.headers: list[Header] = []
+
+    def take(self, outputs: Sequence[ChoiceOutput], *, is_over: bool) -> bytes | None:
+        if self._whole is not None:
+            for choice in outputs:
+                self._whole[choice.index].add(choice.output)
+            if not is_over:
+                return None
+            return encode_pieces([self._piece(i, choice, choice.text) for i, choice in enumerate(self._whole)])
+        pieces = []
+        for choice in outputs:
+            text = self._preambles.pop(choice.index, "") + choice.output.text
+            if text or choice.output.tokens or choice.output.finish_reason:
+                pieces.append(self._piece(choice.index, choice.output, text))
+        return encode_pieces(pieces) if pieces or is_over else None
+
+    def _piece(self, index: int, part: Output | Completion, text: str) -> Piece:
+        tokens = [self._token(info) for info in part.tokens] if part.tokens else None
+        counts = part.counts
+        if counts is None:
+            return Piece(index, text, part.finish_reason, tokens)
+        return Piece(
+            index,
+            text,
+            part.finish_reason,
+            tokens,
+            counts.num_prompt,
+            counts.num_generated,
+            counts.num_cached,
+            counts.num_drafted,
+            counts.num_accepted,
+        )
+
+    def _token(self, info: TokenInfo) -> Token:
+        text, data = self._decoder.token_text, self._decoder.token_bytes
+        top = [(token, text(token), logprob, data(token)) for token, logprob in info.top]
+        return Token(info.id, text(info.id), info.logprob, data(info.id), top)
+
+
+def details_of(choice: Completion, decoder: TokenDecoder) -> dict[str, Any]:
+    tokens = {"tokens": logprobs_of(choice.tokens, decoder)} if choice.tokens else {}
+    return {"finish_reason": choice.finish_reason, **numbers_of(choice), **tokens}
+
+
+def numbers_of(part: Output | Completion) -> dict[str, int]:
+    counts = part.counts
+    if counts is None:
+        return {}
+    return {
+        "prompt_tokens": counts.num_prompt,
+        "generated_tokens": counts.num_generated,
+        "cached_tokens": counts.num_cached,
+        "drafted_tokens": counts.num_drafted,
+        "accepted_tokens": counts.num_accepted,
+    }
+
+
+def logprobs_of(tokens: Sequence[TokenInfo], decoder: TokenDecoder) -> list[dict[str, Any]]:
+    text = decoder.token_text
+    return [
+        {
+            "id": info.id,
+            "text": text(info.id),
+            "logprob": info.logprob,
+            **({"top": [{"id": t, "text": text(t), "logprob": p} for t, p in info.top]} if info.top else {}),
+        }
+        for info in tokens
+    ]
+
+
+def to_json(document: Any, indent: int | None = None) -> bytes:
+    """JSON in UTF-8; lone surrogates are escaped."""
+    return json.dumps(document, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace")

@@ -1,0 +1,152 @@
+"""LoadedModel: a model's handler, ready to run, and the mode its jobs run in."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from flambeau import __version__
+from flambeau.archive.model_folder import manifest_of
+from flambeau.config.model import read_options
+from flambeau.errors import HandlerError
+from flambeau.metrics.definitions import Definition
+from flambeau.wire.messages import Load
+from flambeau.worker.context import Context, new_metrics
+from flambeau.worker.generation import Generation, generation_of
+from flambeau.worker.inputs import InputReader
+from flambeau.worker.loader import LoadedHandler, in_envelope, load_handler
+from flambeau.worker.warmup import read_warmup, warm_up
+
+logger = logging.getLogger(__name__)
+
+ModeName = Literal["batches", "pipeline", "async", "continuous", "generation", "follower"]
+Pipeline = tuple[Callable[[Any], Any], Callable[[Any, Context], Any]]  # rows → inputs, (inputs, context) → result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What the modes need; `pipeline` and `generation` are set in the modes of that name."""
+
+    mode: ModeName
+    handler: LoadedHandler
+    context: Context
+    reader: InputReader
+    event_loop: asyncio.AbstractEventLoop
+    pipeline: Pipeline | None
+    generation: Generation | None
+    can_share_memory: bool
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """What front ends may ask for besides predictions; an envelope expects its own kind of input."""
+        return () if self.handler.envelope else self.handler.abilities
+
+
+def load_model(load: Load, event_loop: asyncio.AbstractEventLoop) -> LoadedModel:
+    """Load and warm up the handler; its exceptions pass through."""
+    folder = Path(load.folder)
+    context = new_context(load)
+    handler = loader_for(load)(load.handler, folder, context, event_loop)
+    handler = in_envelope(handler, load.envelope, folder)
+    pipeline = pipeline_of(handler) if is_pipelined(load, context) else None
+    reader = InputReader(decode=load.decode_input)
+    generation = generation_of(handler) if load.schedule != "sequences" else None
+    warmup = read_warmup(context.model_yaml_config, folder, load.batch_size)
+    if warmup and not (generation and load.rank):  # rank 0 drives the other ranks of a generation
+        warm_up(handler, context, reader, event_loop, warmup)
+    if generation is None:
+        handler = as_scheduled(handler, load, event_loop)
+    return LoadedModel(
+        mode=mode_of(load, handler, pipeline, generation),
+        handler=handler,
+        context=context,
+        reader=reader,
+        event_loop=event_loop,
+        pipeline=pipeline,
+        generation=generation,
+        can_share_memory=reader.segments.can_read(load.probe),
+    )
+
+
+def mode_of(load: Load, handler: LoadedHandler, pipeline: Pipeline | None, generation: Generation | None) -> ModeName:
+    if generation is not None:
+        return "generation" if load.rank == 0 else "follower"
+    if load.schedule == "continuous":
+        return "continuous"
+    if handler.is_concurrent:
+        return "async"
+    return "batches" if pipeline is None else "pipeline"
+
+
+def new_context(load: Load) -> Context:
+    folder = Path(load.folder)
+    manifest = manifest_of(folder)
+    options = read_options(folder / manifest.config_file) if manifest and manifest.config_file else {}
+    return Context(
+        load.model,
+        load.folder,
+        dict(manifest.raw) if manifest else None,
+        load.batch_size,
+        load.gpu_id,
+        __version__,
+        load.limit_max_image_pixels,
+        new_metrics(load.model, load.metrics_file, (Definition(n, k, u, tuple(d)) for n, k, u, d in load.metrics)),
+        options,
+    )
+
+
+def loader_for(load: Load) -> Callable[..., LoadedHandler]:
+    if not load.watch:
+        return load_handler
+    from flambeau.worker.code_reload import load_watched  # only workers that watch their code load this
+
+    return load_watched
+
+
+def is_pipelined(load: Load, context: Context) -> bool:
+    """Whether the model asks for `pipeline: true`; code that may change at any time is not cut into halves."""
+    return bool(context.model_yaml_config.get("pipeline")) and not load.watch and load.schedule == "batches"
+
+
+def pipeline_of(handler: LoadedHandler) -> Pipeline:
+    """The two halves of a handler that can prepare one batch while it computes another."""
+    if handler.envelope:
+        raise HandlerError(f"pipeline: true does not go with an envelope ({handler.envelope}); leave one of them out")
+    if not hasattr(handler.handler, "pipeline"):
+        raise HandlerError("pipeline: true needs a handler that builds on BaseHandler, with its stages")
+    halves: Pipeline = handler.handler.pipeline()
+    return halves
+
+
+def as_scheduled(handler: LoadedHandler, load: Load, event_loop: asyncio.AbstractEventLoop) -> LoadedHandler:
+    """The handler, with each call of an `async def` run to its end where calls must not overlap."""
+    if load.schedule == "async" and not handler.is_concurrent:
+        logger.warning("asyncCommunication needs an `async def handle`; this one is called for one request at a time")
+    if load.schedule in ("batches", "async") or not handler.is_concurrent:
+        return handler
+    handle = handler.handle
+
+    def handle_to_the_end(data: Any, context: Context) -> Any:
+        result: Any = handle(data, context)
+        if inspect.isasyncgen(result):
+            return iterate(result, event_loop)
+        return event_loop.run_until_complete(result) if inspect.isawaitable(result) else result
+
+    return replace(handler, handle=handle_to_the_end, is_concurrent=False)
+
+
+def iterate(chunks: AsyncGenerator[Any, Any], event_loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+    """The items of an asynchronous generator, as a plain generator."""
+    try:
+        while True:
+            try:
+                yield event_loop.run_until_complete(anext(chunks))
+            except StopAsyncIteration:
+                return
+    finally:
+        event_loop.run_until_complete(chunks.aclose())

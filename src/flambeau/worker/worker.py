@@ -1,0 +1,108 @@
+"""A worker process: connects to the server, loads one model and runs its jobs in the mode that fits it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import faulthandler
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from flambeau.wire.channel import WorkerChannel
+from flambeau.wire.messages import Load, Samples
+from flambeau.worker.context import Context
+from flambeau.worker.failures import load_failed
+from flambeau.worker.loader import Handle, LoadedHandler, in_envelope
+from flambeau.worker.loop import WorkerLoop
+from flambeau.worker.model import LoadedModel, load_model
+from flambeau.worker.modes import MODES
+from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
+from flambeau.worker.runner import BatchRunner
+
+MAX_FRAME_BYTES = (1 << 32) - 1  # the server limits what it sends
+
+
+def main(arguments: list[str]) -> int:
+    """Run a worker; the exit status is 0 when the server stopped it."""
+    faulthandler.enable(all_threads=False)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Bare messages: the server adds the time and the name of the worker.
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+    sock = connect(dict(zip(arguments[::2], arguments[1::2], strict=True)))
+    threading.Thread(target=exit_with_server, args=(sock.fileno(),), daemon=True, name="exit-with-server").start()
+    return serve(WorkerChannel(sock, MAX_FRAME_BYTES))
+
+
+def connect(options: dict[str, str]) -> socket.socket:
+    if "--fd" in options:
+        return socket.socket(fileno=int(options["--fd"]))
+    host, _, port = options["--connect"].rpartition(":")
+    sock = socket.create_connection((host, int(port)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(os.environ.pop("FLAMBEAU_WORKER_TOKEN").encode())
+    return sock
+
+
+def exit_with_server(fd: int) -> None:
+    """Exit when the server is gone, even in the middle of a call: no client waits for the reply."""
+    poller = select.poll()
+    poller.register(fd, getattr(select, "POLLRDHUP", 0))
+    poller.poll()
+    if os.getpgrp() == os.getpid():  # with every process the handler has started
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def serve(channel: Channel) -> int:
+    """Load the model that the server names and run its jobs until the server stops the worker; the exit status."""
+    load = channel.receive()
+    if not isinstance(load, Load):
+        return 1
+    if load.rank > 0:
+        channel = FollowerChannel(channel)
+    with closing(asyncio.new_event_loop()) as event_loop:
+        asyncio.set_event_loop(event_loop)  # a handler may use it in `initialize`, and finds the same one later
+        try:
+            model = load_model(load, event_loop)
+        except (Exception, SystemExit) as error:
+            channel.send([load_failed(error, may_change=load.watch)])
+            return 1
+        outbox = Outbox(channel, load.max_response_bytes, may_split=may_split(load))
+        mode = MODES[model.mode](model, new_runner(load, model, outbox), outbox)
+        samples = model.context.take_samples()  # those of `initialize`
+        channel.send([Samples(samples), mode.ready()] if samples else [mode.ready()])
+        mode.serve(WorkerLoop(channel, mode))
+    return 0
+
+
+def new_runner(load: Load, model: LoadedModel, outbox: Outbox) -> BatchRunner:
+    return BatchRunner(
+        model.handler.handle,
+        model.reader,
+        model.context,
+        outbox,
+        wrap=partial(wrap, model.handler, Path(load.folder)),
+        new_context=Context.isolated if load.schedule == "async" else copy.copy,
+    )
+
+
+def wrap(handler: LoadedHandler, folder: Path, envelope: str) -> Handle:
+    """The handler's entry point in the envelope that a request asks for."""
+    return in_envelope(handler, envelope, folder).handle
+
+
+def may_split(load: Load) -> bool:
+    """Whether the requests of a failed batch may run again, one by one.
+
+    They may not where the handler keeps state between requests, nor where all ranks must make the same calls.
+    """
+    return load.schedule in ("batches", "async") and not load.keeps_step
