@@ -111,7 +111,6 @@ class RankGroup:
     def _new_channel(self, rank: int) -> ServerChannel:
         spec = self._specs[rank]
         channel = ServerChannel(partial(self._receive, rank), partial(self._on_end, rank), spec.max_frame_bytes)
-        channel.on_open = lambda: channel.send(spec.load)
         self._channels[rank] = channel
         return channel
 

@@ -106,13 +106,8 @@ class RemoteWorker:
 
     def _new_channel(self) -> ServerChannel:
         channel = ServerChannel(self._receive, self._on_channel_closed, self.spec.max_frame_bytes)
-        channel.on_open = self._on_open
         self._channel = channel
         return channel
-
-    def _on_open(self) -> None:
-        assert self._channel is not None
-        self._channel.send(self.spec.load)
 
     def _end(self, death: Death) -> Death:
         """Hand back the jobs: those of the batch it worked on, and those it had not begun."""

@@ -90,12 +90,15 @@ class WorkerProcess:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         try:
             await self._start("--fd", str(theirs.fileno()), inherited=(theirs.fileno(),))
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        await asyncio.get_running_loop().create_unix_connection(self._new_channel, sock=ours)
+        # Not create_unix_connection: uvloop's takes the socket object over only after connection_made. If the worker
+        # is dead by then, the loop has closed the descriptor and the object closes that number again.
+        _, channel = await asyncio.get_running_loop().connect_accepted_socket(self._new_channel, ours)
+        self._open(channel)
         return await self._watch()
 
     async def _run_over_tcp(self) -> Death:
@@ -103,7 +106,7 @@ class WorkerProcess:
         token = secrets.token_hex(16)
         strangers: set[TokenGate] = set()
         listener = await asyncio.get_running_loop().create_server(
-            lambda: TokenGate(token.encode(), self._new_channel, strangers), "127.0.0.1", 0
+            lambda: TokenGate(token.encode(), self._new_channel, self._open, strangers), "127.0.0.1", 0
         )
         port = listener.sockets[0].getsockname()[1]
         try:
@@ -113,6 +116,10 @@ class WorkerProcess:
             listener.close()
             for gate in [*strangers]:
                 gate.close()
+
+    def _open(self, channel: ServerChannel) -> None:
+        """Send the model once the connection stands; if the worker is dead by now, its end is noticed as any other."""
+        channel.send(self._spec.load)
 
     async def _start(
         self, *arguments: str, inherited: tuple[int, ...] = (), variables: Mapping[str, str] | None = None
@@ -206,9 +213,16 @@ class WorkerProcess:
 class TokenGate(asyncio.Protocol):
     """Lets a TCP worker through once it has shown its token, and nobody else."""
 
-    def __init__(self, token: bytes, new_channel: Callable[[], ServerChannel], strangers: set[TokenGate]) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        new_channel: Callable[[], ServerChannel],
+        on_open: Callable[[ServerChannel], None],
+        strangers: set[TokenGate],
+    ) -> None:
         self._token = token
         self._new_channel = new_channel
+        self._on_open = on_open
         self._strangers = strangers  # those who have not shown it yet
         self._seen = b""
 
@@ -242,6 +256,7 @@ class TokenGate(asyncio.Protocol):
         self._transport.set_protocol(channel)
         channel.connection_made(self._transport)
         self._transport.resume_reading()
+        self._on_open(channel)
 
 
 def worker_name(number: int, model: str, version: str) -> str:

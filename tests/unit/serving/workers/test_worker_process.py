@@ -21,23 +21,32 @@ class Transport:
         self.is_aborted = True
 
     def pause_reading(self):
-        pass
+        self.is_reading = False
 
-    resume_reading = pause_reading
+    def resume_reading(self):
+        self.is_reading = True
 
     def set_protocol(self, protocol):
         self.protocol = protocol
 
 
 class Channel:
+    transport = None
+    was_open_to = None
+
     def connection_made(self, transport):
-        pass
+        self.transport = transport
+
+
+def note_open(channel):
+    """Take note of whom the channel was open to when the model could be sent."""
+    channel.was_open_to = channel.transport if channel.transport.is_reading else None
 
 
 def meet(*chunks, then=None):
     async def talk():
         strangers, transport = set(), Transport()
-        gate = TokenGate(TOKEN, Channel, strangers)
+        gate = TokenGate(TOKEN, Channel, note_open, strangers)
         gate.connection_made(transport)
         for chunk in chunks:
             gate.data_received(chunk)
@@ -54,6 +63,7 @@ def test_worker_is_let_through_once_it_has_shown_its_token():
 
     transport, strangers = meet(b"sec", b"ret", then=wait)
     assert isinstance(transport.protocol, Channel)
+    assert transport.protocol.was_open_to is transport  # its model is sent only then
     assert not transport.is_aborted
     assert not strangers
 
