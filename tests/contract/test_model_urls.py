@@ -188,7 +188,7 @@ def test_archive_that_cannot_be_read_is_a_model_whose_workers_fail(configured, s
     server = configured(model_store=store)
     assert problem(server.register("rubbish.mar")) == (400, "InvalidModelException", "Model name is not defined.")
     assert server.register("rubbish.mar", model_name="m").status == 200
-    assert server.logged("rubbish.mar", level="WARNING")
+    assert server.logged("rubbish.mar", level="ERROR")
     reply = server.register("rubbish.mar", model_name="n", initial_workers=1)
     assert problem(reply) == (500, "InternalServerException", "Failed to start workers for model n version: 1.0")
     assert "neither a zip nor" in reply.cause
