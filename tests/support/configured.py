@@ -20,10 +20,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path, PosixPath
 from flambeau.cli.serve import Loading, Wishes, plans_for, start
-from flambeau.config.logs import set_up_server_logs
 from flambeau.config.server import *
 
-set_up_server_logs("info")
 plans = [replace(plan, is_required=False) for path in sys.argv[2:] for plan in plans_for(Path(path), Wishes())]
 start(eval(sys.argv[1]), Loading(plans, Wishes()))
 """

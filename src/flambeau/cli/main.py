@@ -96,8 +96,7 @@ def serve(
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C."""
     from flambeau.cli import serve as work
-    from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig
-    from flambeau.config.values import pattern
+    from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig, check_pattern
 
     if worker_transport not in ("unix", "tcp"):
         raise typer.BadParameter("it may be unix or tcp", param_hint="--worker-transport")
@@ -115,7 +114,7 @@ def serve(
         ),
         keys=KeysConfig(is_on=require_token),
         allow_unprotected=allow_unprotected,
-        allowed_urls=tuple(pattern("--allow-url", url) for url in allow_url or ()),
+        allowed_urls=tuple(check_pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,
         model_store=work.store_of(paths or [], model_store),
         job_queue_size=job_queue_size,

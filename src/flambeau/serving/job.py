@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
-from flambeau.metrics.traffic import Usage
+from flambeau.metrics.traffic import RequestCounts
 from flambeau.serving.scheduling.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
@@ -125,7 +125,7 @@ class Job:
         self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
-        self.usage: Usage | None = None  # what it is counted under, from the moment a model has it
+        self.usage: RequestCounts | None = None  # what it is counted under, from the moment a model has it
 
     def renew_id(self) -> None:
         """Take a new id, so that nothing said about the old one concerns this job any more."""

@@ -45,7 +45,7 @@ class Model:
         self.answers: Counter[int] = Counter()
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for beside predictions
         self.max_length = 0  # of what it generates, with the prompt; 0: not known
-        self.traffic = ModelTraffic(name, host.measures.traffic)
+        self.traffic = ModelTraffic(name, host.telemetry.traffic)
         self._is_closed = False
         self._is_told = False  # that it has loaded
         self._workers: list[RemoteWorker] = []

@@ -63,7 +63,7 @@ def test_failed_registration_is_not_in_the_newest_snapshot(folder, workers):
     assert asyncio.run(fail()) == [["m"], []]
 
 
-def test_failed_registration_spares_its_successor(folder, workers):
+def test_a_failed_registration_does_not_remove_its_successor(folder, workers):
     async def fail():
         async with new_server() as server:
             registering = asyncio.create_task(register(server, folder))
@@ -109,7 +109,7 @@ def test_unregister_timeout_holds_once_stopping_has_begun(folder, workers):
     assert asyncio.run(unregister()) < 30
 
 
-def test_files_are_seen_to_though_a_model_cannot_be_closed(folder, workers, caplog, monkeypatch):
+def test_files_are_removed_even_if_a_model_cannot_be_closed(folder, workers, caplog, monkeypatch):
     closed = []
 
     async def close():

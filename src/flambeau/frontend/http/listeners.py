@@ -99,7 +99,7 @@ class HttpFrontend:
             limits,
             self._server.segments,
             common_headers(config.cors),
-            self._server.measures.traffic,
+            self._server.telemetry.traffic,
             self._server.access_log,
         )
         context = server_context(config.tls, address.host) if address.is_tls else None

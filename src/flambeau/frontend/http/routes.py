@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Literal
 
 from flambeau.config.server import Address
 from flambeau.frontend.authorization import Keys
@@ -18,7 +18,6 @@ from flambeau.frontend.http.management import management_routes
 from flambeau.frontend.http.metrics import metrics_routes
 from flambeau.frontend.http.openai.routes import openai_routes
 from flambeau.serving.server import Server
-from flambeau.torchserve.workflows.http_api import workflow_inference_routes, workflow_management_routes
 
 
 def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
@@ -27,7 +26,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     management = {
         **management_routes(server),
         **readiness_routes(server),
-        **workflow_management_routes(server),
+        **extension_routes(server, "management"),
         "token": token_route(keys),
     }
     management = guard(management, keys, "management", config)
@@ -35,7 +34,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **inference_routes(server),
         **kserve_routes(server),
         **openai_routes(server),
-        **workflow_inference_routes(server),
+        **extension_routes(server, "inference"),
     }
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
@@ -48,6 +47,10 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     apis[config.management].update(management)
     apis[config.inference].update(inference)
     return apis
+
+
+def extension_routes(server: Server, api: Literal["inference", "management"]) -> dict[str, Endpoint]:
+    return {path: route for extension in server.extensions for path, route in extension.http_routes(api).items()}
 
 
 class Either:

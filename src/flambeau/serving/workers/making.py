@@ -10,9 +10,9 @@ from flambeau.config.server import ServerConfig
 from flambeau.logs.writer import Logs
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.job import Job
-from flambeau.serving.measures import Measures
 from flambeau.serving.sources.dependencies import THE_SERVERS_OWN
 from flambeau.serving.sources.source import Source
+from flambeau.serving.telemetry import Telemetry
 from flambeau.serving.workers.devices import count_cores
 from flambeau.serving.workers.grouping import Grouping
 from flambeau.serving.workers.output import WorkerOutput
@@ -34,7 +34,7 @@ class Host:
     worker_ids: Iterator[int]
     meeting_points: MeetingPoints
     make_room: Callable[[], bool]
-    measures: Measures
+    telemetry: Telemetry
     logs: Logs
     probe: Callable[[], Shared | None]
     devices_in_use: Callable[[], Iterator[int | None]]
@@ -78,7 +78,7 @@ class WorkerMaker:
         traffic: ModelTraffic,
     ) -> RemoteWorker:
         """A worker for that place; it shares the cores with `num_workers`."""
-        measures = self._host.measures
+        measures = self._host.telemetry
 
         def on_samples(message: Samples) -> None:
             measures.add_samples(message.samples)
@@ -90,7 +90,7 @@ class WorkerMaker:
         )
 
     def _load(self, slot: Slot) -> Load:
-        server, measures = self._host.config, self._host.measures
+        server, measures = self._host.config, self._host.telemetry
         return Load(
             model=self._name,
             version=self._version,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from flambeau.logs.layouts import MODEL
 from flambeau.logs.writer import Logs
+from flambeau.metrics.log_lines import MARK as METRICS_MARK
+from flambeau.metrics.log_lines import parse_line
 from flambeau.metrics.samples import Sample
-from flambeau.torchserve.metrics.log_lines import MARK as METRICS_MARK
-from flambeau.torchserve.metrics.log_lines import parse_line
 
 logger = logging.getLogger(__name__)
 

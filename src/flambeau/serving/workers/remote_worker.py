@@ -142,7 +142,7 @@ class RemoteWorker:
         """Send these jobs as one batch."""
         batch = self._held.add(jobs, self._now())
         self.has_suspect = jobs[0].is_suspect
-        if self._traffic.note is not None:
+        if self._traffic.log_value is not None:
             batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
         requests = []

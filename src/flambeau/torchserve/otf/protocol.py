@@ -1,6 +1,7 @@
-"""TorchServe's worker protocol: for code that calls its codec, and for workers that its own server drives.
+"""TorchServe's worker protocol (OTF): its codec, for user code and for workers under TorchServe's own server.
 
 Integers have 32 bits, big-endian; text is its length and UTF-8; -1 ends a list.
+
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from flambeau.errors import HandlerError
+from flambeau.torchserve.handlers.functions import deprecated
 from flambeau.worker.context import Context
 from flambeau.worker.inputs import media_type_of, parse_json
 from flambeau.worker.replies import STREAM_NEXT, BadResult, stream_goes_on, to_body
@@ -26,18 +29,18 @@ _INT = struct.Struct("!i")
 T = TypeVar("T")
 
 
-class Connection(Protocol):
-    """The one method of a socket that reading needs."""
+class MessageSource(Protocol):
+    """The socket method that reading needs."""
 
     def recv(self, size: int, /) -> bytes:
-        """Up to that many bytes; none when the peer is gone."""
+        """Up to `size` bytes; none after the peer has closed."""
 
 
 # ---- reading ----
 
 
-def retrieve_msg(conn: Connection) -> tuple[bytearray, Any]:
-    """The next message: its command, and a dict for a load or a list of requests for an inference."""
+def retrieve_msg(conn: MessageSource) -> tuple[bytearray, Any]:
+    """Read a message: its command, and a dict for a load or a list of requests for a prediction."""
     command = _read(conn, 1)
     if command == LOAD_MSG:
         return command, _read_load(conn)
@@ -46,7 +49,7 @@ def retrieve_msg(conn: Connection) -> tuple[bytearray, Any]:
     raise ValueError(f"Invalid command: {bytes(command)!r}")
 
 
-def _read_load(conn: Connection) -> dict[str, Any]:
+def _read_load(conn: MessageSource) -> dict[str, Any]:
     message: dict[str, Any] = {
         "modelName": _read_text(conn),
         "modelPath": _read_text(conn),
@@ -60,18 +63,18 @@ def _read_load(conn: Connection) -> dict[str, Any]:
     return message
 
 
-def _read_request(conn: Connection, request_id: bytearray) -> dict[str, Any]:
+def _read_request(conn: MessageSource, request_id: bytearray) -> dict[str, Any]:
     headers = [*_read_list(conn, lambda conn, name: {"name": name, "value": _read_text(conn)})]
     return {"requestId": request_id, "headers": headers, "parameters": [*_read_list(conn, _read_parameter)]}
 
 
-def _read_parameter(conn: Connection, name: bytearray) -> dict[str, Any]:
+def _read_parameter(conn: MessageSource, name: bytearray) -> dict[str, Any]:
     content_type = _read_text(conn).decode()
     return {"name": name.decode(), "contentType": content_type, "value": decode_value(_read_text(conn), content_type)}
 
 
 def decode_value(raw: bytearray, content_type: str) -> Any:
-    """JSON parsed, text as str, anything else as its bytes."""
+    """Decode a value by its content type: JSON, text or bytes."""
     if os.environ.get("TS_DECODE_INPUT_REQUEST", "true") != "true":
         return raw
     media_type = media_type_of(content_type)
@@ -84,27 +87,27 @@ def decode_value(raw: bytearray, content_type: str) -> Any:
         return raw
 
 
-def _read_list(conn: Connection, read_rest: Callable[[Connection, bytearray], T]) -> Iterator[T]:
-    """The items of a list, each of which begins with a text."""
+def _read_list(conn: MessageSource, read_rest: Callable[[MessageSource, bytearray], T]) -> Iterator[T]:
+    """The items of a list; each starts with a text."""
     while (size := _read_int(conn)) != END_OF_LIST:
         yield read_rest(conn, _read(conn, size))
 
 
-def _read_text(conn: Connection) -> bytearray:
+def _read_text(conn: MessageSource) -> bytearray:
     return _read(conn, _read_int(conn))
 
 
-def _read_int(conn: Connection) -> int:
+def _read_int(conn: MessageSource) -> int:
     value: int = _INT.unpack(_read(conn, _INT.size))[0]
     return value
 
 
-def _read(conn: Connection, size: int) -> bytearray:
+def _read(conn: MessageSource, size: int) -> bytearray:
     data = bytearray()
     while size > 0:
         try:
             packet = conn.recv(size)
-        except ConnectionResetError:  # it has left with our last answer unread
+        except ConnectionResetError:  # the peer closed with our last answer unread
             packet = b""
         if len(packet) == 0:
             logger.info("Frontend disconnected.")
@@ -118,7 +121,6 @@ def _read(conn: Connection, size: int) -> bytearray:
 
 
 def create_load_model_response(code: int, message: str) -> bytearray:
-    """The answer to a load."""
     return bytearray(_INT.pack(code) + _text(message) + _INT.pack(END_OF_LIST))
 
 
@@ -130,7 +132,7 @@ def create_predict_response(
     context: Context | None = None,
     ts_stream_next: bool = False,
 ) -> bytearray | None:
-    """The answer to an inference, one element per request; without a result, each gets an error. None at rank > 0."""
+    """Encode one element per request; without a result, each is an error. None at rank > 0."""
     if not is_first_rank():
         return None
     response = bytearray(_INT.pack(code) + _text(message))
@@ -147,7 +149,7 @@ def create_predict_response(
 
 
 def encode_response_headers(resp_hdr_map: Mapping[str, str]) -> bytearray:
-    """Headers as the protocol writes them: their number, then names and values."""
+    """The number of headers, then their names and values."""
     encoded = bytearray(_INT.pack(len(resp_hdr_map)))
     for name, value in resp_hdr_map.items():
         encoded += _text(name) + _text(value)
@@ -155,7 +157,7 @@ def encode_response_headers(resp_hdr_map: Mapping[str, str]) -> bytearray:
 
 
 def is_first_rank() -> bool:
-    """Of the processes that make up one worker, only the first answers."""
+    """Whether this process is rank 0: only that one answers."""
     return os.environ.get("LOCAL_RANK", "0") in ("", "0")
 
 
@@ -178,3 +180,29 @@ def _status(context: Context | None, idx: int, code: int) -> bytes:
 def _text(text: str) -> bytes:
     encoded = text.encode()
     return _INT.pack(len(encoded)) + encoded
+
+
+# ---- chunks ----
+
+
+def send_intermediate_predict_response(
+    ret: Sequence[Any], req_id_map: Mapping[int, str], message: str, code: int, context: Context | None = None
+) -> None:
+    """Send one chunk to each request that `req_id_map` names, before the handler returns. Only rank 0 sends.
+
+    A socket that the caller put into the context receives the protocol's bytes.
+    """
+    if not is_first_rank():
+        return
+    if context is None or context.cl_socket is None:
+        raise HandlerError("a chunk can be sent only while a request is handled, through its context")
+    outlet: Any = context.cl_socket
+    if not hasattr(outlet, "sendall"):
+        context.send(ret, req_id_map)
+    else:
+        outlet.sendall(create_predict_response(ret, req_id_map, message, code, context, True))
+
+
+deprecated_send_intermediate_predict_response = deprecated(
+    version="1.0", replacement="ts.handler_utils.utils.send_intermediate_predict_response"
+)(send_intermediate_predict_response)

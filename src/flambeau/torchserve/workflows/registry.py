@@ -1,14 +1,12 @@
-"""Workflows: the workflows of a server, from registration to their end."""
+"""WorkflowRegistry: registers, runs and unregisters the workflows of a server."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
 
 from flambeau.config.model import ModelConfig
-from flambeau.config.server import ServerConfig
 from flambeau.errors import (
     DeadlinePassed,
     FlambeauError,
@@ -18,40 +16,18 @@ from flambeau.errors import (
     WorkflowNotFound,
 )
 from flambeau.serving.model import Model
-from flambeau.serving.registry import Registry, check_name
+from flambeau.serving.registry import check_name
+from flambeau.serving.server import Server
 from flambeau.serving.sources.fetching import shown
 from flambeau.serving.sources.source import Source
 from flambeau.serving.sources.store import Store
-from flambeau.torchserve.workflows import execution as running
-from flambeau.torchserve.workflows.archive import WorkflowSource, open_workflow
-from flambeau.torchserve.workflows.spec import Node
+from flambeau.torchserve.workflows import execution
+from flambeau.torchserve.workflows.source import WorkflowSource, open_workflow
+from flambeau.torchserve.workflows.spec import WorkflowNode
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
-
-
-class Models(Protocol):
-    """What a workflow needs of the server that runs its nodes."""
-
-    config: ServerConfig
-    registry: Registry
-
-    async def register(
-        self,
-        url: str,
-        *,
-        source: Source | None,
-        name: str | None,
-        handler: str | None,
-        config: ModelConfig,
-        wishes: Mapping[str, Any] | None,
-        workflow: str,
-    ) -> Model:
-        """Register a model and wait for its workers."""
-
-    async def unregister(self, name: str, version: str | None = None) -> None:
-        """Let a model go."""
 
 
 class Workflow:
@@ -63,29 +39,28 @@ class Workflow:
         self.num_running = 0
 
     def model_name(self, node: str) -> str:
-        """What the model of a node is called."""
         return f"{self.name}__{node}"
 
 
-class Workflows:
+class WorkflowRegistry:
     """The workflows of one server, by name."""
 
-    def __init__(self, models: Models, store: Store) -> None:
-        self._models = models
+    def __init__(self, server: Server, store: Store) -> None:
+        self._server = server
         self._store = store
         self._workflows: dict[str, Workflow] = {}
-        self._coming: set[str] = set()  # names whose registration has begun
+        self._pending: set[str] = set()  # names being registered
 
     def __iter__(self) -> Iterator[Workflow]:
         return iter([self._workflows[name] for name in sorted(self._workflows)])
 
     @property
     def num_running(self) -> int:
-        """Requests that are on their way through a workflow."""
+        """Requests in progress, in all workflows."""
         return sum(workflow.num_running for workflow in self._workflows.values())
 
     def find(self, name: str) -> Workflow:
-        """The workflow of that name."""
+        """Raises WorkflowNotFound."""
         if name not in self._workflows:
             raise WorkflowNotFound(f"Workflow not found: {name}")
         return self._workflows[name]
@@ -99,10 +74,10 @@ class Workflows:
         startup_timeout_s: float | None = None,
         signed: bool = False,
     ) -> Workflow:
-        """Register a workflow with all its nodes, or nothing of it."""
+        """Register a workflow with all its nodes, or none of them."""
         source = await open_workflow(self._store, url, signed=signed)
         workflow = Workflow(name or source.manifest.name, source)
-        defaults = self._models.config
+        defaults = self._server.config
         config = ModelConfig(
             response_timeout_s=response_timeout_s or defaults.default_response_timeout_s,
             startup_timeout_s=startup_timeout_s or defaults.default_startup_timeout_s,
@@ -110,14 +85,14 @@ class Workflows:
         )
         try:
             check_name(workflow.name)
-            if workflow.name in self._workflows or workflow.name in self._coming:
+            if workflow.name in self._workflows or workflow.name in self._pending:
                 raise WorkflowExists(workflow.name)
-            self._coming.add(workflow.name)
+            self._pending.add(workflow.name)
             try:
                 await self._register_nodes(workflow, config)
                 self._workflows[workflow.name] = workflow
             finally:
-                self._coming.discard(workflow.name)
+                self._pending.discard(workflow.name)
         except BaseException:
             await asyncio.to_thread(source.discard)
             raise
@@ -125,10 +100,10 @@ class Workflows:
         return workflow
 
     async def unregister(self, name: str) -> None:
-        """Take a workflow out of service: what it accepted is answered first."""
+        """Remove a workflow after its accepted requests are answered."""
         workflow = self.find(name)
         del self._workflows[name]
-        timeout_s = self._models.config.unregister_timeout_s
+        timeout_s = self._server.config.unregister_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 while workflow.num_running:
@@ -140,18 +115,17 @@ class Workflows:
             await asyncio.to_thread(workflow.source.discard)
         logger.info("unregistered workflow %s", name)
 
-    async def predict(self, name: str, call: running.Call) -> bytes:
-        """What a workflow answers."""
+    async def predict(self, name: str, request: execution.WorkflowRequest) -> bytes:
         workflow = self.find(name)
-        find = self._models.registry.find
+        find = self._server.registry.find
         workflow.num_running += 1
         try:
-            return await running.run(workflow.source.spec, lambda node: find(workflow.model_name(node)), call)
+            return await execution.run(workflow.source.spec, lambda node: find(workflow.model_name(node)), request)
         finally:
             workflow.num_running -= 1
 
     async def close(self) -> None:
-        """Delete what was unpacked."""
+        """Delete the unpacked files."""
         await asyncio.to_thread(self._store.close)
 
     async def _register_nodes(self, workflow: Workflow, config: ModelConfig) -> None:
@@ -172,19 +146,19 @@ class Workflows:
             cause="\n".join(filter(None, (getattr(error, "cause", "") for error in errors.values()))),
         )
 
-    async def _register_node(self, workflow: Workflow, node: Node, config: ModelConfig) -> Model:
+    async def _register_node(self, workflow: Workflow, node: WorkflowNode, config: ModelConfig) -> Model:
         settings = node.settings
         source = None
         if node.is_function:
             source = Source(url="", folder=workflow.source.folder, manifest=None)
-        return await self._models.register(
+        return await self._server.register(
             node.url or "",
             source=source,
             name=workflow.model_name(node.name),
             handler=f"{workflow.source.manifest.handler}:{node.name}" if node.is_function else None,
             config=config,
             wishes={
-                "min_workers": settings.max_workers,  # TorchServe starts as many as a node may have
+                "min_workers": settings.max_workers,  # as in TorchServe, which starts the maximum
                 "max_workers": settings.max_workers,
                 "batch_size": settings.batch_size,
                 "batch_delay_s": settings.max_batch_delay_ms / 1000,
@@ -194,7 +168,7 @@ class Workflows:
 
     async def _unregister_nodes(self, workflow: Workflow, nodes: list[str]) -> None:
         names = [workflow.model_name(node) for node in nodes]
-        outcomes = await asyncio.gather(*(self._models.unregister(name) for name in names), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self._server.unregister(name) for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, FlambeauError):
                 logger.warning("node %s of workflow %s: %s", name, workflow.name, outcome)

@@ -1,4 +1,4 @@
-"""Metrics as lines of text: those that go to the metrics logs, and those that handlers print themselves."""
+"""Metrics as lines of text: written to the metrics logs, and parsed from the output of handlers and commands."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LINE = re.compile(
 
 
 def server_line(definition: Definition, value: float, label_values: Iterable[str], host: str, seconds: float) -> str:
-    """A measurement of the server, as ts_metrics.log has it; the last dimension, the host, has a place of its own."""
+    """A line of ts_metrics.log. The host, the last dimension, has its own field."""
     return f"{_measured(definition, value, label_values)}|#hostname:{host},timestamp:{int(seconds)}"
 
 
 def model_line(
     definition: Definition, value: float, label_values: Iterable[str], host: str, ids: str, seconds: float
 ) -> str:
-    """A measurement of a handler, as model_metrics.log has it."""
+    """A line of model_metrics.log."""
     measured = _measured(definition, value, label_values)
     return f"{measured}|#hostname:{host},requestID:{_one_line(ids)},timestamp:{int(seconds)}"
 
@@ -42,13 +42,13 @@ def _measured(definition: Definition, value: float, label_values: Iterable[str])
 
 @lru_cache(10_000)
 def _frame(name: str, unit: str, dimensions: tuple[str, ...], label_values: tuple[str, ...]) -> tuple[str, str]:
-    """What stands before and after a measured value; the same for all measurements of one kind."""
+    """The text before and after the value; cached, since it is the same for every value of a series."""
     pairs = zip(dimensions, label_values, strict=False)
     return f"{name}.{unit}:", ",".join([f"{key}:{_one_line(text)}" for key, text in pairs])
 
 
 def parse_line(line: str) -> Sample | None:
-    """The sample that a printed line stands for, the mark taken off; None if it stands for none."""
+    """Parse a printed line, without its mark; None if it is not a metric."""
     match = _LINE.fullmatch(line.strip())
     if match is None:
         return None

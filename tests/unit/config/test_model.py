@@ -2,43 +2,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 
 import pytest
 
 from flambeau.config.model import ModelConfig, read_options
-from flambeau.config.server import Address, GrpcConfig, ServerConfig
 from flambeau.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("http://127.0.0.1:9000", Address("127.0.0.1", 9000)),
-        ("http://0.0.0.0", Address("0.0.0.0", 8080)),
-        ("localhost:1", Address("localhost", 1)),
-        ("http://[::1]:7", Address("::1", 7)),
-        ("unix:/tmp/s", Address(path="/tmp/s")),
-    ],
-)
-def test_addresses_are_read(text, address):
-    assert Address.parse(text, default_port=8080) == address
-
-
-@pytest.mark.parametrize("text", ["ftp://x", "http://", "http://host:port"])
-def test_bad_addresses_are_named(text):
-    with pytest.raises(ConfigError, match="is not an address"):
-        Address.parse(text, default_port=1)
-
-
-def test_details_are_for_this_machine_only():
-    assert ServerConfig().tells_details
-    assert not ServerConfig(inference=Address("0.0.0.0", 1)).tells_details
-    assert ServerConfig(inference=Address("0.0.0.0", 1), error_details=True).tells_details
-    public = Address("0.0.0.0", 1)
-    for listeners in ({"management": public}, {"metrics": public}, {"grpc": GrpcConfig(inference=public)}):
-        assert not ServerConfig(**listeners).tells_details
-    assert str(Address("::1", 7)) == "http://[::1]:7"
 
 
 def test_yaml_overrides_what_the_caller_asked_for():
@@ -75,30 +43,19 @@ def test_wrong_types_are_warnings_that_name_the_key(caplog):
         assert key in caplog.text
 
 
-def test_absent_delay_means_no_waiting_and_reads_as_torchserves_default():
+def test_without_a_delay_nothing_waits_and_describe_shows_the_documented_default():
     assert ModelConfig().batch_delay_s is None
     assert ModelConfig().batch_delay_ms == 100
     assert ModelConfig(batch_delay_s=0.005).batch_delay_ms == 5
 
 
-def test_yaml_files(tmp_path):
-    file = tmp_path / "model-config.yaml"
-    file.write_text("")
-    assert read_options(file) == {}
-    file.write_text("- a list")
-    with pytest.raises(ConfigError, match=r"model-config\.yaml must hold a mapping"):
-        read_options(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_options(tmp_path / "missing.yaml")
-
-
-def test_model_names_its_envelope_or_none_at_all():
+def test_a_model_names_an_envelope_or_none():
     assert ModelConfig().envelope is None
     assert ModelConfig().with_options({"envelope": "json"}).envelope == "json"
     assert ModelConfig().with_options({"envelope": "none"}).envelope == ""
 
 
-def test_workers_that_do_not_count_are_told_why(caplog):
+def test_ignored_worker_numbers_are_named_in_a_warning(caplog):
     config = ModelConfig(min_workers=4, max_workers=4)
     assert config.with_options({"minWorkers": 3}, "a.yaml of m").min_workers == 4
     assert "a.yaml of m: minWorkers is ignored without maxWorkers; give both" in caplog.text
@@ -108,7 +65,7 @@ def test_workers_that_do_not_count_are_told_why(caplog):
     assert "maxWorkers is less than minWorkers, so both are ignored" in caplog.text
 
 
-def test_least_number_of_workers_is_one(caplog):
+def test_the_minimum_number_of_workers_is_one(caplog):
     config = ModelConfig(min_workers=4, max_workers=4).with_options({"minWorkers": 0, "maxWorkers": 2})
     assert (config.min_workers, config.max_workers) == (1, 2)
     assert "minWorkers is 0 and counts as 1; scaleToZero: true lets the last worker go" in caplog.text
@@ -126,18 +83,18 @@ def test_least_number_of_workers_is_one(caplog):
         ("jobQueuSize", "jobQueueSize"),
     ],
 )
-def test_near_misses_are_hinted_at(caplog, key, meant):
+def test_misspelled_keys_are_named_in_a_warning(caplog, key, meant):
     ModelConfig().with_options({key: 1})
     assert f"did you mean {meant}" in caplog.text
 
 
-def test_keys_of_handlers_are_nobodys_business(caplog):
+def test_keys_of_handlers_are_ignored(caplog):
     free = ("handler", "pt2", "pippy", "deepspeed", "dali", "micro_batching", "max_length", "model_path", "device")
     ModelConfig().with_options({key: {"a": 1} for key in (*free, "batch", "workers", "timeout", "tokenizer", 7)})
     assert caplog.text == ""
 
 
-def test_numbers_that_are_none_do_no_harm(caplog):
+def test_invalid_numbers_leave_the_defaults(caplog):
     options = {
         "batchSize": float("nan"),
         "responseTimeout": float("inf"),
@@ -163,22 +120,7 @@ def test_settings_of_a_configuration_count_when_they_are_above_zero():
     assert (only_high.min_workers, only_high.max_workers) == (1, 1)
 
 
-@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "- " * 100_000, "a: " + "{b: " * 1000])
-def test_yaml_that_is_too_deep_is_refused(tmp_path, text):
-    file = tmp_path / "model-config.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="nested more than 100 levels deep"):
-        read_options(file)
-
-
-def test_yaml_that_is_too_long_is_refused(tmp_path):
-    file = tmp_path / "model-config.yaml"
-    file.write_text("# long\n" * 200_000)
-    with pytest.raises(ConfigError, match="longer than 1 MiB"):
-        read_options(file)
-
-
-def test_value_that_unfolds_without_end_is_named_in_few_words(tmp_path, caplog):
+def test_a_value_that_expands_without_bound_has_a_short_warning(tmp_path, caplog):
     lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
     names = "abcdefghijklm"
     lines += [f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise(names)]
@@ -188,38 +130,10 @@ def test_value_that_unfolds_without_end_is_named_in_few_words(tmp_path, caplog):
     assert len(caplog.text) < 1000
 
 
-def test_enormous_numbers_are_refused(tmp_path, caplog):
+def test_enormous_numbers_are_rejected(tmp_path, caplog):
     file = tmp_path / "model-config.yaml"
     file.write_text(f"maxBatchDelay: {10**400}\nbatchSize: 1e300\n")
     assert ModelConfig().with_options(read_options(file)).batch_delay_s is None
     file.write_text(f"maxBatchDelay: {'9' * 5000}\n")
     with pytest.raises(ConfigError, match="is not valid YAML"):
         read_options(file)
-
-
-def test_yaml_that_would_take_for_ever_is_refused_at_once(tmp_path):
-    file = tmp_path / "model-config.yaml"
-    levels = ["a0: &a0 {k: v}"]
-    levels += [f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 8)]
-    wide = ["a: &a {" + ", ".join(f"k{i}: 1" for i in range(5000)) + "}", f"b: {{<<: [{','.join(['*a'] * 9000)}]}}"]
-    for text, told in (
-        ("\n".join(levels), "merge keys"),
-        ("\n".join(wide), "merge keys"),
-        (f"a: [{'[],' * 340_000}]", "more than 50000 values"),
-        (f"a: 1{':1' * 400_000}", "more than 1000 digits"),
-    ):
-        file.write_text(text)
-        began = time.process_time()
-        with pytest.raises(ConfigError, match=told):
-            read_options(file)
-        assert time.process_time() - began < 2
-
-
-def test_merge_keys_and_long_lists_within_reason_are_read(tmp_path):
-    file = tmp_path / "model-config.yaml"
-    file.write_text(
-        "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nhandler:\n" + "".join(f"  k{i}: {i}\n" for i in range(20_000))
-    )
-    options = read_options(file)
-    assert options["b"] == {"x": 1, "y": 3}
-    assert len(options["handler"]) == 20_000

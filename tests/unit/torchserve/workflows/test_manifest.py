@@ -10,7 +10,7 @@ import pytest
 
 from flambeau.archive.unpack import unpack
 from flambeau.errors import ArchiveError, BrokenArchive
-from flambeau.torchserve.workflows.archive_file import (
+from flambeau.torchserve.workflows.manifest import (
     WORKFLOW_MANIFEST,
     WorkflowManifest,
     read_workflow_manifest,
@@ -31,7 +31,7 @@ def write(manifest, files, target):
     return write_workflow(target, sources, json.dumps(manifest.to_dict()).encode())
 
 
-def test_what_is_packed_is_what_is_read(files, tmp_path):
+def test_a_packed_workflow_is_read_back(files, tmp_path):
     (files / "labels.txt").write_text("x")
     manifest = WorkflowManifest(name="flow", spec_file="spec.yaml", handler="handler.py")
     path = write(manifest, files, tmp_path / "flow.war")

@@ -1,4 +1,4 @@
-"""Workflow archives (.war): a specification, an optional handler, a manifest."""
+"""The manifest of a workflow archive (.war), and writing such an archive."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ WORKFLOW_MANIFEST = "WAR-INF/MANIFEST.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowManifest:
-    """What a workflow archive says of itself; file names are relative to its root."""
+    """The manifest; file names are relative to the archive's root."""
 
     name: str
     spec_file: str = ""
     handler: str = ""  # empty: every node is a model
-    # The document as it was read, unknown fields included.
+    # The document as read, with unknown fields.
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_dict(cls, document: Any) -> WorkflowManifest:
-        """Read a parsed manifest; fields that are unknown are no mistake."""
+        """Read a parsed manifest; unknown fields are ignored."""
         workflow = document.get("workflow") if isinstance(document, Mapping) else None
         if not isinstance(workflow, Mapping):
             raise BrokenArchive("Missing Workflow entry in manifest file.")
@@ -38,7 +38,7 @@ class WorkflowManifest:
         return cls(name=name, spec_file=_text(workflow, "specFile"), handler=_text(workflow, "handler"), raw=document)
 
     def to_dict(self, *, created_on: datetime | None = None) -> dict[str, Any]:
-        """Return the document that is written into an archive, in TorchServe's spelling."""
+        """The document that is written into an archive."""
         workflow = {"workflowName": self.name, "specFile": self.spec_file, "handler": self.handler}
         return {
             "createdOn": (created_on or datetime.now()).strftime("%d/%m/%Y %H:%M:%S"),
@@ -48,7 +48,7 @@ class WorkflowManifest:
 
 
 def read_workflow_manifest(folder: Path) -> WorkflowManifest:
-    """Read the manifest of an unpacked workflow archive; the files it names are there."""
+    """Read the manifest of an unpacked archive and check that its files exist."""
     file = folder / WORKFLOW_MANIFEST
     try:
         document = json.loads(file.read_bytes())
@@ -68,7 +68,6 @@ def read_workflow_manifest(folder: Path) -> WorkflowManifest:
 
 
 def write_workflow(target: Path, sources: Mapping[str, Path], manifest: bytes) -> Path:
-    """Write files and their manifest as a workflow archive."""
     try:
         with appearing_whole(target) as file:
             write_zip(file, sources, manifest, manifest_name=WORKFLOW_MANIFEST)

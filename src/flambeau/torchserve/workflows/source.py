@@ -1,4 +1,4 @@
-"""A workflow archive → its folder, manifest and specification."""
+"""Finds, downloads and unpacks a workflow archive."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from flambeau.config.yaml_file import MAX_YAML_BYTES, load_yaml
 from flambeau.errors import ArchiveError, BrokenWorkflow, ConfigError, WorkflowNotFound
 from flambeau.serving.sources.store import Store
 from flambeau.serving.sources.urls import is_url
-from flambeau.torchserve.workflows.archive_file import WorkflowManifest, read_workflow_manifest
-from flambeau.torchserve.workflows.spec import Spec, read_spec
+from flambeau.torchserve.workflows.manifest import WorkflowManifest, read_workflow_manifest
+from flambeau.torchserve.workflows.spec import WorkflowSpec, read_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowSource:
-    """Where a workflow came from, where its files lie, and what they say."""
+    """An unpacked workflow: its URL, folder, manifest and specification."""
 
     url: str
     folder: Path
     manifest: WorkflowManifest
-    spec: Spec
+    spec: WorkflowSpec
     downloaded: Path | None = None
 
     def discard(self) -> None:
-        """Delete what was unpacked and what was downloaded."""
+        """Delete the unpacked and the downloaded files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.downloaded is not None:
             self.downloaded.unlink(missing_ok=True)
 
 
 async def open_workflow(store: Store, url: str, *, signed: bool) -> WorkflowSource:
-    """The workflow that a registration names: in the workflow store, or at an allowed URL."""
+    """Open the workflow at a URL: in the workflow store, or at an allowed remote URL."""
     if store.folder is None:
         raise WorkflowNotFound("Workflow store has not been configured.")
     if ".." in url:
@@ -51,13 +51,13 @@ async def open_workflow(store: Store, url: str, *, signed: bool) -> WorkflowSour
 
 
 def _find(folder: Path, url: str) -> Path:
-    """The file in the store; folders before it in the URL do not count, as for models."""
+    """The file in the store; folders in the URL are ignored, as for models."""
     try:
         path = folder / Path(url).name
         if path.is_file() and path.resolve().is_relative_to(folder):
             return path
         exists = path.exists()
-    except (OSError, ValueError):  # a name that no file system takes
+    except (OSError, ValueError):  # not a valid file name
         exists = False
     where = "at" if exists else "in workflow store"
     raise WorkflowNotFound(f"Workflow not found {where}: {url}")
@@ -81,7 +81,7 @@ def _read_manifest(folder: Path) -> WorkflowManifest:
     try:
         manifest = read_workflow_manifest(folder)
     except ArchiveError as error:
-        # TorchServe says this of an archive without a manifest, too.
+        # TorchServe's text for an archive without a manifest.
         text = "Workflow name is not defined." if "Missing Workflow entry" in str(error) else str(error)
         raise BrokenWorkflow(text, cause=str(error)) from None
     for key, called in (("createdOn", "createdOn"), ("archiverVersion", "version")):

@@ -1,4 +1,4 @@
-"""A log file that starts anew every day and at a size; what was written before is kept, compressed."""
+"""RollingFile: a log file that is rolled daily and at a size; old files are compressed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEPT = 5
 
 
 class RollingFile:
-    """Appends to a file. It belongs to one thread; compressing has a thread of its own."""
+    """Appends to a file; used by one thread. Compression runs in a thread of its own."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class RollingFile:
         self._size += len(data)
 
     def roll(self) -> None:
-        """Put the present content aside and begin with an empty file."""
+        """Rename the current file and start an empty one."""
         self._file.close()
         aside = free_name(self.path, self._written)
         os.replace(self.path, aside)
@@ -39,10 +39,9 @@ class RollingFile:
         try:
             threading.Thread(target=self._compress, args=(aside,), name="compress-log").start()
         except RuntimeError:
-            pass  # no more threads: the content is still there, uncompressed
+            pass  # no more threads: the file stays uncompressed
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _open(self) -> None:
@@ -60,11 +59,11 @@ class RollingFile:
             for old in packed(self.path)[: -self._kept]:
                 old.unlink()
         except OSError:
-            pass  # the content is still there, uncompressed
+            pass  # the file stays uncompressed
 
 
 def free_name(path: Path, written: float) -> Path:
-    """`<name>.<dd-MMM>.log`, with a number if that day has one already."""
+    """`<name>.<dd-MMM>.log`, with a number if that name is taken."""
     stem = f"{path.stem}.{time.strftime('%d-%b', time.localtime(written))}"
     number = 0
     while True:
@@ -75,12 +74,12 @@ def free_name(path: Path, written: float) -> Path:
 
 
 def packed(path: Path) -> list[Path]:
-    """What was put aside and compressed, the oldest first."""
+    """The compressed files, oldest first."""
     found = path.parent.glob(f"{path.stem}.*{path.suffix}.gz")
     return sorted(found, key=lambda one: (one.stat().st_mtime_ns, one.name))
 
 
 def day_of(seconds: float) -> tuple[int, int]:
-    """The local day of a time."""
+    """(year, day of the year), local."""
     day = time.localtime(seconds)
     return day.tm_year, day.tm_yday

@@ -1,45 +1,43 @@
-"""Kinds of settings: the text of a value → the value, or an error that says what was expected."""
+"""Readers of config values: text → value, or an error that names what was expected."""
 
 from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flambeau.config.server import Address
+from flambeau.config.server import Address, check_pattern
 from flambeau.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-Kind = Callable[[str, str], Any]  # of a key and its text
+Reader = Callable[[str, str], Any]  # (key, text) → value
 
 
-def refuse(key: str, value: str, expected: str) -> ConfigError:
-    """The error for a value that cannot be taken."""
+def invalid(key: str, value: str, expected: str) -> ConfigError:
     return ConfigError(f"{key} is {value!r}; it must be {expected}")
 
 
-def whole(*, at_least: int = 0, at_most: int | None = None) -> Kind:
-    """A whole number within bounds."""
+def whole(*, at_least: int = 0, at_most: int | None = None) -> Reader:
+    """A reader of whole numbers within bounds."""
     bounds = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
 
     def read(key: str, value: str) -> int:
         try:
             number = int(value.strip())
         except ValueError:
-            raise refuse(key, value, f"a whole number {bounds}") from None
+            raise invalid(key, value, f"a whole number {bounds}") from None
         if number < at_least or (at_most is not None and number > at_most):
-            raise refuse(key, value, f"a whole number {bounds}")
+            raise invalid(key, value, f"a whole number {bounds}")
         return number
 
     return read
 
 
-def scaled(factor: float, unit: str) -> Kind:
-    """A number of a unit that is kept in seconds; fractions are allowed."""
+def scaled(factor: float, unit: str) -> Reader:
+    """A reader of numbers in `unit`, converted to seconds; fractions are allowed."""
 
     def read(key: str, value: str) -> float:
         try:
@@ -47,14 +45,14 @@ def scaled(factor: float, unit: str) -> Kind:
         except ValueError:
             number = math.nan
         if not 0 <= number < math.inf:
-            raise refuse(key, value, f"a number of {unit}")
+            raise invalid(key, value, f"a number of {unit}")
         return number * factor
 
     return read
 
 
 def switch(key: str, value: str) -> bool:
-    """True only for `true`, as in TorchServe; anything but `false` besides is remarked upon."""
+    """True only for `true`, as in TorchServe; a word other than `true` and `false` is logged."""
     word = value.strip().lower()
     if word not in ("true", "false"):
         logger.warning("%s is %r, which counts as false; write true or false", key, value)
@@ -62,12 +60,12 @@ def switch(key: str, value: str) -> bool:
 
 
 def opposite(key: str, value: str) -> bool:
-    """A switch that turns something off."""
+    """The negation of a switch, for keys that turn something off."""
     return not switch(key, value)
 
 
-def address(default_port: int, tls_port: int) -> Kind:
-    """Where a listener waits; https has a default port of its own."""
+def address(default_port: int, tls_port: int) -> Reader:
+    """A reader of listener addresses; https has its own default port."""
 
     def read(key: str, value: str) -> Address:
         try:
@@ -79,47 +77,37 @@ def address(default_port: int, tls_port: int) -> Kind:
 
 
 def host(key: str, value: str) -> str:
-    """The name or number of a network interface."""
+    """A network interface, by name or IP address."""
     if not value.strip() or "/" in value:
-        raise refuse(key, value, "a host, such as 127.0.0.1 or 0.0.0.0")
+        raise invalid(key, value, "a host, such as 127.0.0.1 or 0.0.0.0")
     return value.strip()
 
 
 def path(key: str, value: str) -> Path:
     """A file or folder, relative to the working folder of the server."""
     if not value:
-        raise refuse(key, value, "a path")
+        raise invalid(key, value, "a path")
     return Path(value)
 
 
 def text(key: str, value: str) -> str:
-    """Any text."""
     return value
 
 
 def optional_text(key: str, value: str) -> str | None:
-    """Any text; none when it is empty."""
+    """Any text; None if it is empty."""
     return value or None
-
-
-def pattern(key: str, value: str) -> str:
-    """A regular expression."""
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise refuse(key, value, f"a regular expression ({error})") from None
-    return value
 
 
 def patterns(key: str, value: str) -> tuple[str, ...]:
     """Regular expressions, separated by commas."""
-    return tuple(pattern(key, part.strip()) for part in value.split(",") if part.strip())
+    return tuple(check_pattern(key, part.strip()) for part in value.split(",") if part.strip())
 
 
 def metrics_mode(key: str, value: str) -> str:
-    """Where metrics go; TorchServe took `log` for anything it did not know."""
+    """The target of metrics; as in TorchServe, an unknown word counts as `log`."""
     mode = value.strip().lower()
     if mode in ("log", "prometheus", "legacy", "both"):
         return mode
-    logger.error("%s is %r; it may be log, prometheus, legacy or both, so log is taken", key, value)
+    logger.error("%s is %r; it may be log, prometheus, legacy or both. Using log", key, value)
     return "log"

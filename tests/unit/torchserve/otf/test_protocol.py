@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from flambeau.torchserve.otf_protocol import (
+from flambeau.torchserve.otf.protocol import (
     create_load_model_response,
     create_predict_response,
     encode_response_headers,
@@ -78,14 +78,14 @@ def test_a_batch_is_read_with_values_by_their_types(pair, kind, raw, value):
     assert message["parameters"] == [{"name": "body", "contentType": kind.decode(), "value": value}]
 
 
-def test_nothing_is_decoded_where_the_server_says_so(pair, monkeypatch):
+def test_nothing_is_decoded_when_decoding_is_off(pair, monkeypatch):
     monkeypatch.setenv("TS_DECODE_INPUT_REQUEST", "false")
     ours, theirs = pair
     theirs.sendall(b"I" + text(b"i") + END + text(b"body") + text(b"application/json") + text(b"1") + END + END)
     assert retrieve_msg(ours)[1][0]["parameters"][0]["value"] == b"1"
 
 
-def test_unknown_commands_are_refused_and_a_lost_peer_ends_the_process(pair):
+def test_unknown_commands_are_rejected_and_a_lost_peer_ends_the_process(pair):
     ours, theirs = pair
     theirs.sendall(b"U")
     with pytest.raises(ValueError, match="Invalid command: b'U'"):
@@ -112,7 +112,7 @@ def test_a_context_brings_status_phrase_and_headers(context):
     assert written == head + encode_response_headers({"content-type": "text/css"}) + text(b'{\n  "a": 1\n}') + END
 
 
-def test_what_cannot_be_written_fails_the_batch(context):
+def test_a_result_that_cannot_be_encoded_fails_the_batch(context):
     written = create_predict_response([object(), "x"], {0: "a", 1: "b"}, "done", 200, context)
     assert written.startswith(integer(503) + text(b"Unsupported model output data type."))
 
