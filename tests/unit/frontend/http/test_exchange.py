@@ -8,7 +8,7 @@ import re
 import pytest
 
 from flambeau.frontend.http.exchange import is_request_id, new_request_id, target_of
-from flambeau.serving.job import Body
+from flambeau.serving.job import RequestBody
 from support.http_exchanges import FakeConnection, new_exchange
 
 
@@ -79,7 +79,7 @@ def test_headers_are_found_in_any_case(connection):
 def test_a_dropped_exchange_cancels_its_work_and_releases_its_body(connection):
     exchange, gone = new_exchange(connection), []
     exchange.on_gone = lambda: gone.append(True)
-    exchange.body = Body(b"x")
+    exchange.body = RequestBody(b"x")
     exchange.drop()
     assert (gone, exchange.body, exchange.on_gone) == ([True], None, None)
 

@@ -6,7 +6,7 @@ import httptools
 import pytest
 
 from flambeau.frontend.http.parser import MAX_HEAD_BYTES, MAX_UPGRADES, MalformedRequest, RequestParser
-from flambeau.serving.scheduling import priorities
+from flambeau.serving import priorities
 
 
 class Receiver:

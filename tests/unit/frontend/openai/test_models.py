@@ -15,7 +15,7 @@ def model(name, *abilities, version="1.0", openai=True, has_loaded=True, envelop
         name=name,
         version=version,
         abilities={*abilities},
-        has_loaded=has_loaded,
+        pool=SimpleNamespace(has_loaded=has_loaded),
         is_listed=True,
         envelope=envelope,
         config=SimpleNamespace(openai=openai),
