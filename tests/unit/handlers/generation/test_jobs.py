@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from flambeau.handlers.generation.reading import Prompted
+from flambeau.handlers.generation.request_reader import Prompted
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.jobs import GenerationMetrics, GptGeneration
