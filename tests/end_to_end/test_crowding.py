@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flambeau.serving.workers.host_resources import count_cores
 
 
@@ -24,6 +26,7 @@ def spans_of(server, order, count):
     return [future.result().json for future in futures]
 
 
+@pytest.mark.perf
 def test_workers_that_compute_run_as_many_at_a_time_as_there_are_cores(start):
     workers = count_cores() + 2
     server = start("crowd.py", "--workers", str(workers)).wait_ready()

@@ -20,8 +20,9 @@ def about_language_models(shell: str) -> bool:
 def test_readme_can_be_followed(start, tmp_path):
     handler, _ = snippets("README.md", "python")
     (tmp_path / "shout.py").write_text(handler)
-    shells = [shell for shell in snippets("README.md", "sh") if not about_language_models(shell)]
+    installing, *shells = [shell for shell in snippets("README.md", "sh") if not about_language_models(shell)]
     [answer] = snippets("README.md", "text")
+    assert installing.startswith("pip install flambeau ")
     assert shells[0] == "make serve\n"
     assert shells[1] == "flambeau serve shout.py\n"
     server = start(tmp_path / "shout.py").wait_ready()

@@ -146,14 +146,17 @@ def test_model_may_bring_an_envelope_of_its_own(server):
 
 def test_unknown_envelope_is_a_load_error_that_names_the_known_ones(start, tmp_path):
     archive = pack_one(tmp_path, "odd", "bare", "envelope: nosuch\n")
-    server = start(archive).wait_listening()
-    server.until(lambda: "no envelope 'nosuch'" in server.log)
-    assert "Built in: body, json, kserve, kservev2" in server.log
+    failure = start(archive).wait_started().failure("odd")
+    assert "'nosuch'" in failure
+    assert "body, json, kserve, kservev2" in failure
 
 
 def test_pipeline_and_envelope_do_not_go_together(start, tmp_path):
-    server = start(pack_one(tmp_path, "both", "bare", "envelope: json\npipeline: true\n")).wait_listening()
-    server.until(lambda: "pipeline: true does not go with an envelope (json)" in server.log)
+    failure = (
+        start(pack_one(tmp_path, "both", "bare", "envelope: json\npipeline: true\n")).wait_started().failure("both")
+    )
+    assert "pipeline: true" in failure
+    assert "envelope (json)" in failure
 
 
 def test_config_properties_names_the_envelope_of_all_models_but_those_that_name_their_own(tmp_path):

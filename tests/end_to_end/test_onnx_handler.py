@@ -132,7 +132,7 @@ def test_models_that_cannot_be_loaded_say_why(start, tmp_path):
         "missing": ("handler: {model_path: elsewhere.onnx}", "there is no elsewhere.onnx"),
         "misspelt": ("handler: {allow_nans: true}", "allow_nans; known: model_path, allow_nan"),
     }
-    server = start(*(packed(tmp_path, name, file, config) for name, (config, _) in reasons.items()))
+    server = start(*(packed(tmp_path, name, file, config) for name, (config, _) in reasons.items())).wait_started()
     for name, (_, reason) in reasons.items():
-        server.until(lambda line=f"of model {name} version: 1.0 is not tried again: ": line in server.log)
-        assert reason in server.log
+        assert server.describe(name)["workers"][0]["state"] == "failed"
+        assert reason in server.failure(name)

@@ -18,12 +18,12 @@ def answers(server, bodies) -> list:
 
 def num_overlaps(replies) -> int:
     """How many requests were prepared while another was computed."""
-
-    def spans(name):
-        return [tuple(map(float, reply.headers[name].split())) for reply in replies]
-
-    prepared, computed = spans("x-prepared"), spans("x-computed")
+    prepared, computed = spans(replies, "x-prepared"), spans(replies, "x-computed")
     return sum(any(a < end and start < b for start, end in computed) for a, b in prepared)
+
+
+def spans(replies, name) -> list[tuple[float, ...]]:
+    return [tuple(map(float, reply.headers[name].split())) for reply in replies]
 
 
 def test_stages_overlap_and_answers_stay_with_their_requests(start, tmp_path):
@@ -78,8 +78,9 @@ def test_handler_that_keeps_state_is_refused_with_the_line(start, tmp_path):
     (folder / "MAR-INF" / "MANIFEST.json").write_text(
         '{"model": {"modelName": "forgetful", "handler": "handler.py", "configFile": "model-config.yaml"}}'
     )
-    server = start(folder).wait_started()
-    assert "preprocess (line 9) changes self.sizes" in server.log
+    failure = start(folder).wait_started().failure("forgetful")
+    assert "line 9" in failure
+    assert "self.sizes" in failure
 
 
 def test_exit_in_preprocess_is_told_at_once(start, tmp_path):

@@ -65,7 +65,7 @@ def test_served(model_server):
     failed = server.predict("doubler", {})
     assert failed.status == 503
     assert "KeyError: 'x'" in failed.cause
-    assert "Model server started." in server.log
+    assert str(server.port) in server.log
     Path("pid").write_text(str(server.process.pid))
 
 def test_it_was_stopped(model_server):

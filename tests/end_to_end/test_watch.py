@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 
 from flambeau.archive.pack import Recipe, pack
 from support.archives import pack_handler
+from support.running import Load
 from support.streams import Stream
 
 HANDLER = """
@@ -45,9 +43,9 @@ def edit(file, old, new):
     file.write_text(text.replace(old, new))
 
 
-def logged(server, text):
+def logged(server, *keys):
     """What a worker prints may reach the log a little after its answer."""
-    server.until(lambda: text in server.log)
+    server.until(lambda: server.logged(*keys))
 
 
 def loads(folder):
@@ -68,14 +66,14 @@ def test_code_is_reloaded_and_weights_are_kept(start, model):
     (model / "unrelated.py").write_text("x = ")
     assert ask() == "two heavy words"
     assert loads(model) == 1
-    logged(server, "reloaded handler.py, weights kept")
-    logged(server, "reloaded neighbor.py, weights kept")
-    assert server.log.count("stdout reloaded") == 2
+    logged(server, "reloaded", "handler.py", "kept")
+    logged(server, "reloaded", "neighbor.py", "kept")
+    assert len(server.logged("stdout reloaded")) == 2
 
     edit(model / "handler.py", "heavy", "light")
     assert ask() == "two light words"
     assert loads(model) == 2
-    logged(server, "reloaded handler.py, with its weights, because initialize changed")
+    logged(server, "reloaded", "handler.py", "initialize changed")
     pids = server.worker_pids("watched")
     assert len(pids) == 1
     assert server.describe("watched")["workers"][0]["restarts"] == 0
@@ -105,7 +103,7 @@ def test_code_that_cannot_be_loaded_is_the_answer_until_it_is_mended(start, mode
     assert "No module named 'newcomer'" in server.predict("watched", b"").cause
     (model / "newcomer.py").write_text("")
     assert server.predict("watched", b"").status == 200
-    server.until(lambda: server.log.count("changed and cannot be loaded") == 3)
+    server.until(lambda: len(server.logged("W-9000-", "cannot be loaded")) == 3)
 
 
 def test_functions_are_reloaded_and_called_with_none(start, tmp_path):
@@ -115,7 +113,7 @@ def test_functions_are_reloaded_and_called_with_none(start, tmp_path):
     assert server.predict("function", b"").json == [True]
     edit(file, "[STATE[:1]]", "[['new', *STATE]]")
     assert server.predict("function", b"").json == ["new", True, False]
-    logged(server, "reloaded function.py\n")
+    logged(server, "stdout reloaded", "function.py")
 
 
 def test_async_handlers_are_reloaded_when_idle(start, tmp_path):
@@ -139,7 +137,7 @@ def test_async_handlers_are_reloaded_when_idle(start, tmp_path):
         stream.leave()
     edit(file, "'first'", "'second'")
     assert server.predict("waiter", b"").status == 200
-    logged(server, "with its weights, because initialize changed")
+    logged(server, "reloaded", "initialize")
     edit(file, "async def handle", "def handle")
     edit(file, "await asyncio.sleep(0.01)", "pass")
     assert "restart the server" in server.predict("waiter", b"").cause
@@ -147,23 +145,15 @@ def test_async_handlers_are_reloaded_when_idle(start, tmp_path):
 
 def test_requests_during_a_reload_are_all_answered(start, model):
     server = start(model, "--watch", "--batch-size", "4").wait_ready()
-    replies = []
-
-    def ask_often():
-        replies.extend(server.predict("watched", b"") for _ in range(40))
-
-    threads = [threading.Thread(target=ask_often) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for old, new in (("one", "two"), ("two", "six"), ("six", "ten")):
-        time.sleep(0.05)
-        edit(model / "handler.py", old, new)
-    for thread in threads:
-        thread.join()
-    # A file that is half written when it is read is an error, and told as such; it is never answered by old code.
-    assert {reply.status for reply in replies} <= {200, 503}
-    assert server.predict("watched", b"").body == b"ten heavy word"
-    assert len(replies) == 120
+    with Load(lambda: server.predict("watched", b""), threads=3) as load:
+        for old, new in (("one", "two"), ("two", "six"), ("six", "ten")):
+            seen = len(load.replies)
+            server.until(lambda seen=seen: len(load.replies) > seen + 10)
+            edit(model / "handler.py", old, new)
+        server.until(lambda: load.replies[-1].body == b"ten heavy word")
+    # A file that is read while it is written is an error, and reported as such; it is never answered by old code.
+    assert {reply.status for reply in load.replies} <= {200, 503}
+    assert not load.errors
 
 
 def test_model_file_and_config_make_the_handler_anew(start, tmp_path):
@@ -192,18 +182,18 @@ def test_model_file_and_config_make_the_handler_anew(start, tmp_path):
     assert server.predict("vectors", 3).json == [6.0, 1]
     edit(folder / "vectors.py", "* 1.0", "* 1.5")
     assert server.predict("vectors", 2).json == [6.0, 1]
-    logged(server, "reloaded vectors.py, weights kept")
+    logged(server, "reloaded", "vectors.py", "kept")
     edit(folder / "net.py", "x * self.two", "x * self.two * 2")
     assert server.predict("vectors", 2).json == [12.0, 1]
-    logged(server, "reloaded net.py, with its weights, because Net changed")
+    logged(server, "reloaded", "net.py", "Net changed")
     edit(folder / "model-config.yaml", "k: 1", "k: 5")
     assert server.predict("vectors", 2).json == [12.0, 5]
-    logged(server, "reloaded model-config.yaml, with its weights, because model-config.yaml changed")
+    logged(server, "reloaded", "model-config.yaml changed")
 
 
 def test_archives_are_not_watched_and_nothing_is_without_the_flag(start, tmp_path, model):
     server = start(pack_handler(tmp_path, "echo"), "--watch").wait_ready()
-    logged(server, "is served from an archive, which is not watched")
+    logged(server, "echo", "not watched")
     unwatched = start(model).wait_ready()
     assert unwatched.predict("watched", b"").body == b"one heavy word"
     edit(model / "handler.py", "one", "two")

@@ -123,8 +123,8 @@ def test_worker_that_is_stuck_is_replaced_and_its_clients_are_told(start):
     server = start("counting.py", "--response-timeout", "1").wait_ready()
     stream = Stream(server, "counting", {"n": 9, "hang": 3})
     assert stream.is_broken_off()
-    assert "no answer within responseTimeout, 1 s" in server.log
     assert server.predict("counting", {"n": 2}).text == counted(2)
+    assert "responseTimeout" in server.failure("counting")
 
 
 def test_clients_that_vanish_free_their_places_at_once(start):
@@ -202,22 +202,26 @@ def resident_bytes(pid):
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def recite(server, i):
+    return Stream(server, "bard", {"data": "ROMEO:\n", "max_new_tokens": 24, "seed": i % NUM_TEXTS, "stream": True})
+
+
+def visit(server, i):
+    """The text of client i; every fourth one leaves after a few bytes."""
+    stream = recite(server, i)
+    if i % 4 != 3:
+        return rest_of(stream)
+    read_some(stream, 5)
+    stream.leave()
+    return None
+
+
 def test_of_200_clients_a_quarter_vanishes_and_the_others_get_what_they_get_alone(shakespeare):
-    def order(i):
-        return {"data": "ROMEO:\n", "max_new_tokens": 24, "seed": i % NUM_TEXTS, "stream": True}
-
-    def visit(i):
-        stream = Stream(shakespeare, "bard", order(i))
-        if i % 4 != 3:
-            return rest_of(stream)
-        read_some(stream, 5)
-        stream.leave()
-        return None
-
-    alone = [rest_of(Stream(shakespeare, "bard", order(i))) for i in range(NUM_TEXTS)]
+    alone = [rest_of(recite(shakespeare, i)) for i in range(NUM_TEXTS)]
     sizes = []
     for _ in range(2):
-        texts = [visitor.result() for visitor in shakespeare.at_once(visit, [*range(NUM_CLIENTS)])]
+        visitors = shakespeare.at_once(lambda i: visit(shakespeare, i), [*range(NUM_CLIENTS)])
+        texts = [visitor.result() for visitor in visitors]
         assert texts == [alone[i % NUM_TEXTS] if i % 4 != 3 else None for i in range(NUM_CLIENTS)]
         shakespeare.until(lambda: described(shakespeare)["blocks_used"] == 0)
         sizes.append(resident_bytes(shakespeare.worker_pids("bard")[0]))

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 
+import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -93,6 +94,7 @@ def test_grpc_connections_leave_files_for_http(tmp_path):
         assert {reply.status for reply in load.replies} == {200}
 
 
+@pytest.mark.perf
 def test_a_thousand_watchers_cost_next_to_nothing(tmp_path):
     with serving(tmp_path) as (server, client, _):
         watch = health_pb2_grpc.HealthStub(client.channel).Watch

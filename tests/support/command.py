@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from support.running import Reply, free_ports, path
+from support.running import Reply, free_ports, lines_with, path
 
 MODULE = [sys.executable, "-m", "flambeau.torchserve.command"]
 LISTENERS = (
@@ -84,6 +84,9 @@ class Command:
     @property
     def log(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def logged(self, *keys: str, level: str | None = None) -> list[str]:
+        return lines_with(self.log, *keys, level=level)
 
     @property
     def pid_file(self) -> Path:

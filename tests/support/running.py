@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,7 @@ from flambeau.http_client import HttpReply as Reply
 from flambeau.testing.ports import free_ports
 from flambeau.testing.server import ModelServer
 
-__all__ = ["HANDLERS", "Load", "Reply", "RunningServer", "free_ports", "path"]
+__all__ = ["HANDLERS", "Load", "Reply", "RunningServer", "free_ports", "lines_with", "path"]
 HANDLERS = Path(__file__).parent / "handlers"
 SITE = Path(__file__).parent / "site"
 
@@ -32,12 +33,28 @@ class RunningServer(ModelServer):
     def worker_pids(self, model: str) -> list[int]:
         return [worker["pid"] for worker in self.describe(model)["workers"] if worker["status"] == "READY"]
 
+    def logged(self, *keys: str, level: str | None = None) -> list[str]:
+        return lines_with(self.log, *keys, level=level)
+
+    def failure(self, model: str) -> str:
+        """Why a worker of the model has failed last; empty if none has."""
+        failures = [worker.get("lastFailure") or {} for worker in self.describe(model)["workers"]]
+        return next((failure["reason"] for failure in failures if failure), "")
+
     def at_once(self, call: Callable[..., Reply], bodies: list[Any]) -> list[Future[Reply]]:
         """Call with each body, all at a time."""
         pool = ThreadPoolExecutor(len(bodies))
         futures = [pool.submit(call, body) for body in bodies]
         pool.shutdown(wait=False)
         return futures
+
+
+def lines_with(log: str, *keys: str, level: str | None = None) -> list[str]:
+    """The lines of a level that contain all keys: names, numbers and settings, whatever words stand between them."""
+    at_level = re.compile(
+        rf"\S+ \[?{level[:4]}" if level else ""
+    )  # `… WARNING …`, or `… [WARN ] …` in TorchServe's layout
+    return [line for line in log.splitlines() if at_level.match(line) and all(key in line for key in keys)]
 
 
 def path() -> str:

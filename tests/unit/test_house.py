@@ -27,6 +27,8 @@ SERVER_SIDE = (
     "metrics",
     "errors",
     "file_import",
+    "headers",
+    "suggestions",
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
@@ -42,12 +44,12 @@ ALLOWED = {  # who may import whom, at load time
         "errors",
         "(root)",
     },
-    "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "(root)"},
+    "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "headers", "llm", "suggestions", "(root)"},
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "file_import", "(root)"},
     "checks": {"worker", "wire"},
     "testing": {"archive", "config", "http_client", "worker", "wire", "(root)"},
-    "handlers": {"llm", "metrics", "wire", "errors", "file_import"},
+    "handlers": {"llm", "metrics", "wire", "errors", "file_import", "headers", "suggestions"},
     "llm": set(),
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},
@@ -55,9 +57,11 @@ ALLOWED = {  # who may import whom, at load time
     "config": {"errors"},
     "logs": {"config", "errors"},
     "metrics": {"errors"},
-    "wire": set(),
+    "wire": {"llm"},
     "http_client": {"errors"},
     "errors": set(),
+    "headers": set(),
+    "suggestions": set(),
     "file_import": set(),
     "(root)": set(),
 }
@@ -166,3 +170,18 @@ def is_re_export(node):
     return isinstance(node, ast.Import | ast.ImportFrom) or (
         isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     )
+
+
+def test_the_server_side_imports_only_the_sampling_table_of_the_engine(house):
+    found = {
+        (m.name.split(".")[1], target)
+        for m in house.modules.values()
+        for target, _ in house.inner_imports(m)
+        if m.name.startswith(("flambeau.frontend", "flambeau.wire")) and target.startswith("flambeau.llm")
+    }
+    assert {target for _, target in found} == {"flambeau.llm.sampling_params"}
+
+
+def test_the_sampling_table_loads_without_torch():
+    program = "import flambeau.llm.sampling_params, flambeau.wire.generation, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.config.server import Address, ServerConfig, check_protection
 from flambeau.errors import ConfigError
-from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http.listeners import HttpFrontend
+from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend.http.frontend import HttpFrontend
+from flambeau.frontend.routes import routes_by_address
 from flambeau.logs.setup import open_logs
 from flambeau.logs.writer import Logs
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.server import Server
 
 if TYPE_CHECKING:
-    from flambeau.frontend.grpc.listeners import GrpcFrontend
+    from flambeau.frontend.grpc.frontend import GrpcFrontend
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ async def serve_until_signal(
     async with Server(config, logs, events=events) as server:
         if not await finished_before(stop, hooks.before_listening(server)):
             return
-        async with open_grpc(server, keys) as grpc, HttpFrontend(server, keys) as frontend:
+        routes = routes_by_address(server, keys)
+        async with open_grpc(server, keys) as grpc, HttpFrontend(server, routes, keys) as frontend:
             logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
             await finished_before(stop, hooks.after_listening(server, frontend.inference))
             await stop.wait()
@@ -118,7 +120,7 @@ def open_grpc(server: Server, keys: Keys | None) -> AbstractAsyncContextManager[
         return nullcontext()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the frontend logs errors itself
     try:
-        from flambeau.frontend.grpc.listeners import GrpcFrontend
+        from flambeau.frontend.grpc.frontend import GrpcFrontend
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in (
             "grpc",

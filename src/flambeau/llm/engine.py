@@ -14,13 +14,14 @@ import torch
 
 from flambeau.llm.compute.forward import Forward
 from flambeau.llm.compute.runner import Runner
-from flambeau.llm.config import EngineConfig, SamplingParams
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import BadRequest
 from flambeau.llm.facts import PLAIN, EngineFacts, dtype_of
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.outputs import Completion, Counts, Output
 from flambeau.llm.quantize.settings import read_settings
 from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.scheduling.blocks import BlockPool
 from flambeau.llm.scheduling.finishing import accept
 from flambeau.llm.scheduling.scheduler import Scheduler

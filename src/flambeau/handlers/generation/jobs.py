@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from flambeau.errors import BadRequest, PredictionException
-from flambeau.handlers.generation.reading import Prompted
 from flambeau.handlers.generation.reply_formats import ChoiceOutput, ReplyFormat
+from flambeau.handlers.generation.request_reader import Prompted
 from flambeau.handlers.generation.resume_state import ResumeState, encode_step, read_state
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.engine import SEED_STRIDE, Engine
 from flambeau.llm.errors import LLMError
 from flambeau.llm.outputs import Completion, Counts, Output
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.metrics.definitions import MetricTypes
 from flambeau.wire.messages import Part, Request
 

@@ -11,10 +11,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.sampling.few import FewDraws
 from flambeau.llm.sampling.filters import FEW, Filter, in_order, largest
 from flambeau.llm.sampling.rows import Row
+from flambeau.llm.sampling_params import SamplingParams
 
 COLDEST = 1e-30  # as good as greedy; below it, logits leave the range of numbers
 

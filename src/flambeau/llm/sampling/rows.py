@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.sampling import noise
+from flambeau.llm.sampling_params import SamplingParams
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest
-from flambeau.frontend import operations
-from flambeau.frontend.http.app import Endpoint, not_allowed, not_found, query_of
-from flambeau.frontend.http.describe import model_document
+from flambeau.frontend.common import operations
+from flambeau.frontend.http.api_descriptions import model_document
+from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.management import boolean, integer, parameters, positive, text
-from flambeau.frontend.http.problems import JSON_TYPE, respond_json
+from flambeau.frontend.http.router import Endpoint, not_allowed, not_found, query_of
 from flambeau.logs.layouts import masked
 from flambeau.serving.server import Server
 from flambeau.serving.sources.store import Store

@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from flambeau.handlers.generation.reading import Prompted
+
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.jobs import GenerationMetrics, GptGeneration
-from flambeau.handlers.generation.reading import Prompted
 from flambeau.handlers.generation.reply_formats import TextFormat
 from flambeau.handlers.generation.resume_state import encode_step, read_state
 from flambeau.llm.config import SamplingParams

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from flambeau.llm.compute.parallel import Shard, local_architecture
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import LLMError
 from flambeau.llm.making import make_engine
+from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import ARCH, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
@@ -25,7 +25,7 @@ RANK = """
 import json, os, sys
 import torch
 from pathlib import Path
-from flambeau.llm.config import SamplingParams
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.making import make_engine, make_follower
 
 torch.set_num_threads(1)

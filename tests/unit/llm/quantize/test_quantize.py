@@ -17,7 +17,7 @@ import flambeau.examples.shakespeare
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.compute.parallel import Shard, local_architecture
-from flambeau.llm.config import EngineConfig, SamplingParams
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import BadRequest, CheckpointError, LLMError
 from flambeau.llm.making import make_engine
 from flambeau.llm.models.naming import parts_of
@@ -33,6 +33,7 @@ from flambeau.llm.quantize.packing import pack
 from flambeau.llm.quantize.saving import save_quantized
 from flambeau.llm.quantize.settings import QuantizationSettings
 from flambeau.llm.quantize.stacks import Stack
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.tiny_models import ARCH
 from support.verses import HAMLET

@@ -10,10 +10,10 @@ from scipy import stats
 from torch import Tensor
 from transformers.generation import logits_process
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.sampling.logprobs import token_infos
 from flambeau.llm.sampling.rows import Row
 from flambeau.llm.sampling.sampler import NO_TOKEN, Sampler
+from flambeau.llm.sampling_params import SamplingParams
 
 VOCAB = 300
 EOS = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.llm.config import SamplingParams
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.scheduling.blocks import BlockPool
 from flambeau.llm.scheduling.scheduler import Plan, Scheduler
 from flambeau.llm.scheduling.sequence import NoText, Sequence

@@ -15,10 +15,11 @@ from scipy import stats
 from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.compute.compiled import CompiledForward
 from flambeau.llm.compute.kv_cache import KVCache
-from flambeau.llm.config import EngineConfig, SamplingParams
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
 from flambeau.llm.kernels.binding import kernels
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.making import Draft
 from flambeau.llm.speculation.worth import Worth
 from flambeau.llm.text.tokenizer import load_tokenizer
