@@ -130,12 +130,6 @@ def test_module_without_a_class_of_its_own_may_re_export_one(load, tmp_path):
         load("from flambeau.handlers.base import BaseHandler\n")
 
 
-@pytest.fixture(autouse=True)
-def _clean_imports(monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
-
-
 def test_built_in_envelopes_go_by_their_names(tmp_path):
     assert find_envelope("json", tmp_path) is JSONEnvelope
 
