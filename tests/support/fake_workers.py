@@ -11,7 +11,7 @@ from flambeau.serving.workers.recovery import Death
 
 
 class FakeWorker:
-    """Loads when it is told, stops only when it is killed, and answers nothing."""
+    """Loads on demand, stops only when it is killed, and never answers."""
 
     all: ClassVar[list[FakeWorker]] = []
 

@@ -1,4 +1,4 @@
-"""Requests that run until they are let go: so that a test need not guess how long something takes."""
+"""Requests that run until the test releases them."""
 
 from __future__ import annotations
 

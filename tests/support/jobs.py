@@ -15,7 +15,7 @@ from flambeau.wire.messages import Load, Part, Ready, ToWorker
 
 
 class Listener:
-    """Keeps what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -29,7 +29,7 @@ class Listener:
 
 
 class Clumsy(Listener):
-    """Cannot take an answer, nor an error where `even_errors` is set."""
+    """Fails on every answer and, with `even_errors`, on errors."""
 
     def __init__(self, *, even_errors: bool = False) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def new_job(receiver: Any = None, *, headers: list[tuple[str, str]] | None = Non
 
 
 class Channel:
-    """Keeps what the worker is told."""
+    """Records the messages to the worker."""
 
     def __init__(self) -> None:
         self.sent: list[ToWorker] = []
