@@ -17,25 +17,25 @@ import support.site.sitecustomize  # noqa: F401  (for tests that import torchvis
 from support.configured import ConfiguredServer
 from support.running import HANDLERS, RunningServer
 
-# Tests start hundreds of processes; where the environment forbids to keep compiled code, each would compile all of it.
+# Tests start hundreds of processes; without bytecode files each would compile all modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
 async def load_grpc() -> None:
-    """Outside of a loop, gRPC makes one that nobody closes, and some later test would be blamed for it."""
+    """Import gRPC inside a loop: outside, it creates one that is never closed, and a later test would fail for it."""
     import flambeau.frontend.grpc  # noqa: F401
 
 
 asyncio.run(load_grpc())
 
-settings.register_profile("steady", deadline=None)  # a busy machine is no counter-example
+settings.register_profile("steady", deadline=None)  # a slow example on a busy machine is not a failure
 settings.load_profile("steady")
 
 
 @pytest.fixture
 def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """The thread's loop, as a worker has one: the loader would make one that nobody closes."""
+    """The thread's event loop, as in a worker: the loader would create one that is never closed."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     yield loop
@@ -65,7 +65,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
 
 @pytest.fixture(scope="module")
 def share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RunningServer]]:
-    """The module's server with these arguments, ready, for tests that do it no harm."""
+    """A ready server with these arguments that the tests of a module share."""
     running: dict[tuple[str, ...], RunningServer] = {}
 
     def share_server(*arguments: str) -> RunningServer:
@@ -81,7 +81,7 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ru
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Iterator[Callable[..., ConfiguredServer]]:
-    """Start servers with settings of a ServerConfig, in the words of its fields."""
+    """Start servers with settings of a ServerConfig, by the names of its fields."""
     running: list[ConfiguredServer] = []
     numbers = itertools.count()
 
@@ -97,6 +97,6 @@ def configured(tmp_path: Path) -> Iterator[Callable[..., ConfiguredServer]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests go first, so that no process is left with one of them at the end."""
+    """Run files with slow tests first, so that none of them is left to one process at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

@@ -1,4 +1,4 @@
-"""A gRPC client that calls as fast as it is answered, as a process of its own: what it got is printed as JSON.
+"""A gRPC client process that calls in a closed loop and prints its results as JSON.
 
     python client.py TARGET CALL CONCURRENCY SECONDS BODY_BYTES
 

@@ -1,4 +1,4 @@
-"""What handlers gain and lose on this server: compiling, pipelining, shared weights, and the tax of serving.
+"""Measures handlers: compilation, pipelining, shared weights, and the overhead of serving.
 
     python benchmarks/handlers/run.py [--rounds 3] [--seconds 5] [--only tax,pipeline,compile,weights]
 

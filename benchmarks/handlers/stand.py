@@ -205,5 +205,5 @@ def median(values: list[float]) -> float:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """The median of the ratios of neighboring turns: both saw the same weather, and one bad turn does not count."""
+    """The median of the ratios of neighboring turns; both saw the same load of the machine."""
     return median([one / other for one, other in zip(ours, theirs, strict=True)])

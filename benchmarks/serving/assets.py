@@ -1,4 +1,4 @@
-"""Makes what the servers are fed: networks, request bodies and archives.
+"""Creates networks, request bodies and archives for the servers.
 
 As a script, `assets.py FOLDER [TASK …]` makes the bodies and the networks of the named tasks; it needs torch for
 `mlp` and `image` and Pillow for `image`, which the driver itself does not.
@@ -18,7 +18,7 @@ MODEL_NAME = "bench"
 
 
 def make_bodies(folder: Path) -> None:
-    """The bodies that need only the standard library, the same ones every time."""
+    """Reproducible request bodies that need only the standard library."""
     dice = random.Random(0)
     json_bodies = {
         "echo.json": {"id": 123456, "user": "ada", "tags": ["red", "green"], "score": 0.875, "text": "a short request"},

@@ -15,11 +15,11 @@ SCRIPT = Path(__file__).parent / "bare_loop.py"
 
 
 class LoopEnded(Exception):
-    """A bare loop ended before it was told to."""
+    """A bare loop ended early."""
 
 
 class BareLoops:
-    """Processes that hold a handler and wait; each turn they all call it for a while."""
+    """Idle processes with a handler; in each turn all of them call it for a given time."""
 
     def __init__(self, python: Path, archive: Path, body: Path, count: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="flambeau-bench-loop-"))
@@ -56,7 +56,7 @@ class BareLoops:
         return float(sum(result["calls"] / result["seconds"] for result in results))
 
     def processes(self) -> dict[int, machine.Process]:
-        """The loops in the process table."""
+        """The process ids of the loops."""
         table = machine.process_table()
         return {loop.pid: table[loop.pid] for loop in self._loops if loop.pid in table}
 

@@ -1,4 +1,4 @@
-"""What Flambeau promises, as data, and how a measured value is judged."""
+"""Performance goals as data, and the comparison with measured values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Medians = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """One promise: a metric at a point, at least or at most `limit` times a rival's, or in its own unit."""
+    """One goal: a metric at a point, at least or at most `limit` times the peer's, or in its own unit."""
 
     title: str
     point: str
@@ -76,7 +76,7 @@ GOALS: tuple[Goal, ...] = (
 
 
 def judge(goal: Goal, medians: Medians) -> dict[str, Any]:
-    """The goal with our value, the rival's, their ratio, and whether it is met (None: not measured)."""
+    """The goal with Flambeau's value, the peer's, their ratio, and whether it is met (None: not measured)."""
     ours = medians.get(OURS, {}).get(goal.point, {})
     value = ours.get(goal.metric)
     # A goal in its own unit still shows the rival's value, for the record.

@@ -19,7 +19,7 @@ CHUNK = re.compile(rb"<(\d+)(?:@(\d+))?>")
 
 
 class LoadFailed(Exception):
-    """The client, rather than the server, went wrong."""
+    """The client failed, not the server."""
 
 
 def run_wrk(launch: Launch, body: Body, assets: Path, connections: int, seconds: float) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def run_wrk(launch: Launch, body: Body, assets: Path, connections: int, seconds:
 
 
 def run_steadily(launch: Launch, body: Body, data: bytes, connections: int, seconds: float) -> dict[str, Any]:
-    """For slow models: the rate between the first answer and the last, so that no half-done work is lost or won."""
+    """The rate between the first and the last answer, for slow models: unfinished requests do not distort it."""
     ends_ns: list[int] = []
     times_ms: list[float] = []
     errors: list[int] = []
@@ -81,7 +81,7 @@ def run_steadily(launch: Launch, body: Body, data: bytes, connections: int, seco
 
 
 def send(launch: Launch, body: Body, assets: Path, connections: int, requests: int, limit_s: float) -> dict[str, int]:
-    """Sends at least so many requests, in as many turns of wrk as it takes, within a time limit."""
+    """Sends at least this many requests, in several runs of wrk, within a time limit."""
     sent = errors = 0
     deadline = time.monotonic() + limit_s
     seconds = 2.0
@@ -105,7 +105,7 @@ class StreamAnswer:
         self.arrived_ns: list[int] = []
 
     def read(self, response: http.client.HTTPResponse) -> None:
-        """Takes chunks in until the answer ends."""
+        """Reads chunks until the answer ends."""
         buffer = b""
         while data := response.read1(65536):
             now_ns = time.monotonic_ns()
@@ -125,7 +125,7 @@ class StreamAnswer:
 
 
 def read_stream(launch: Launch, body: Body, data: bytes) -> StreamAnswer:
-    """Sends one request and notes when each chunk comes in."""
+    """Sends one request and records when each chunk arrives."""
     connection = http.client.HTTPConnection(HOST, launch.port, timeout=15)
     try:
         connection.connect()

@@ -1,4 +1,4 @@
-"""What the machine is and what it is doing: processors, memory and stolen time, read from /proc."""
+"""Processors, memory, load and stolen time of the machine, read from /proc."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ NOISE_CORES = 0.1
 
 
 def describe() -> dict[str, Any]:
-    """The machine, without its name."""
+    """A description of the machine without its host name."""
     return {
         "cpu": _first_value(PROC / "cpuinfo", "model name") or platform.processor() or "unknown",
         "cores": os.cpu_count(),
@@ -37,7 +37,7 @@ def _first_value(file: Path, key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A line of the process table: who it is and the processor time it has used."""
+    """A line of the process table with the CPU time used so far."""
 
     pid: int
     parent: int

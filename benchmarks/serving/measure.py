@@ -30,7 +30,7 @@ SETTLE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What every measurement needs: where assets and scratch files are, how long a point lasts, and a Python."""
+    """Settings of every measurement: folders, duration of a point, and the Python to use."""
 
     assets: Path
     scratch: Path
@@ -73,7 +73,7 @@ def _serving(bench: Bench, peer: Peer, case: Case) -> Iterator[Server]:
 
 
 def measure_beside_loop(bench: Bench, peer: Peer, case: Case) -> Records:
-    """Short turns of the server and of a bare loop, so that both meet the machine in the same mood."""
+    """Alternates short turns of the server and of a bare loop, so that both see the same load of the machine."""
     point = case.loads[0]
     data, seconds = bench.body_of(point), bench.seconds * case.stretch / TURNS
     with _serving(bench, peer, case) as server:

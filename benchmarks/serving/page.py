@@ -1,4 +1,4 @@
-"""What every report is made of: Markdown tables, bars as SVG, and a page of which one part is replaced."""
+"""Parts of a report: Markdown tables, SVG bar charts, and the replacement of a section of a page."""
 
 import argparse
 import json

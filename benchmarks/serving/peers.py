@@ -1,4 +1,4 @@
-"""How each server is started: the command line, the files it wants and its environment."""
+"""How each server is started: its command line, files and environment."""
 
 import os
 import subprocess

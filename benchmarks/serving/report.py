@@ -17,7 +17,7 @@ Result = Mapping[str, Any]
 
 
 def number(value: float | None) -> str:
-    """Three figures or so, whatever the size."""
+    """About three significant figures."""
     if value is None:
         return "–"
     if value == 0 or abs(value) >= 1000:

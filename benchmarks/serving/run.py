@@ -89,14 +89,14 @@ def installed_peers(names: list[str], python: Path, torchserve_venv: Path) -> li
 
 
 def turns(bench: Bench, peers: list[Peer], case: Case, number: int) -> Iterator[tuple[str, Take]]:
-    """Who is measured on a case, in an order that moves on by one every round."""
+    """The peers of a case, in an order that rotates by one every round."""
     order: list[tuple[str, Take]] = [(peer.name, partial(measure, bench, peer, case)) for peer in peers]
     first = number % len(order)
     yield from order[first:] + order[:first]
 
 
 def run_rounds(bench: Bench, peers: list[Peer], arguments: argparse.Namespace, records: list[Record]) -> None:
-    """Fills `records` as it goes, so that an interrupted run still has what it measured."""
+    """Fills `records` during the run, so that an interrupted run keeps its measurements."""
     for number in range(arguments.rounds):
         for workload in arguments.workloads:
             for case in WORKLOADS[workload]:

@@ -22,7 +22,7 @@ START_LIMIT_S = 60
 
 
 class ServerFailed(Exception):
-    """The server did not start, or ended by itself."""
+    """The server did not start, or exited."""
 
 
 def find_ports(count: int = 5) -> int:
@@ -138,7 +138,7 @@ class Server:
         return machine.family(self._process.pid, self._mark)
 
     def stop(self) -> None:
-        """Asks the server, then whatever is left, then insists."""
+        """Sends SIGTERM to the server, then to the remaining processes, then SIGKILL."""
         self._signal([self._process.pid], signal.SIGTERM)
         try:
             self._process.wait(timeout=8)

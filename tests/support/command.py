@@ -65,14 +65,14 @@ class Command:
             ).returncode
 
     def started(self, *words: str, env: Mapping[str, str] | None = None) -> Command:
-        """Start in the background and wait for the words that scripts wait for."""
+        """Start in the background and wait for `Model server started.`, as scripts do."""
         self.log_path.unlink(missing_ok=True)
         assert self.start(*words, env=env) == 0
         self.until(lambda: "Model server started." in self.log)
         return self
 
     def stop_all(self) -> None:
-        """Stop whatever still runs."""
+        """Stop a running server."""
         if self.pid_file.exists():
             self.run("--stop", "--foreground")
 
@@ -96,7 +96,7 @@ class Command:
         return sorted((self.folder / "logs" / "config").glob(f"*{kind}.cfg"))
 
     def until(self, condition: Callable[[], Any], timeout: float = 60) -> Any:
-        """Wait for something to hold; fail with the log when it does not."""
+        """Wait until a condition holds; fail with the log after the timeout."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if value := condition():

@@ -1,4 +1,4 @@
-"""A web server for tests that serves what it is told, and notes what it was asked."""
+"""A web server for tests that serves given files and records the requests."""
 
 from __future__ import annotations
 

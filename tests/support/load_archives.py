@@ -18,7 +18,7 @@ from flambeau.worker.local_worker import LocalWorker
 
 
 def outcome_of(archive: Path, body: bytes) -> dict[str, str]:
-    """The failure, in the words that the server would be told, or the reply."""
+    """The failure as the worker would report it, or the reply."""
     request = Request(0, "0", [("content-type", "application/json")], body)
     with open_model(archive, batch_size=1, handler=None) as load:
         try:

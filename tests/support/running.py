@@ -20,7 +20,7 @@ SITE = Path(__file__).parent / "site"
 
 
 class RunningServer(ModelServer):
-    """The server that users test with, and what only our own tests ask of it."""
+    """The server of the pytest plugin, with helpers for these tests."""
 
     start_timeout_s = 60.0  # a busy machine is no failure; what is there is found at once
 
@@ -42,7 +42,7 @@ class RunningServer(ModelServer):
         return next((failure["reason"] for failure in failures if failure), "")
 
     def at_once(self, call: Callable[..., Reply], bodies: list[Any]) -> list[Future[Reply]]:
-        """Call with each body, all at a time."""
+        """Call with each body, concurrently."""
         pool = ThreadPoolExecutor(len(bodies))
         futures = [pool.submit(call, body) for body in bodies]
         pool.shutdown(wait=False)
@@ -58,7 +58,7 @@ def lines_with(log: str, *keys: str, level: str | None = None) -> list[str]:
 
 
 def path() -> str:
-    """What the processes that tests start find modules on: see support/site."""
+    """The PYTHONPATH of the processes that tests start; see support/site."""
     return os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

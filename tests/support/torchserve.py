@@ -14,7 +14,7 @@ APIS = ("inference", "management", "metrics", "grpc_inference", "grpc_management
 
 
 class CommandServer(RunningServer):
-    """Serves the archives of a folder, all unless told otherwise, with a config.properties of its own."""
+    """Serves the archives of a folder, all by default, with its own config.properties."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CommandServer(RunningServer):
         return reply.status == 200 and any(worker["status"] == "READY" for worker in reply.json[0]["workers"])
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
-        """Stop the command and whatever it has started."""
+        """Stop the command and its processes."""
         try:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, number)
@@ -72,10 +72,10 @@ class CommandServer(RunningServer):
 
 
 def torchserve_environment(venv: Path) -> dict[str, str]:
-    """What TorchServe finds programs and modules on: its own, not ours."""
+    """PATH and PYTHONPATH for TorchServe, without Flambeau."""
     return {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(SITE)}
 
 
 def our_environment() -> dict[str, str]:
-    """What our command finds modules on."""
+    """PYTHONPATH for Flambeau's command."""
     return {"PYTHONPATH": path()}
