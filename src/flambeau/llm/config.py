@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flambeau.llm.errors import BadRequest
+from flambeau.llm.errors import InvalidRequest
 
 Quantization = Literal["int8", "int4", "fp8"]
 SpeculationKind = Literal["draft", "lookup"]
@@ -69,7 +69,7 @@ class SamplingParams:
         """Refuse what cannot be meant."""
         for name, is_fine, what in self._rules():
             if not is_fine:
-                raise BadRequest(f"{name} must be {what}, not {repr(getattr(self, name))[:MAX_SHOWN]}", name)
+                raise InvalidRequest(f"{name} must be {what}, not {repr(getattr(self, name))[:MAX_SHOWN]}", name)
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         most = self.max_tokens

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 import flambeau.examples
+from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.engine import Engine
 from flambeau.llm.text.tokenizer import load_tokenizer
@@ -81,7 +81,7 @@ def test_a_conversation_is_written_as_speeches_that_end():
     assert ids == [1, *speech, 2, *tokenizer.encode("ROMEO:\n", add_special=False)]
 
 
-def test_what_training_measured_is_beside_the_weights():
+def test_what_training_measured_is_on_side_stream_the_weights():
     figures = json.loads((FOLDER / "training.json").read_text())["figures"]
     for name in ("target", "draft"):
         assert figures[name]["bytes"] == (FOLDER / name / "model.safetensors").stat().st_size

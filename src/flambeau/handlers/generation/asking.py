@@ -10,7 +10,7 @@ from typing import Any
 
 from flambeau.errors import BadRequest
 from flambeau.llm.config import SamplingParams
-from flambeau.llm.errors import BadRequest as Refused
+from flambeau.llm.errors import InvalidRequest as Refused
 
 PROMPTS = ("data", "prompt", "body", "messages")
 SAMPLING = {  # field of a request → field of SamplingParams

@@ -7,11 +7,10 @@ from dataclasses import replace
 import torch
 
 from flambeau.errors import HandlerError
-from flambeau.llm.compute.forward import EagerForward
-from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
-from flambeau.llm.making import make_draft
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.loader import eager_backend, make_draft
 from flambeau.llm.models.transformer import Transformer
 
 
@@ -33,7 +32,7 @@ def with_draft(engine: Engine, draft: object, speculate_k: int, *, num_sequences
     cache = KVCache(engine.model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
     return Engine(
         engine.arch,
-        EagerForward(engine.model, cache),
+        eager_backend(engine.model, cache),
         num_blocks=num_blocks,
         config=config,
         device=engine.device,

@@ -10,7 +10,7 @@ from typing import Any
 from flambeau.errors import HandlerError
 from flambeau.handlers.generation.settings import GptSettings
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.making import make_follower
+from flambeau.llm.loader import load_follower
 from flambeau.wire.messages import Part, Request
 
 
@@ -22,7 +22,7 @@ class Following:
     has_work = False
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
-        self._follow = make_follower(path, config)
+        self._follow = load_follower(path, config)
 
     def follow(self) -> None:
         """Compute what rank 0 computes, until it says the end."""

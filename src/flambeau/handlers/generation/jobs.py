@@ -14,9 +14,10 @@ from flambeau.handlers.generation.progress import Progress, encode_step, read_pr
 from flambeau.handlers.generation.reading import Prompted
 from flambeau.handlers.generation.replies import Made, Reply
 from flambeau.llm.config import SamplingParams
-from flambeau.llm.engine import SEED_STRIDE, Engine
+from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
+from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
-from flambeau.llm.outputs import Completion, Counts, Output
+from flambeau.llm.input_processor import SEED_STRIDE
 from flambeau.wire.messages import Part, Request
 
 PROMPT_STRIDE = 0xD1B54A32D192ED03  # apart from each other: the prompts of one request without a seed of its own
@@ -40,7 +41,7 @@ class RunningJob:
     has_sent: bool = False
     unsaid: dict[int, list[int]] = field(default_factory=dict)  # tokens since the last part, by choice
     finished: set[int] = field(default_factory=set)
-    counts: list[Counts] = field(default_factory=list)
+    counts: list[SequenceCounts] = field(default_factory=list)
 
     def note(self, made: Sequence[Made], now: float) -> None:
         """Take note of what a step has made."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flambeau.llm.outputs import Completion, Counts, Output, TokenInfo
+from flambeau.llm.core.outputs import Completion, Output, SequenceCounts, TokenInfo
 from flambeau.wire.generation import Piece, Token, encode_pieces
 
 Header = tuple[str, str]
@@ -51,7 +51,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     finish_reason: str | None = None
-    counts: Counts | None = None
+    counts: SequenceCounts | None = None
 
     def add(self, output: Output) -> None:
         """Append what a step has made."""

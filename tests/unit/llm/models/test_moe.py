@@ -1,4 +1,4 @@
-"""Experts: three ways through them, one result."""
+"""Experts: three layouts through them, one result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_any_leading_dimensions_are_kept():
     torch.testing.assert_close(mlp(x).flatten(0, 1), mlp(x.flatten(0, 1)))
 
 
-def test_narrow_types_stay_narrow_beside_weights_in_float32():
+def test_narrow_types_stay_narrow_on_side_stream_weights_in_float32():
     with torch.device("meta"):  # some machines cannot multiply bfloat16
         experts = SparseMLP(MOE).to(torch.bfloat16).experts
         x = torch.randn(3, MOE.hidden_size, dtype=torch.bfloat16)
