@@ -30,8 +30,8 @@ def on_cpu():
 
 @pytest.fixture(scope="module", params=["plain", "draft", "lookup"])
 def on_gpu(request):
-    layouts = {"plain": {}, "draft": {"draft": str(DRAFT), "speculate_k": 3}, "lookup": {"speculate_k": 3}}
-    options = layouts[request.param]
+    ways = {"plain": {}, "draft": {"draft": str(DRAFT), "speculate_k": 3}, "lookup": {"speculate_k": 3}}
+    options = ways[request.param]
     if request.param == "lookup":
         options = {**options, "speculation": "lookup"}
     engine = Engine.from_pretrained(MODEL, device="cuda", dtype="float32", num_blocks=512, **options)

@@ -81,7 +81,7 @@ def test_a_conversation_is_written_as_speeches_that_end():
     assert ids == [1, *speech, 2, *tokenizer.encode("ROMEO:\n", add_special=False)]
 
 
-def test_what_training_measured_is_on_side_stream_the_weights():
+def test_what_training_measured_is_beside_the_weights():
     figures = json.loads((FOLDER / "training.json").read_text())["figures"]
     for name in ("target", "draft"):
         assert figures[name]["bytes"] == (FOLDER / name / "model.safetensors").stat().st_size

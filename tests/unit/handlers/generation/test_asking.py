@@ -64,7 +64,7 @@ def test_the_same_prompt_twice_is_one():
 
 
 @pytest.mark.parametrize("fields", [{"data": "Once", "prompt": ""}, {"data": "", "prompt": "Once"}])
-def test_an_empty_prompt_on_side_stream_another_is_none(fields):
+def test_an_empty_prompt_beside_another_is_none(fields):
     assert ask({"body": fields}).prompt == "Once"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flambeau.llm.config import SamplingParams
 from flambeau.llm.core.block_pool import BlockPool
+from flambeau.llm.core.outputs import NO_TOKEN, SampledTokens
 from flambeau.llm.core.scheduler import Scheduler, StepPlan
 from flambeau.llm.core.sequence import NoDetokenizer, Sequence
 
@@ -21,13 +22,13 @@ def new(name: str, num_tokens: int, max_length: int = 64) -> Sequence:
     )
 
 
-def scheduler(num_blocks: int = 33, **limits: int) -> Scheduler:
+def scheduler(num_blocks: int = 33, **options: object) -> Scheduler:
     pool = BlockPool(num_blocks, 4, prefix_cache=False)
-    return Scheduler(pool, **{"max_num_seqs": 4, "max_step_tokens": 16, **limits})
+    return Scheduler(pool, **{"max_num_seqs": 4, "max_step_tokens": 16, **options})
 
 
 def run(scheduler: Scheduler, lookahead: int = 0) -> StepPlan:
-    """StepPlan a step, and let every sequence that is due get a token."""
+    """Plan a step, and let every sequence that is due get a token."""
     plan = scheduler.plan(lookahead)
     finished = plan.finished_prompts
     for chunk in plan.chunks:
@@ -164,3 +165,53 @@ def test_what_is_removed_leaves_nothing_behind():
     plans.remove(waiting)
     assert not plans.has_work
     assert plans.plan() == StepPlan()
+
+
+def sample(plan: StepPlan, token: int = 7) -> list[SampledTokens]:
+    """What an executor would return: the same token for every sequence that is due."""
+    return [SampledTokens(sequence, [token]) for sequence in [*plan.decodes, *plan.finished_prompts]]
+
+
+def test_an_update_appends_tokens_and_removes_what_ends():
+    removed: list[Sequence] = []
+    plans = scheduler(eos_ids={9}, on_remove=removed.append)
+    sequence = new("a", 3)
+    plans.add([sequence])
+    for token in (7, 8):
+        plan = plans.plan()
+        outputs = plans.update(plan, sample(plan, token))
+        assert [(output.token_ids, output.finish_reason) for output in outputs] == [([token], None)]
+    plan = plans.plan()
+    assert [output.finish_reason for output in plans.update(plan, sample(plan, 9))] == ["stop"]
+    assert removed == [sequence]
+    assert not plans.has_work
+    assert not plans.has_request("a")
+
+
+def test_choices_start_when_their_prompt_is_computed():
+    plans = scheduler()
+    choices = [new("a", 3) for _ in range(3)]
+    plans.add(choices)
+    assert [*plans.waiting] == choices[:1]
+    plan = plans.plan()
+    plans.update(plan, sample(plan))
+    assert [*plans.waiting] == choices[1:]
+
+
+def test_a_canceled_request_frees_its_blocks_and_is_forgotten():
+    removed: list[Sequence] = []
+    plans = scheduler(on_remove=removed.append)
+    plans.add([new("a", 3)])
+    plans.plan()
+    plans.cancel("a")
+    plans.cancel("unknown")
+    assert names(removed) == ["a"]
+    assert not plans.has_work
+
+
+def test_logits_that_are_not_finite_end_the_sequence_with_an_error():
+    plans = scheduler()
+    plans.add([new("a", 3)])
+    plan = plans.plan()
+    (output,) = plans.update(plan, sample(plan, NO_TOKEN))
+    assert (output.finish_reason, output.token_ids, "logit_bias" in output.error) == ("error", [], True)

@@ -304,9 +304,9 @@ class TestExperts:
         x = torch.randn(5, 64)
         chosen = torch.tensor([[0, 1], [1, 2], [3, 0], [2, 3], [0, 3]])
         weights = torch.rand(5, 2)
-        visited = experts.visit(x, chosen, weights)
-        torch.testing.assert_close(experts.gather(x, chosen, weights), visited, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(experts.compute_all(x, chosen, weights), visited, rtol=1e-4, atol=1e-5)
+        expected = experts.compute_each(x, chosen, weights)
+        torch.testing.assert_close(experts.compute_gathered(x, chosen, weights), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(experts.compute_all(x, chosen, weights), expected, rtol=1e-4, atol=1e-5)
 
     def test_quantized_while_loading_they_are_the_same(self, sparse):
         model = load(sparse, arrived=quantize_on_load("int8", read_architecture(sparse)))

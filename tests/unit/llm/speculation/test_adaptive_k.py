@@ -8,7 +8,7 @@ from flambeau.llm.speculation.adaptive_k import MIN_GAIN, TRIAL, AdaptiveK, cand
 
 
 class World:
-    """DraftInputs whose proposals are kept with some probability, and which take longer the more are proposed."""
+    """Steps whose proposals are accepted with some probability, and which take longer the more are proposed."""
 
     def __init__(self, *, kept: float, price: float, slow_every: int = 0) -> None:
         self.kept, self.price, self._slow_every = kept, price, slow_every

@@ -151,7 +151,7 @@ def test_greedy_tokens_are_those_without_it_where_the_kernels_choose_them(extra)
 
 
 def test_a_draft_that_was_left_behind_catches_up(model, draft, plain, monkeypatch):
-    """DraftInputs with and without speculation take turns, and prompts are known from an earlier request."""
+    """Steps with and without speculation take turns, and prompts are known from an earlier request."""
     params, tokens, *_ = plain
     turns = itertools.cycle([5, 0, 0, 0, 5, 5])
     monkeypatch.setattr(AdaptiveK, "num_ahead", lambda *_: next(turns))
