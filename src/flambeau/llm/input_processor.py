@@ -14,7 +14,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
 
 
 class InputProcessor:
-    """Knows the limits of the model and its tokenizer."""
+    """Checks requests against the limits of the model."""
 
     def __init__(self, *, vocab_size: int, max_length: int, tokenizer: Tokenizer | None) -> None:
         self._vocab_size, self._max_length, self._tokenizer = vocab_size, max_length, tokenizer

@@ -208,7 +208,7 @@ class Scheduler:
             if not chunk.is_last:
                 self._set_computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
         outputs = [self._append(sampled) for sampled in output]
-        # Whoever got a token has its prompt computed, also where the prompt's last token was planned as a decode.
+        # A sequence with a token has a computed prompt, also if the last prompt token was planned as a decode.
         for sampled in output:
             if sampled.sequence.siblings:
                 self._start_siblings(sampled.sequence)

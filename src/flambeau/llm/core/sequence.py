@@ -82,7 +82,7 @@ class Sequence:
     detokenizer: IncrementalDetokenizer
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
-    num_cached_blocks: int = 0  # full blocks that the prefix cache knows
+    num_cached_blocks: int = 0  # full blocks in the prefix cache
     parent: int = 0  # serial of the last cached block's content
     num_cached: int | None = None  # prompt tokens found in the prefix cache; None: not started yet
     num_in_draft: int = 0  # tokens whose keys and values are in the draft model's cache
