@@ -27,7 +27,6 @@ import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
 from flambeau.llm.bench import measure  # noqa: E402
-from flambeau.llm.config import SamplingParams  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.loader import make_backend  # noqa: E402
@@ -36,6 +35,7 @@ from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
 from flambeau.llm.quantize.fast_layers import use_fast_layers  # noqa: E402
 from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
+from flambeau.llm.sampling_params import SamplingParams  # noqa: E402
 
 GPT_FAST = {"1": 216, "32": 5421}  # tokens/s of Llama-2-7B in bfloat16 on an H200, measured before with the same shapes
 READ_BYTES = 16 << 30

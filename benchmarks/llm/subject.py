@@ -39,8 +39,8 @@ def transformers(num_tokens: int) -> dict[str, float]:
 
 def engine(kind: str, num_tokens: int) -> dict[str, float]:
     """Our engine; the best of a few runs, as for the others."""
-    from flambeau.llm.config import SamplingParams
     from flambeau.llm.engine import Engine
+    from flambeau.llm.sampling_params import SamplingParams
 
     options = {"draft": {"draft": str(MODEL / "draft")}, "lookup": {"speculation": "lookup"}}.get(kind, {})
     subject = Engine.from_pretrained(MODEL / "target", max_num_seqs=32, device="cpu", **options)

@@ -16,18 +16,17 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from flambeau.frontend.http.exchange import Exchange
-from flambeau.frontend.http.openai.chat import ChatWriter
-from flambeau.frontend.http.openai.completions import CompletionWriter
-from flambeau.frontend.http.openai.generating import GenerationReply
-from flambeau.frontend.http.openai.writing import Head
-from flambeau.serving.job import Body, Job
+from flambeau.frontend.openai.chat_responses import ChatWriter
+from flambeau.frontend.openai.completions import CompletionWriter
+from flambeau.frontend.openai.responses import GenerationReply, ResponseHead
+from flambeau.serving.job import Job, RequestBody
 from flambeau.wire.framing import decode_to_server, to_frame
 from flambeau.wire.generation import Piece, Token, encode_pieces
 from flambeau.wire.messages import Part
 from support.jobs import new_worker
 
 STEPS, ROUNDS = 1000, 7
-HEAD = Head("chatcmpl-0123456789abcdef0123456789abcdef", 1_700_000_000, "llama-3.1-8b", "fp_01234567")
+HEAD = ResponseHead("chatcmpl-0123456789abcdef0123456789abcdef", 1_700_000_000, "llama-3.1-8b", "fp_01234567")
 TOP = [(i, f" word{i}", -1.5 - i, f" word{i}".encode()) for i in range(5)]
 TOKEN = Token(1234, " token", -0.693, b" token", TOP)
 KINDS = {
@@ -59,7 +58,7 @@ def new_streams(worker, kind: str, count: int) -> list[Job]:
         model = SimpleNamespace(answers={200: 0})
         made = writer(HEAD, 1, has_logprobs=has_logprobs, has_usage=False)
         reply = GenerationReply(exchange, model, False, made, is_streamed=True)
-        job = Job(reply, request_id="r", headers=[], body=Body(b""), arrived=0.0, kind="generate")
+        job = Job(reply, request_id="r", headers=[], body=RequestBody(b""), arrived=0.0, kind="generate")
         worker.send([job])
         jobs.append(job)
     return jobs

@@ -1,6 +1,6 @@
-"""Voice activity detection: a WAV file → where somebody speaks, with silero-vad as TorchScript or ONNX.
+"""Voice activity detection: finds speech in a WAV file, with silero-vad as TorchScript or ONNX.
 
-Shapes: B recordings, N samples of one chunk and what precedes it.
+Shapes: B recordings, N samples of a chunk with its context.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from flambeau.errors import BadRequest
 from flambeau.handlers.base import BaseHandler
 
-CHUNK_S = 0.032  # the model hears so much at a time: 512 samples at 16 kHz, 256 at 8 kHz
-PRECEDING_S = 0.004  # and, before each chunk, the end of the one before
+CHUNK_S = 0.032  # input of one step: 512 samples at 16 kHz, 256 at 8 kHz
+CONTEXT_S = 0.004  # end of the previous chunk, which is put before each chunk
 RATES = (16_000, 8_000)
 STATE_SIZE = (2, 128)
 REMEDY = "send a WAV file with one channel of 16-bit PCM at 16 or 8 kHz"
@@ -40,22 +40,21 @@ class Recording:
 
 @dataclass(frozen=True)
 class Settings:
-    """When speech begins and ends; the `handler` section of model-config.yaml."""
+    """Thresholds for speech; the `handler` section of model-config.yaml."""
 
     threshold: float = 0.5
-    hysteresis: float = 0.15  # speech goes on until the probability is so far below the threshold
+    hysteresis: float = 0.15  # speech ends when the probability is this much below the threshold
     min_speech_ms: float = 250
     min_silence_ms: float = 100
     padding_ms: float = 30
 
 
 class VoiceActivityHandler(BaseHandler):
-    """Answers each recording with a list of {"start": seconds, "end": seconds}."""
+    """Returns a list of {"start": seconds, "end": seconds} for each recording."""
 
     def initialize(self, context):
-        """Load either form of the model."""
         self.settings = Settings(**context.model_yaml_config.get("handler", {}))
-        torch.set_num_threads(1)  # a step is so small that threads would wait for each other longer than they compute
+        torch.set_num_threads(1)  # a step is too small to gain from threads
         name = context.manifest["model"]["serializedFile"]
         if not name.endswith(".onnx"):
             super().initialize(context)
@@ -70,25 +69,24 @@ class VoiceActivityHandler(BaseHandler):
         self.initialized = True
 
     def onnx_step(self, rate: int) -> Step:
-        """One step of the ONNX model, which wants to be told the rate."""
+        """One step of the ONNX model, which has the rate as an input."""
         return lambda x_BN, state: self.model(x_BN, state, torch.tensor(rate))  # noqa: N803
 
     def preprocess(self, data):
-        """Rows → recordings."""
         return [read_wav(row.get("data") or row.get("body")) for row in data]
 
     def inference(self, data):
-        """Recordings → for each, the probability of speech in each chunk; those of one rate run side by side."""
+        """The probability of speech in each chunk of each recording; recordings of one rate run as one batch."""
         found = {}
         for rate in RATES:
-            places = [i for i, recording in enumerate(data) if recording.rate == rate]
-            if places:
-                found |= zip(places, self.listen([data[i] for i in places], rate), strict=True)
+            indices = [i for i, recording in enumerate(data) if recording.rate == rate]
+            if indices:
+                found |= zip(indices, self.run_steps([data[i] for i in indices], rate), strict=True)
         return [(recording, found[i]) for i, recording in enumerate(data)]
 
-    def listen(self, recordings: Sequence[Recording], rate: int) -> list[list[float]]:
-        """The probabilities of recordings of one rate. All that the model remembers is in here, nothing in `self`."""
-        size, before = round(CHUNK_S * rate), round(PRECEDING_S * rate)
+    def run_steps(self, recordings: Sequence[Recording], rate: int) -> list[list[float]]:
+        """The probabilities of recordings of one rate. The model's state is local, as `self` serves many clients."""
+        size, before = round(CHUNK_S * rate), round(CONTEXT_S * rate)
         counts = [-(-len(recording.samples) // size) for recording in recordings]
         samples = np.zeros((len(recordings), before + max(counts) * size), np.float32)
         for row, recording in zip(samples, recordings, strict=True):
@@ -98,18 +96,17 @@ class VoiceActivityHandler(BaseHandler):
         columns = []
         with torch.inference_mode():
             for i in range(max(counts)):
-                chance, state = self.steps[rate](audio[:, i * size : before + (i + 1) * size], state)
-                columns.append(chance[:, 0])
+                probability, state = self.steps[rate](audio[:, i * size : before + (i + 1) * size], state)
+                columns.append(probability[:, 0])
         rows = torch.stack(columns, 1).tolist()
         return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
     def postprocess(self, data):
-        """Probabilities → segments."""
-        return [find_speech(chances, recording.duration_s, self.settings) for recording, chances in data]
+        return [find_speech(probabilities, recording.duration_s, self.settings) for recording, probabilities in data]
 
 
 def read_wav(raw: object) -> Recording:
-    """The recording in a WAV file, or the reason why it cannot be heard."""
+    """Read a WAV file; BadRequest says why it cannot be used."""
     if not isinstance(raw, (bytes, bytearray)) or not raw:
         raise BadRequest(f"there is no audio in the request; {REMEDY}")
     try:
@@ -118,7 +115,7 @@ def read_wav(raw: object) -> Recording:
             frames = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
         raise BadRequest(
-            f"the audio is not a WAV file that can be read ({error or 'it is cut short'}); {REMEDY}"
+            f"the audio is not a WAV file that can be read ({error or 'it is truncated'}); {REMEDY}"
         ) from None
     if (channels, width) != (1, 2) or rate not in RATES:
         raise BadRequest(f"the audio has {channels} channels of {8 * width} bits at {rate} Hz; {REMEDY}")
@@ -128,11 +125,11 @@ def read_wav(raw: object) -> Recording:
     return Recording(rate, samples.astype(np.float32) / 32_768)
 
 
-def find_speech(chances: Sequence[float], duration_s: float, settings: Settings) -> list[dict[str, float]]:
-    """Stretches of speech that are long enough, a little widened, without overlap."""
+def find_speech(probabilities: Sequence[float], duration_s: float, settings: Settings) -> list[dict[str, float]]:
+    """Segments of speech of the minimum length, padded, without overlap."""
     padding_s = settings.padding_ms / 1000
     found: list[dict[str, float]] = []
-    for first, last in stretches(chances, settings):
+    for first, last in segments(probabilities, settings):
         if (last - first) * CHUNK_S * 1000 < settings.min_speech_ms:
             continue
         start = max(0.0, first * CHUNK_S - padding_s)
@@ -142,14 +139,14 @@ def find_speech(chances: Sequence[float], duration_s: float, settings: Settings)
     return found
 
 
-def stretches(chances: Sequence[float], settings: Settings) -> Iterator[tuple[int, int]]:
-    """Runs of chunks with speech, (first, one past the last); a pause shorter than the minimum does not end one."""
-    patience = settings.min_silence_ms / 1000 / CHUNK_S
+def segments(probabilities: Sequence[float], settings: Settings) -> Iterator[tuple[int, int]]:
+    """Runs of chunks with speech, (first, one past the last); a pause below the minimum does not end a run."""
+    min_silence = settings.min_silence_ms / 1000 / CHUNK_S
     first, last = None, 0
-    for i, chance in enumerate(chances):
-        if chance >= settings.threshold - (0 if first is None else settings.hysteresis):
+    for i, probability in enumerate(probabilities):
+        if probability >= settings.threshold - (0 if first is None else settings.hysteresis):
             first, last = i if first is None else first, i + 1
-        elif first is not None and i + 1 - last >= patience:
+        elif first is not None and i + 1 - last >= min_silence:
             yield first, last
             first = None
     if first is not None:

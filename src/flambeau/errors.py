@@ -1,55 +1,56 @@
 """Every exception that Flambeau raises on purpose.
 
     FlambeauError
-    ├── ConfigError              a setting is missing, misspelt or out of range
-    │   └── CannotListen         a port is taken, or not ours to open
+    ├── ConfigError              a setting is missing, misspelled or out of range
+    │   └── CannotListen         a port is taken or not permitted
     ├── ArchiveError
-    │   ├── BrokenArchive        it cannot be read: truncated, not a zip, not a manifest
-    │   ├── MissingFile          a file that should go into it is not there
-    │   ├── UnsafeArchive        it would write outside its folder, or grow without bound
-    │   ├── DownloadFailed       it could not be fetched from its URL
-    │   └── DependenciesFailed   what its requirements name could not be installed
-    ├── BadRequest               the caller asked for something that makes no sense
-    │   ├── NotJson              a body that should be JSON cannot be read as such
-    │   └── InvalidField         one field of a request is the reason, and is named
-    ├── NotAllowed               this server does not take such calls
-    ├── InvalidKey               the caller's key is missing, wrong or expired
+    │   ├── BrokenArchive        the archive is unreadable: truncated, not a zip, no manifest
+    │   ├── MissingFile          a file to pack does not exist
+    │   ├── UnsafeArchive        unpacking would write outside of its folder or exceed its limits
+    │   ├── DownloadFailed       the archive could not be downloaded
+    │   └── DependenciesFailed   its requirements could not be installed
+    ├── BadRequest               the request is invalid
+    │   ├── NotJson              the body is not valid JSON
+    │   └── InvalidField         one field is invalid, and is named
+    ├── NotAllowed               the configuration does not allow this call
+    ├── InvalidKey               the key is missing, wrong or expired
     ├── ModelNotFound
     │   └── VersionNotFound
-    ├── ModelExists              that name and version are registered already
+    ├── ModelExists              this name and version are registered already
     ├── FileTaken                a download would overwrite a file in the store
-    ├── DefaultVersionInUse      the default version cannot go while others remain
+    ├── DefaultVersionInUse      the default version cannot be removed while others remain
     ├── Unavailable              no worker, or no room in the queue; try again later
-    │   └── QueueFull            too many wait already
-    ├── DeadlinePassed           the job's time was over before it was answered
-    ├── WorkersFailed            a model's workers could not start
-    ├── PlacementFailed          a worker needs more devices than there are
+    │   └── QueueFull
+    ├── DeadlinePassed           the job timed out
+    ├── WorkersFailed            the workers of a model could not start
+    ├── PlacementFailed          a worker needs more devices than the host has
     ├── WorkflowNotFound
     ├── WorkflowExists
-    ├── BrokenWorkflow           its archive, manifest or specification cannot be read
-    ├── InvalidGraph             its nodes make no graph that could be run
+    ├── BrokenWorkflow           its archive, manifest or specification is unreadable
+    ├── InvalidGraph             its nodes do not form a valid graph
     ├── WorkflowFailed           a node of a workflow could not be started
-    ├── NodeFailed               a node of a workflow did not answer
+    ├── NodeFailed               a node of a workflow failed
     ├── JobFailed                the handler answered with an error
-    ├── WorkerDied               the worker that held the job ended before it answered
+    ├── WorkerDied               the worker exited before it answered
     ├── HandlerError             the handler could not be found, loaded or called
-    └── PredictionException      raised by a handler to answer with a status and text of its own
+    └── PredictionException      raised by a handler to answer with its own status and text
 
-No class here knows of HTTP or gRPC; each frontend has one table that does. An error whose `is_final` is true says that
-trying again would end the same: a worker that could not load its model for such a reason is not started anew.
+No class here depends on HTTP or gRPC; each frontend has one table of statuses. `is_final` means that a retry would fail
+the same way: a worker that cannot load its model for such a reason is not restarted.
+
 """
 
 from __future__ import annotations
 
 
 class FlambeauError(Exception):
-    """Base of every error raised on purpose; its text is written for the person who reads it."""
+    """Base of all errors raised on purpose; the text is written for users."""
 
     is_final = False
 
 
 class ConfigError(FlambeauError):
-    """A setting is missing, misspelt or out of range."""
+    """A setting is missing, misspelled or out of range."""
 
     is_final = True
 
@@ -63,11 +64,11 @@ class CannotListen(ConfigError):
 
 
 class ArchiveError(FlambeauError):
-    """Something is wrong with an archive."""
+    pass
 
 
 class BrokenArchive(ArchiveError):
-    """The archive cannot be read; `cause` says more where the text is fixed."""
+    """The archive is unreadable; `cause` has details where the text is fixed."""
 
     is_final = True
 
@@ -77,15 +78,15 @@ class BrokenArchive(ArchiveError):
 
 
 class MissingFile(ArchiveError, FileNotFoundError):
-    """A file that should go into the archive is not there."""
+    """A file to pack does not exist."""
 
 
 class UnsafeArchive(ArchiveError):
-    """Unpacking would write outside the target folder or exceed its limits."""
+    """Unpacking would write outside of the target folder or exceed its limits."""
 
 
 class DownloadFailed(ArchiveError):
-    """The archive could not be fetched from its URL; `cause` says why."""
+    """The archive could not be downloaded; `cause` has the reason."""
 
     def __init__(self, url: str, *, cause: str = "") -> None:
         super().__init__(f"Failed to download archive from: {url}")
@@ -93,7 +94,7 @@ class DownloadFailed(ArchiveError):
 
 
 class DependenciesFailed(ArchiveError):
-    """What a model's requirements name could not be installed; `cause` holds the installer's last lines."""
+    """A model's requirements could not be installed; `cause` has the installer's last lines."""
 
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
@@ -101,15 +102,15 @@ class DependenciesFailed(ArchiveError):
 
 
 class BadRequest(FlambeauError):
-    """The caller asked for something that makes no sense."""
+    """The request is invalid."""
 
 
 class NotJson(BadRequest):
-    """A body that should be JSON cannot be read as such."""
+    """The body is not valid JSON."""
 
 
 class InvalidField(BadRequest):
-    """A field of a request is missing, unknown or out of range; `field` names it."""
+    """A field is missing, unknown or out of range; `field` names it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -117,23 +118,23 @@ class InvalidField(BadRequest):
 
 
 class NotAllowed(FlambeauError):
-    """This server does not take such calls, by its configuration."""
+    """The configuration does not allow this call."""
 
 
 class InvalidKey(FlambeauError):
-    """The caller's key is missing, wrong or expired."""
+    """The key is missing, wrong or expired."""
 
 
 class ModelNotFound(FlambeauError):
-    """No model of that name, or nothing at that place."""
+    """No model of that name, or nothing at that location."""
 
 
 class VersionNotFound(ModelNotFound):
-    """The model exists, the version does not."""
+    """The model exists, but not this version."""
 
 
 class ModelExists(FlambeauError):
-    """That name and version are registered already."""
+    """This name and version are registered already."""
 
     def __init__(self, name: str, version: str) -> None:
         super().__init__(f"Model version {version} is already registered for model {name}")
@@ -154,7 +155,7 @@ class DefaultVersionInUse(FlambeauError):
 
 
 class Unavailable(FlambeauError):
-    """Nobody can take this job now."""
+    """No worker can take the job now."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -162,15 +163,15 @@ class Unavailable(FlambeauError):
 
 
 class QueueFull(Unavailable):
-    """Too many jobs wait already."""
+    """The queue of the model is full."""
 
 
 class DeadlinePassed(FlambeauError):
-    """The job's time was over before it was answered."""
+    """The job timed out."""
 
 
 class WorkersFailed(FlambeauError):
-    """A model's workers could not start; `cause` says why."""
+    """The workers of a model could not start; `cause` has the reason."""
 
     def __init__(self, message: str, *, cause: str = "", out_of_memory: bool = False, is_final: bool = False) -> None:
         super().__init__(message)
@@ -180,22 +181,22 @@ class WorkersFailed(FlambeauError):
 
 
 class PlacementFailed(FlambeauError):
-    """A worker needs more devices than there are."""
+    """A worker needs more devices than the host has."""
 
 
 class WorkflowNotFound(FlambeauError):
-    """No workflow of that name, or nothing at that place."""
+    """No workflow of that name, or nothing at that location."""
 
 
 class WorkflowExists(FlambeauError):
-    """That workflow is registered already."""
+    """This workflow is registered already."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"Workflow {name} is already registered.")
 
 
 class BrokenWorkflow(FlambeauError):
-    """A workflow's archive, manifest or specification cannot be read; `cause` says where."""
+    """A workflow's archive, manifest or specification is unreadable; `cause` has the place."""
 
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
@@ -203,7 +204,7 @@ class BrokenWorkflow(FlambeauError):
 
 
 class InvalidGraph(FlambeauError):
-    """A workflow's nodes make no graph that could be run; `cause` says which."""
+    """A workflow's nodes do not form a valid graph; `cause` names them."""
 
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
@@ -211,7 +212,7 @@ class InvalidGraph(FlambeauError):
 
 
 class WorkflowFailed(FlambeauError):
-    """A node of a workflow could not be started; `cause` says why."""
+    """A node of a workflow could not be started; `cause` has the reason."""
 
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
@@ -219,7 +220,7 @@ class WorkflowFailed(FlambeauError):
 
 
 class NodeFailed(FlambeauError):
-    """A node of a workflow did not answer; `cause` says why."""
+    """A node of a workflow failed; `cause` has the reason."""
 
     def __init__(self, node: str, *, cause: str = "") -> None:
         super().__init__(f"Error executing {node}")
@@ -227,7 +228,7 @@ class NodeFailed(FlambeauError):
 
 
 class JobFailed(FlambeauError):
-    """The handler answered with an error; `status` is what TorchServe's handler API calls it."""
+    """The handler answered with an error; `status` is the handler API's code."""
 
     def __init__(self, message: str, *, status: int = 503, cause: str = "") -> None:
         super().__init__(message)
@@ -236,7 +237,7 @@ class JobFailed(FlambeauError):
 
 
 class WorkerDied(FlambeauError):
-    """The worker that held the job ended before it answered; `cause` says how."""
+    """The worker exited before it answered; `cause` has the reason."""
 
     def __init__(self, *, cause: str, out_of_memory: bool = False) -> None:
         super().__init__("Worker died.")
@@ -253,7 +254,7 @@ class HandlerError(FlambeauError, ValueError):
 
 
 class PredictionException(FlambeauError):
-    """Raised by a handler to answer the whole batch with a status and a text of its own."""
+    """Raised by a handler to answer the whole batch with its own status and text."""
 
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message)

@@ -1,5 +1,5 @@
-"""TorchServe's import name for making model archives; what it does is in `flambeau.archive`."""
+"""TorchServe's import names for making model archives: re-exports, no behavior."""
 
 from flambeau import __version__ as __version__
-from model_archiver.model_archiver import ModelArchiver as ModelArchiver
-from model_archiver.model_archiver_config import ModelArchiverConfig as ModelArchiverConfig
+from flambeau.torchserve.model_archiver import ModelArchiver as ModelArchiver
+from flambeau.torchserve.model_archiver import ModelArchiverConfig as ModelArchiverConfig

@@ -1,47 +1,13 @@
-"""`torch-model-archiver`, and what scripts import from `model_archiver.model_packaging`."""
+"""TorchServe's import name for the `torch-model-archiver` command."""
 
-from __future__ import annotations
+from flambeau.torchserve.model_archiver import ModelArchiverArgParser
+from flambeau.torchserve.model_archiver import ModelArchiverConfig as ModelArchiverConfig
+from flambeau.torchserve.model_archiver import ModelArchiverError as ModelArchiverError
+from flambeau.torchserve.model_archiver import ModelExportUtils as ModelExportUtils
+from flambeau.torchserve.model_archiver import generate_model_archive as generate_model_archive
+from flambeau.torchserve.model_archiver import package_model as package_model
 
-import logging
-import shutil
-
-from flambeau.errors import ArchiveError, MissingFile
-from model_archiver.arg_parser import ArgParser
-from model_archiver.model_archiver_config import ModelArchiverConfig
-from model_archiver.model_archiver_error import ModelArchiverError
-from model_archiver.model_packaging_utils import ModelExportUtils
-
-FILES = ("model_file", "serialized_file", "handler", "extra_files", "requirements_file", "config_file")
-
-
-def package_model(config: ModelArchiverConfig, manifest: str) -> None:
-    """Pack a model with this manifest; a mistake is logged and raised."""
-    try:
-        ModelExportUtils.validate_inputs(config.model_name, config.export_path)
-        export_path = ModelExportUtils.check_mar_already_exists(
-            config.model_name, config.export_path, config.force, config.archive_format
-        )
-        files = {name: getattr(config, name) for name in FILES}
-        model_path = ModelExportUtils.copy_artifacts(config.model_name, config.runtime, **files)
-        try:
-            ModelExportUtils.archive(export_path, config.model_name, model_path, manifest, config.archive_format)
-        finally:
-            shutil.rmtree(model_path, ignore_errors=True)
-        logging.info("Successfully exported model %s to file %s", config.model_name, export_path)
-    except (ModelArchiverError, MissingFile) as error:
-        logging.error(error)
-        raise
-    except ArchiveError as error:
-        logging.error(error)
-        raise ModelArchiverError(str(error)) from error
-
-
-def generate_model_archive(config: ModelArchiverConfig | None = None) -> None:
-    """Pack what a configuration asks for, or else the command line."""
-    logging.basicConfig(format="%(levelname)s - %(message)s")
-    config = config or ArgParser.export_model_args_parser()
-    package_model(config, manifest=ModelExportUtils.generate_manifest_json(config))
-
+ArgParser = ModelArchiverArgParser
 
 if __name__ == "__main__":
     generate_model_archive()

@@ -1,5 +1,5 @@
-"""TorchServe's import names: re-exports and small shims, no behavior."""
+"""TorchServe's import names: re-exports, no behavior."""
 
-from flambeau import TORCHSERVE_VERSION
+from flambeau.torchserve import TORCHSERVE_VERSION
 
 __version__ = TORCHSERVE_VERSION

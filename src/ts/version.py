@@ -1,5 +1,5 @@
 """The version of TorchServe whose interface this is."""
 
-from flambeau import TORCHSERVE_VERSION
+from flambeau.torchserve import TORCHSERVE_VERSION
 
 __version__ = TORCHSERVE_VERSION

@@ -1,3 +1,3 @@
-"""TorchServe's import name for making workflow archives; what it does is in `flambeau.archive`."""
+"""TorchServe's import names for making workflow archives: re-exports, no behavior."""
 
 from flambeau import __version__ as __version__

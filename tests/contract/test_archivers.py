@@ -160,7 +160,7 @@ def test_of_two_files_with_one_name_the_later_is_taken_with_a_warning(run, tmp_p
     (tmp_path / "handler.py").write_text("other = 1\n")
     done = pack_model(run, "--extra-files", "handler.py")
     assert done.returncode == 0
-    assert "both are called handler.py" in done.stderr
+    assert "both are named handler.py" in done.stderr
     with zipfile.ZipFile(tmp_path / "m.mar") as file:
         assert file.read("handler.py") == b"other = 1\n"
 

@@ -285,7 +285,6 @@ def test_our_own_command_refuses_a_public_bind_without_keys(command):
     result = subprocess.run(words, capture_output=True, text=True, timeout=100, **command._where(None))
     assert result.returncode == 1
     assert "--allow-unprotected" in result.stderr
-    assert "Leave authorization on" in result.stderr
 
 
 def test_model_that_was_named_and_is_not_there_keeps_the_server_from_being_ready(command):

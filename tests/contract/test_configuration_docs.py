@@ -42,7 +42,7 @@ def test_default_of_a_server_key_is_true(key):
 @pytest.mark.parametrize("key", [key for key, default in SERVER.items() if not default and key in KEYS])
 def test_server_key_without_a_default_has_none(key):
     value = TORCHSERVE
-    for part in KEYS[key].place.split("."):
+    for part in KEYS[key].field_path.split("."):
         value = getattr(value, part)
     assert value in (None, "", ())
 

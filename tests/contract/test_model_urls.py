@@ -270,7 +270,7 @@ def test_model_from_a_url_is_there_again_after_a_restart(store, web, tmp_path):
 
 
 def test_pattern_that_is_no_expression_stops_the_start(configured, store):
-    with pytest.raises(AssertionError, match="allowed_urls holds"):
+    with pytest.raises(AssertionError, match="is not a regular expression"):
         configured(model_store=store, allowed_urls=["("])
 
 

@@ -7,11 +7,10 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
-from unit.worker.test_otf import END, integer, text
 
 from flambeau.worker.context import Context
 from support.running import HANDLERS, path
@@ -20,6 +19,7 @@ from ts.model_loader import ModelLoaderFactory
 from ts.protocol import otf_message_handler
 from ts.service import Service, emit_metrics
 from ts.utils.util import PredictionException
+from unit.torchserve.otf.test_protocol import END, integer, text
 
 
 def request(body: bytes, request_id: bytes = b"1", kind: str = "") -> dict:
@@ -83,28 +83,25 @@ def test_metrics_are_written_to_the_log(caplog):
     assert "[METRICS]one" in caplog.text
 
 
-@pytest.mark.parametrize("send", [send_intermediate_predict_response, None])
-def test_chunks_go_to_a_socket_and_later_ranks_send_none(send, monkeypatch):
-    if send is None:
-        send, warning = otf_message_handler.send_intermediate_predict_response, PendingDeprecationWarning
-        with pytest.warns(warning):
-            send(["x"], {}, "", 200, mock.Mock())
+DEPRECATED = otf_message_handler.send_intermediate_predict_response
+
+
+@pytest.mark.parametrize(
+    ("send", "warns"),
+    [(send_intermediate_predict_response, nullcontext()), (DEPRECATED, pytest.warns(PendingDeprecationWarning))],
+)
+def test_chunks_go_to_a_socket_and_later_ranks_send_none(send, warns, monkeypatch):
     context = Context("m", ".", None, 1, None, "1")
     context.cl_socket = mock.Mock()
     service = service_of(None)
     context.request_processor, _, context.request_ids = service.retrieve_data_for_inference([request(b"x")])
-    with pytest.warns(PendingDeprecationWarning) if "otf" in send.__module__ else nothing():
+    with warns:
         send(["chunk"], context.request_ids, "so far", 200, context)
         monkeypatch.setenv("LOCAL_RANK", "1")
         send(["chunk"], context.request_ids, "so far", 200, context)
     [call] = context.cl_socket.sendall.call_args_list
     assert call.args[0].startswith(integer(200) + text(b"so far"))
     assert context.get_response_headers(0) == {"ts_stream_next": "true"}
-
-
-@contextmanager
-def nothing():
-    yield
 
 
 @pytest.mark.usefixtures("event_loop")

@@ -63,7 +63,7 @@ def test_good_handler_passes_every_check(check):
     ok, verdicts, stages = check()
     assert ok
     assert {level for level, _ in verdicts.values()} == {"ok"}
-    assert verdicts["empty body"][1] == "refused with 400: send an object with x"
+    assert verdicts["empty body"][1] == "rejected with 400: send an object with x"
     assert {"loads", "alone", "size", "twice", "batch", "order", "mixed sizes", "JSON NaN", "memory"} <= verdicts.keys()
     assert stages[-1]["name"] == "handle"
 
@@ -175,9 +175,9 @@ def test_handler_that_hangs_or_ends_its_process_is_found(check):
     ok, verdicts, _ = check(body)
     assert not ok
     found = problems(verdicts)
-    assert found["JSON null"].startswith("no answer within 0.5 s; a worker is killed for that (handler.py:")
-    assert found["JSON []"].startswith("sys.exit(3) would end the worker (handler.py:")
-    assert found["JSON {}"].startswith("os._exit(4) would end the worker")
+    assert found["JSON null"].startswith("no answer within 0.5 s; the server kills a worker for that (handler.py:")
+    assert found["JSON []"].startswith("sys.exit(3) would exit the worker (handler.py:")
+    assert found["JSON {}"].startswith("os._exit(4) would exit the worker")
     assert found.keys() == {"JSON null", "JSON []", "JSON {}"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.serving.workers.devices import count_cores
+from flambeau.serving.workers.host_resources import count_cores
 
 
 def most_at_a_time(spans) -> int:

@@ -225,7 +225,7 @@ def test_explanation_is_of_the_class_that_is_asked_for(server, networks):
 
 def test_explanations_that_cannot_be_are_refused(server):
     assert explain(server, 99).status == 400
-    assert explain(server, "cat").message == "target must be the number of a class, not 'cat'"
+    assert explain(server, "cat").message == "target must be a class index, not 'cat'"
 
 
 def test_custom_handler_of_the_tutorial_answers_a_batch(server, networks):

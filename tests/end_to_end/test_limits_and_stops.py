@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from support.archives import pack_handler
-from support.holding import Held
+from support.held_requests import HeldRequests
 from support.running import Load
 
 
@@ -201,7 +201,7 @@ def test_head_that_never_ends_is_refused(share):
 
 def test_full_queue_is_503_with_retry_after(start, tmp_path):
     server = start("faulty.py", "--job-queue-size", "2").wait_ready()
-    held = Held(server, tmp_path, 8)
+    held = HeldRequests(server, tmp_path, 8)
     server.until(lambda: sum(future.done() for future in held.futures) >= 5)
     replies = held.release()
     statuses = sorted(reply.status for reply in replies)
@@ -215,7 +215,7 @@ def test_full_queue_is_503_with_retry_after(start, tmp_path):
 def test_late_requests_are_told_and_never_reach_a_worker(start, tmp_path):
     model = pack_handler(tmp_path, "faulty", config="clientTimeoutInMills: 300\nminWorkers: 1\nmaxWorkers: 1\n")
     server = start(model).wait_ready()
-    held = Held(server, tmp_path).wait_running()
+    held = HeldRequests(server, tmp_path).wait_running()
     reply = server.predict("faulty", {"do": "exit"})
     assert (reply.status, reply.json["type"]) == (408, "RequestTimeoutException")
     assert [reply.status for reply in held.release()] == [408]
@@ -226,7 +226,7 @@ def test_late_requests_are_told_and_never_reach_a_worker(start, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stop_answers_everything_that_was_accepted(start, tmp_path, number):
     server = start("faulty.py").wait_ready()
-    held = Held(server, tmp_path, 5).wait_running()
+    held = HeldRequests(server, tmp_path, 5).wait_running()
     server.until(lambda: server.describe("faulty")["jobQueueStatus"]["pendingRequests"] == 4)
     server.process.send_signal(number)
     server.until(lambda: not server._connects())
@@ -255,7 +255,7 @@ def test_readiness_goes_first_when_stopping(start, tmp_path):
         return reply.status, reply.getheader("connection"), reply.read()
 
     assert readiness()[0] == 200
-    held = Held(server, tmp_path).wait_running()
+    held = HeldRequests(server, tmp_path).wait_running()
     server.process.send_signal(signal.SIGTERM)
     status, connection, body = server.until(lambda: (answer := readiness())[0] != 200 and answer)
     keep.close()
@@ -267,7 +267,7 @@ def test_readiness_goes_first_when_stopping(start, tmp_path):
 
 def test_second_signal_does_not_wait(start, tmp_path):
     server = start("faulty.py", "--drain-timeout", "300").wait_ready()
-    Held(server, tmp_path).wait_running()
+    HeldRequests(server, tmp_path).wait_running()
     server.process.send_signal(signal.SIGTERM)
     server.until(lambda: not server._connects())
     server.stop(timeout=60)
@@ -275,7 +275,7 @@ def test_second_signal_does_not_wait(start, tmp_path):
 
 def test_drain_that_takes_too_long_ends(start, tmp_path):
     server = start("faulty.py", "--drain-timeout", "1").wait_ready()
-    held = Held(server, tmp_path).wait_running()
+    held = HeldRequests(server, tmp_path).wait_running()
     server.stop(timeout=60)
     assert held.futures[0].exception() or held.futures[0].result().status >= 500
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from support.archives import pack_handler
-from support.holding import Held
+from support.held_requests import HeldRequests
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_list_is_paged(start, store):
 
 def test_scaling_down_finishes_what_runs(start, tmp_path):
     server = start("faulty.py", "--workers", "2").wait_ready()
-    held = Held(server, tmp_path, 2).wait_running(2)
+    held = HeldRequests(server, tmp_path, 2).wait_running(2)
     assert server.manage("PUT", "/models/faulty?min_worker=1").status == 202
     assert [reply.status for reply in held.release()] == [200, 200]
     server.until(lambda: len(server.worker_pids("faulty")) == 1)

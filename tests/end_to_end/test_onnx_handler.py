@@ -108,7 +108,7 @@ def test_other_types_and_allow_nan(start, tmp_path):
     server = start(words, floats).wait_ready()
     assert server.predict("words", ["grüße", "b"]).json == ["grüße", "b"]
     reply = server.predict("words", ["a"], headers={"Accept": "application/x-npy"})
-    assert (reply.status, "ask for application/json" in reply.message) == (400, True)
+    assert (reply.status, "accept application/json" in reply.message) == (400, True)
     reply = server.predict("floats", b"[NaN, 2.5]", kind="application/json")
     assert (reply.status, reply.body.split()[1:3]) == (200, [b"NaN,", b"2.5"])
 
@@ -130,7 +130,7 @@ def test_models_that_cannot_be_loaded_say_why(start, tmp_path):
     reasons = {
         "corrupt": ("", "corrupt.onnx could not be loaded as ONNX"),
         "missing": ("handler: {model_path: elsewhere.onnx}", "there is no elsewhere.onnx"),
-        "misspelt": ("handler: {allow_nans: true}", "allow_nans; it may have model_path, allow_nan"),
+        "misspelt": ("handler: {allow_nans: true}", "allow_nans; known: model_path, allow_nan"),
     }
     server = start(*(packed(tmp_path, name, file, config) for name, (config, _) in reasons.items()))
     for name, (_, reason) in reasons.items():

@@ -79,7 +79,7 @@ def test_handler_that_keeps_state_is_refused_with_the_line(start, tmp_path):
         '{"model": {"modelName": "forgetful", "handler": "handler.py", "configFile": "model-config.yaml"}}'
     )
     server = start(folder).wait_started()
-    assert "preprocess (line 9) keeps self.sizes" in server.log
+    assert "preprocess (line 9) changes self.sizes" in server.log
 
 
 def test_exit_in_preprocess_is_told_at_once(start, tmp_path):

@@ -107,7 +107,7 @@ def test_gone(model_server):
     assert "2 failed" in result.stdout
     assert "No module named 'nonsense'" in result.stdout
     assert "gone.py does not exist" in result.stdout
-    assert "the model server did not get ready" in result.stdout
+    assert "the model server is not ready" in result.stdout
 
 
 def test_plugin_costs_nothing_until_it_is_used(run_tests):

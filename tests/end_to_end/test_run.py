@@ -31,7 +31,7 @@ def sample(tmp_path):
 def test_stages_are_shown_with_their_output_and_time(sample):
     answer, table = run(HANDLERS / "three_stages.py", "-i", sample, "-i", sample)
     assert json.loads(answer.partition("}")[0] + "}") == {"answer": 8}
-    assert table["stage"] == ["what came out", "ms"]
+    assert table["stage"] == ["output", "ms"]
     assert table["preprocess"][0] == "list of 2 int"
     assert table["inference"][0] == "dict of 1 (doubled)"
     assert table["postprocess"][0] == "list of 2 dict"
@@ -44,7 +44,7 @@ def test_stages_are_shown_with_their_output_and_time(sample):
 
 def test_repeated_calls_show_the_first_and_the_median(sample):
     _, table = run(HANDLERS / "three_stages.py", "-i", sample, "--repeat", 5)
-    assert table["stage"] == ["what came out", "first ms", "median of 5 ms"]
+    assert table["stage"] == ["output", "first ms", "median of 5 ms"]
     parts = ("preprocess", "inference", "postprocess", "rest of handle")
     for column in (-2, -1):
         assert sum(float(table[part][column]) for part in parts) == pytest.approx(

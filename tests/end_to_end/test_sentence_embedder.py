@@ -75,7 +75,7 @@ def test_bad_requests_of_a_batch_fail_alone(start, tmp_path):
         (b"\xff\xfe", plain, "not UTF-8"),
         (b'{"text": "a"', json, "not valid JSON"),
         (b'"\\ud800"', json, "half a surrogate pair"),
-        (b"[" + b'"a",' * 50 + b'"a"]', json, "51 texts; at most 50"),
+        (b"[" + b'"a",' * 50 + b'"a"]', json, "51 texts; the limit is 50"),
         (b'{"text": "a", "prompt_name": "query"}', json, "no prompt 'query'"),
         (b'["the second text, which is a little longer", "third"]', json, None),
     ]

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from support.archives import pack_handler
-from support.holding import Held
+from support.held_requests import HeldRequests
 
 
 def open_stream(server, model, order):
@@ -44,7 +44,7 @@ def test_client_that_goes_away_in_mid_stream_stops_the_handler(share, tmp_path):
 
 def test_client_that_goes_away_while_it_waits_costs_no_work(start, tmp_path):
     server = start("faulty.py").wait_ready()
-    held = Held(server, tmp_path).wait_running()
+    held = HeldRequests(server, tmp_path).wait_running()
     body = b'{"do": "exit"}'
     head = b"POST /predictions/faulty HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     leaving = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]

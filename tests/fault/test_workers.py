@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from support.holding import Held
+from support.held_requests import HeldRequests
 from support.running import HANDLERS, Load, RunningServer
 
 
@@ -117,7 +117,7 @@ def test_jobs_do_not_wait_behind_a_stuck_one_while_another_worker_is_idle(start,
     server = start("faulty.py", "--workers", "2").wait_ready()
     for _ in range(200):  # let the server learn that this model is quick
         server.predict("faulty", order("answer"))
-    held = Held(server, tmp_path)
+    held = HeldRequests(server, tmp_path)
     orders = [order("answer", value=i) for i in range(12)]
     futures = server.at_once(lambda o: server.predict("faulty", o), orders)
     assert all(future.result().status == 200 for future in futures)
@@ -282,7 +282,7 @@ def test_requests_wait_while_the_model_loads(start, tmp_path):
 def test_workers_die_with_their_server(start, tmp_path):
     server = start("faulty.py").wait_ready()
     pid = server.worker_pids("faulty")[0]
-    Held(server, tmp_path).wait_running()
+    HeldRequests(server, tmp_path).wait_running()
     server.process.kill()
     server.process.wait()
     deadline = time.monotonic() + 60

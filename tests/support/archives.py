@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flambeau.archive.pack import Format, Recipe, pack
+from flambeau.archive.pack import ArchiveFormat, Recipe, pack
 from support.running import HANDLERS
 
 
@@ -15,7 +15,7 @@ def pack_handler(
     name: str | None = None,
     version: str = "1.0",
     config: str | None = None,
-    format: Format = "default",
+    format: ArchiveFormat = "default",
     file: str | None = None,
 ) -> Path:
     """Pack a handler; `file` renames the archive."""

@@ -19,13 +19,13 @@ PROGRAM = """
 import sys
 from dataclasses import replace
 from pathlib import Path, PosixPath
-from flambeau.cli.serve import Loading, Wishes, plans_for, start
-from flambeau.config.logs import set_up_server_logs
+from flambeau.cli.lifecycle import run_server
+from flambeau.cli.serve import InitialModelLoader, ModelOverrides, find_models
 from flambeau.config.server import *
 
-set_up_server_logs("info")
-plans = [replace(plan, is_required=False) for path in sys.argv[2:] for plan in plans_for(Path(path), Wishes())]
-start(eval(sys.argv[1]), Loading(plans, Wishes()))
+found = [model for path in sys.argv[2:] for model in find_models(Path(path), ModelOverrides())]
+models = [replace(model, is_required=False) for model in found]
+run_server(eval(sys.argv[1]), InitialModelLoader(models, ModelOverrides()))
 """
 
 

@@ -8,14 +8,15 @@ from typing import Any
 
 from flambeau.errors import FlambeauError
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic
-from flambeau.serving.job import Body, Job
+from flambeau.serving.events import ServerEvents
+from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.worker_process import WorkerSpec
 from flambeau.wire.messages import Load, Part, Ready, ToWorker
 
 
 class Listener:
-    """Keeps what it is told."""
+    """A receiver that keeps parts and errors."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -28,29 +29,41 @@ class Listener:
         self.errors.append(error)
 
 
-class Clumsy(Listener):
-    """Cannot take an answer, nor an error where `even_errors` is set."""
+class BrokenListener(Listener):
+    """Raises for parts, and for errors where `even_errors` is set."""
 
     def __init__(self, *, even_errors: bool = False) -> None:
         super().__init__()
         self._even_errors = even_errors
 
     def on_parts(self, parts: list[Part]) -> None:
-        raise RuntimeError("no answer is welcome")
+        raise RuntimeError("parts are not accepted")
 
     def on_error(self, error: FlambeauError) -> None:
         super().on_error(error)
         if self._even_errors:
-            raise RuntimeError("no error is welcome")
+            raise RuntimeError("errors are not accepted")
 
 
-def new_job(receiver: Any = None, *, headers: list[tuple[str, str]] | None = None, kind: Any = "predict") -> Job:
-    receiver = Listener() if receiver is None else receiver
-    return Job(receiver, request_id="r", headers=headers or [], body=Body(b""), arrived=0.0, kind=kind)
+def new_job(
+    receiver: Any = None,
+    *,
+    headers: list[tuple[str, str]] | None = None,
+    kind: Any = "predict",
+    body: RequestBody | None = None,
+) -> Job:
+    return Job(
+        Listener() if receiver is None else receiver,
+        request_id="r",
+        headers=headers or [],
+        body=body or RequestBody(b""),
+        arrived=0.0,
+        kind=kind,
+    )
 
 
 class Channel:
-    """Keeps what the worker is told."""
+    """Keeps the messages to the worker."""
 
     def __init__(self) -> None:
         self.sent: list[ToWorker] = []
@@ -62,8 +75,14 @@ class Channel:
         pass
 
 
-def new_worker(*, on_free: Any = lambda: None, on_lost: Any = lambda *lost: None, **ready: Any) -> RemoteWorker:
-    """A worker that has loaded its model, as far as the server can tell; needs a running event loop."""
+def new_worker(
+    *,
+    on_free: Any = lambda: None,
+    on_lost: Any = lambda *lost: None,
+    events: ServerEvents | None = None,
+    **ready: Any,
+) -> RemoteWorker:
+    """A worker that has loaded its model, as far as the server knows; needs a running event loop."""
     asyncio.get_running_loop()
     worker = RemoteWorker(
         WorkerSpec(id=1, load=Load("m", "1.0", "/", "h.py", 1, None, True, True, 1), environment={}, max_frame_bytes=1),
@@ -71,7 +90,8 @@ def new_worker(*, on_free: Any = lambda: None, on_lost: Any = lambda *lost: None
         on_lost=on_lost,
         on_samples=lambda samples: None,
         traffic=ModelTraffic("m", HostTraffic()),
-        output=SimpleNamespace(is_told=False),  # type: ignore[arg-type]
+        output=SimpleNamespace(name="W-1-m_1.0"),  # type: ignore[arg-type]
+        events=events or ServerEvents(),
     )
     worker._channel = Channel()  # type: ignore[assignment]
     worker._receive([Ready(**ready)])

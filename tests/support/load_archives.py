@@ -11,7 +11,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from flambeau.cli.opening import opened
+from flambeau.cli.local_model import open_model
 from flambeau.wire.messages import Request
 from flambeau.worker.failures import load_failed
 from flambeau.worker.in_process import InProcess
@@ -20,7 +20,7 @@ from flambeau.worker.in_process import InProcess
 def outcome_of(archive: Path, body: bytes) -> dict[str, str]:
     """The failure, in the words that the server would be told, or the reply."""
     request = Request(0, "0", [("content-type", "application/json")], body)
-    with opened(archive, batch_size=1, handler=None) as load:
+    with open_model(archive, batch_size=1, handler=None) as load:
         try:
             worker = InProcess(load)
         except Exception as error:

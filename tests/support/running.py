@@ -9,7 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flambeau.testing.server import ModelServer, Reply, free_ports
+from flambeau.http_client import HttpReply as Reply
+from flambeau.testing.ports import free_ports
+from flambeau.testing.server import ModelServer
 
 __all__ = ["HANDLERS", "Load", "Reply", "RunningServer", "free_ports", "path"]
 HANDLERS = Path(__file__).parent / "handlers"

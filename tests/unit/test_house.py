@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from house import LAZY, LOAD, TYPE, House, knots  # noqa: E402
 
 SERVER_SIDE = (
     "cli",
-    "checking",
+    "checks",
     "testing",
     "frontend",
     "serving",
@@ -24,41 +26,52 @@ SERVER_SIDE = (
     "logs",
     "metrics",
     "errors",
+    "headers",
     "importing",
+    "suggestions",
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
-        "checking",
+        "checks",
         "frontend",
-        "migrating",
         "serving",
         "worker",
         "archive",
         "config",
+        "http_client",
         "logs",
         "wire",
         "errors",
         "(root)",
     },
-    "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "(root)"},
+    "frontend": {"serving", "config", "logs", "metrics", "wire", "errors", "headers", "llm", "suggestions", "(root)"},
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "importing", "(root)"},
-    "checking": {"worker", "wire"},
-    "testing": {"archive", "config", "worker", "wire", "(root)"},
-    "handlers": {"llm", "wire", "errors", "importing"},
+    "checks": {"worker", "wire"},
+    "testing": {"archive", "config", "http_client", "worker", "wire", "(root)"},
+    "handlers": {"llm", "metrics", "wire", "errors", "headers", "importing", "suggestions"},
     "llm": set(),
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},
-    "migrating": {"archive", "config", "errors"},
     "archive": {"config", "errors", "(root)"},
     "config": {"errors"},
     "logs": {"config", "errors"},
     "metrics": {"errors"},
-    "wire": set(),
+    "wire": {"llm"},
+    "http_client": {"errors"},
     "errors": set(),
+    "headers": set(),
+    "suggestions": set(),
     "importing": set(),
     "(root)": set(),
 }
+ALLOWED["torchserve"] = {*ALLOWED} - {"examples", "testing"}  # the top floor
+
+SHIMS = ("ts", "model_archiver", "workflow_archiver")  # import names of TorchServe
+UNFINISHED = pytest.mark.xfail(reason="some rooms still have their old names", strict=False)
+MAX_MENTIONS = 14  # modules outside its room that name TorchServe
+# Nouns that end like a verb.
+NOUNS = {"batching", "caching", "embedding", "logging", "sampling", "scheduling", "serving", "testing", "timing"}
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +93,8 @@ def test_imports_point_one_way(house):
 
 
 AUTHORS_TOOLS = {  # they run a handler in their own process
-    "flambeau.checking.calling",
-    "flambeau.checking.checks",
-    "flambeau.checking.leaks",
+    "flambeau.checks.guarded_call",
+    "flambeau.checks.handler_checks",
     "flambeau.cli.check",
     "flambeau.cli.run",
     "flambeau.cli.stage_table",
@@ -94,7 +106,8 @@ def test_only_tools_for_authors_know_both_columns(house):
     doors = [
         m.name for m in house.modules.values() for t, _ in house.inner_imports(m) if t.startswith("flambeau.worker")
     ]
-    outside = {name for name in doors if not name.startswith(("flambeau.worker", "flambeau.handlers"))}
+    both = ("flambeau.worker", "flambeau.handlers", "flambeau.torchserve")
+    outside = {name for name in doors if not name.startswith(both)}
     assert outside == AUTHORS_TOOLS
 
 
@@ -109,4 +122,66 @@ def test_worker_without_a_handler_loads_neither_torch_nor_the_server():
         "import flambeau.worker.loop, sys; "
         "sys.exit(any(m in sys.modules for m in ('torch', 'flambeau.serving', 'flambeau.frontend', 'typer', 'uvloop')))"
     )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_nothing_imports_the_room_for_torchserve(house):
+    importers = {room for room, targets in house.room_graph(LOAD, LAZY, TYPE).items() if "torchserve" in targets}
+    assert importers == set()
+
+
+@UNFINISHED
+def test_few_modules_outside_its_room_name_torchserve(house):
+    modules = (m for m in house.modules.values() if house.room_of(m.name) != "torchserve")
+    mentions = sorted(m.name for m in modules if "torchserve" in m.path.read_text().lower())
+    assert len(mentions) <= MAX_MENTIONS, mentions
+
+
+@UNFINISHED
+def test_public_class_names_are_unique(house):
+    homes = defaultdict(list)
+    for module in house.modules.values():
+        for node in ast.parse(module.path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(module.name)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+@UNFINISHED
+def test_modules_are_nouns(house):
+    words = {name: name.rpartition(".")[2].rpartition("_")[2] for name in house.modules}
+    assert [name for name, word in words.items() if word.endswith("ing") and word not in NOUNS] == []
+
+
+@pytest.mark.parametrize("package", SHIMS)
+def test_import_names_of_torchserve_have_no_behavior(package):
+    for file in (ROOT / "src" / package).rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            assert is_re_export(node), f"{file}, line {node.lineno}"
+
+
+def is_re_export(node):
+    """A docstring, an import, `__all__`, an alias, or the call of a script."""
+    if isinstance(node, ast.Assign):
+        is_list = [target.id for target in node.targets if isinstance(target, ast.Name)] == ["__all__"]
+        return is_list or isinstance(node.value, ast.Name | ast.Attribute)
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "__name__ == '__main__'" and len(node.body) == 1 and not node.orelse
+    return isinstance(node, ast.Import | ast.ImportFrom) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
+
+
+def test_the_server_side_imports_only_the_sampling_table_of_the_engine(house):
+    found = {
+        (m.name.split(".")[1], target)
+        for m in house.modules.values()
+        for target, _ in house.inner_imports(m)
+        if m.name.startswith(("flambeau.frontend", "flambeau.wire")) and target.startswith("flambeau.llm")
+    }
+    assert {target for _, target in found} == {"flambeau.llm.sampling_params"}
+
+
+def test_the_sampling_table_loads_without_torch():
+    program = "import flambeau.llm.sampling_params, flambeau.wire.generation, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

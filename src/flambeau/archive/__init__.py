@@ -1,1 +1,1 @@
-"""Model archives: what is in one, how it is packed and how it is unpacked without harm."""
+"""Model archives: manifest, packing and safe unpacking."""

@@ -19,7 +19,7 @@ RUNTIMES = ("python", "python3", "LSP")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What an archive says about its model; file names are relative to the archive's root."""
+    """The description of a model in its archive; file names are relative to the archive's root."""
 
     model_name: str
     handler: str = ""
@@ -29,12 +29,12 @@ class Manifest:
     requirements_file: str | None = None
     config_file: str | None = None
     runtime: str = "python"
-    # The document as it was read, unknown fields included: handlers see it as context.manifest.
+    # The document with its unknown fields; handlers see it as context.manifest.
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_dict(cls, document: Any) -> Manifest:
-        """Read a parsed manifest of any age; fields that are unknown or missing are no mistake."""
+        """Read a parsed manifest; unknown and missing fields are allowed."""
         if not isinstance(document, Mapping):
             raise BrokenArchive(f"The manifest must be a JSON object, not {_kind(document)}.")
         model = document.get("model")
@@ -46,7 +46,7 @@ class Manifest:
         if runtime is not None and runtime not in RUNTIMES:
             raise BrokenArchive("Runtime is not defined or invalid.")
         return cls(
-            # An archive without a name is legal: the one who registers it then gives the name.
+            # An archive may have no name: the register request then gives one.
             model_name=_text(model, "modelName") or "",
             handler=_text(model, "handler") or "",
             version=_version(model) or "1.0",
@@ -59,7 +59,7 @@ class Manifest:
         )
 
     def to_dict(self, *, created_on: datetime | None = None) -> dict[str, Any]:
-        """Return the document that is written into an archive, in TorchServe's spelling."""
+        """The document for MANIFEST.json."""
         model = {
             "modelName": self.model_name,
             "serializedFile": self.serialized_file,
@@ -78,7 +78,7 @@ class Manifest:
 
 
 def parse_manifest(content: bytes, source: str) -> Manifest:
-    """Read a manifest from its bytes; `source` is what an error calls it."""
+    """Read a manifest from its bytes; `source` is its name in errors."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -87,7 +87,7 @@ def parse_manifest(content: bytes, source: str) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of an unpacked archive, whose files lie in it; None when it has none, which is legal."""
+    """Read the manifest of an unpacked archive; None if it has none, which is allowed."""
     file = folder / MANIFEST
     try:
         content = file.read_bytes()
@@ -101,10 +101,10 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """Refuse a manifest that names a file elsewhere, or one that is none: a pipe would be waited for without end.
+    """Reject a manifest that names a path outside of the folder, or a pipe or device, which would block a reader.
 
-    A link may lead anywhere: unpacking lets none out of the folder, and in a folder of their own they are the
-    operator's. Whether a file is missing is for those who need it to say.
+    Links are allowed: unpacking rejects links out of the folder, and a folder of the operator may have any.
+    Missing files are reported by their readers.
     """
     named = {
         "serializedFile": manifest.serialized_file,
@@ -114,7 +114,7 @@ def check_files(manifest: Manifest, folder: Path) -> None:
     }
     for field_name, name in named.items():
         if name and not _is_own(folder, name):
-            raise BrokenArchive(f"The manifest names {name!r} as {field_name}, which is no file of the model's folder.")
+            raise BrokenArchive(f"The manifest names {name!r} as {field_name}, which is not in the model's folder.")
 
 
 def _is_own(folder: Path, name: str) -> bool:
@@ -123,14 +123,14 @@ def _is_own(folder: Path, name: str) -> bool:
         return False
     try:
         kind = (folder / path).stat().st_mode
-    except (OSError, ValueError):  # there is none, or no file system takes the name
+    except (OSError, ValueError):  # missing, or a name that is invalid on this file system
         return True
     return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
 
 
 def _text(model: Mapping[str, Any], name: str) -> str | None:
     value = model.get(name)
-    # An empty name means no file, as it does to TorchServe's handlers.
+    # Archivers write an empty name for no file.
     if value is None or value == "":
         return None
     if not isinstance(value, str):
@@ -139,7 +139,7 @@ def _text(model: Mapping[str, Any], name: str) -> str | None:
 
 
 def _version(model: Mapping[str, Any]) -> str | None:
-    # TorchServe reads a number here as its text, and hand-written manifests do hold 1.0 without quotes.
+    # Hand-written manifests have 1.0 without quotes.
     value = model.get("modelVersion")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)

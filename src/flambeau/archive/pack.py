@@ -1,4 +1,4 @@
-"""Files → .mar, .tar.gz or folder."""
+"""Packs files into a .mar, a .tar.gz or a model folder."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.archive.manifest import MANIFEST, RUNTIMES, Manifest
 from flambeau.archive.unpack import safe_parts
-from flambeau.archive.writing import appearing_whole, merge_into_folder, write_tar, write_zip
+from flambeau.archive.writer import atomic_write, merge_into_folder, write_tar, write_zip
 from flambeau.errors import ArchiveError, MissingFile
 
 logger = logging.getLogger(__name__)
 
-Format = Literal["default", "zip-store", "tgz", "no-archive"]
+ArchiveFormat = Literal["default", "zip-store", "tgz", "no-archive"]
 
-SUFFIXES: Mapping[Format, str] = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+SUFFIXES: Mapping[ArchiveFormat, str] = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
-BUILT_IN_HANDLERS = frozenset(BUILT_IN) | frozenset(FOREIGN)
+BUILT_IN_HANDLERS = frozenset(BUILT_IN) | frozenset(UNSUPPORTED)
 BUILT_IN_NATIVE_HANDLERS = frozenset({"BaseHandler", "TorchScriptHandler"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What goes into an archive; extra files may be files, folders (their contents go to the root) or patterns."""
+    """The content of an archive; extra files may be files, folders (their contents go to the root) or patterns."""
 
     model_name: str
     handler: str
@@ -44,8 +44,8 @@ class Recipe:
     runtime: str = "python"
 
 
-def pack(recipe: Recipe, export_path: Path, *, format: Format = "default", force: bool = False) -> Path:
-    """Pack a model and return where it lies; a file appears whole or not at all, a folder is merged into."""
+def pack(recipe: Recipe, export_path: Path, *, format: ArchiveFormat = "default", force: bool = False) -> Path:
+    """Pack a model and return the path. A file is written atomically; a folder is merged into."""
     _check(recipe, format)
     target = path_of(recipe.model_name, export_path, format)
     if os.path.lexists(target) and not force:
@@ -54,14 +54,14 @@ def pack(recipe: Recipe, export_path: Path, *, format: Format = "default", force
     return write(target, recipe.model_name, files_of(recipe, target), manifest, format)
 
 
-def write(target: Path, model_name: str, sources: Mapping[str, Path], manifest: bytes, format: Format) -> Path:
-    """Write files and their manifest to a target, in the way of a format."""
+def write(target: Path, model_name: str, sources: Mapping[str, Path], manifest: bytes, format: ArchiveFormat) -> Path:
+    """Write files and their manifest to `target`."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if format == "no-archive":
             merge_into_folder(target, sources, manifest)
         else:
-            with appearing_whole(target) as file:
+            with atomic_write(target) as file:
                 if format == "tgz":
                     write_tar(file, model_name, sources, manifest)
                 else:
@@ -71,15 +71,14 @@ def write(target: Path, model_name: str, sources: Mapping[str, Path], manifest: 
     return target
 
 
-def path_of(model_name: str, export_path: Path, format: Format = "default") -> Path:
-    """Where an archive goes."""
+def path_of(model_name: str, export_path: Path, format: ArchiveFormat = "default") -> Path:
     return export_path / f"{model_name}{SUFFIXES[format]}"
 
 
 def files_of(recipe: Recipe, target: Path | None = None, *, last_wins: bool = False) -> dict[str, Path]:
-    """The files that a recipe asks for, by their names in the archive; what lies at `target` is not packed into itself.
+    """The files of a recipe by their names in the archive. A file at `target` is left out.
 
-    `last_wins`: of two files with one name the later is taken, as TorchServe's archiver does; else they are an error.
+    Two files with one name are an error; with `last_wins` the later one is packed, with a warning.
     """
     try:
         return gather(_named_files(recipe, target.resolve() if target else None), last_wins=last_wins)
@@ -90,14 +89,14 @@ def files_of(recipe: Recipe, target: Path | None = None, *, last_wins: bool = Fa
 
 
 def files_below(folder: Path, target: Path) -> dict[str, Path]:
-    """The files of a folder, by their names in the archive; what lies at `target` is not packed into itself."""
+    """The files of a folder by their names in the archive. Files at or below `target` are left out."""
     place = target.resolve()
     files = ((file.relative_to(folder).as_posix(), file) for file in _walk(folder, place, ()))
     return gather((name, file) for name, file in files if place not in (real := file.resolve(), *real.parents))
 
 
 def check_syntax(file: Path) -> None:
-    """Refuse a Python file that this interpreter cannot read, with the place of the mistake."""
+    """Reject a Python file with a syntax error, with its line."""
     try:
         ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
@@ -107,7 +106,7 @@ def check_syntax(file: Path) -> None:
 
 
 def to_manifest(recipe: Recipe) -> Manifest:
-    """Describe a recipe the way its archive will: base names only, and `:function` kept on the handler."""
+    """The manifest of a recipe: base names only; the handler keeps its `:function`."""
     handler, colon, function = recipe.handler.partition(":")
     return Manifest(
         model_name=recipe.model_name,
@@ -122,28 +121,28 @@ def to_manifest(recipe: Recipe) -> Manifest:
 
 
 def gather(named: Iterable[tuple[str, Path]], *, last_wins: bool = False) -> dict[str, Path]:
-    """Map each name in the archive to its file, sorted by name."""
+    """Check names and return name in the archive → file, sorted by name."""
     sources: dict[str, Path] = {}
     for name, source in named:
-        # The manifest of an older archive, unpacked among the extra files; the new one takes its place.
+        # Extra files may hold the manifest of an older archive; the new one replaces it.
         if name == MANIFEST:
             continue
-        safe_parts(name)  # what is packed here must unpack anywhere
+        safe_parts(name)  # raises for names that cannot be unpacked
         other = sources.get(name, source)
         if other.resolve() != source.resolve():
             if not last_wins:
                 raise ArchiveError(f"{other} and {source} would both be {name} in the archive; rename one of them.")
-            logger.warning("%s takes the place of %s in the archive: both are called %s", source, other, name)
+            logger.warning("%s replaces %s in the archive: both are named %s", source, other, name)
         sources[name] = source
     for name in sources:
         for folder in Path(name).parents:
             if str(folder) in sources:
-                raise ArchiveError(f"{sources[str(folder)]} takes the name of the folder that {sources[name]} needs.")
+                raise ArchiveError(f"{sources[str(folder)]} has the name of the folder of {sources[name]}; rename it.")
     return dict(sorted(sources.items()))
 
 
 def find_handler(handler: str, runtime: str = "python") -> Path | None:
-    """Find the file that a handler names, with or without suffix and function; None when it is built in."""
+    """The file of a handler value, with or without suffix and `:function`; None for a built-in handler."""
     stem, _, _ = handler.partition(":")
     suffixes = (".so", ".dylib") if runtime == "LSP" else (".py",)
     built_in = BUILT_IN_NATIVE_HANDLERS if runtime == "LSP" else BUILT_IN_HANDLERS
@@ -162,7 +161,7 @@ def _base_name(file: Path | None) -> str | None:
 
 
 def check_name(name: str, kind: str = "Model") -> None:
-    """Refuse a name that could not be part of a file name and of a URL."""
+    """Reject a name that is not valid in both a file name and a URL."""
     if not MODEL_NAME.fullmatch(name):
         raise ArchiveError(
             f"{kind} name {name!r} is not allowed; use letters, digits, '_', '-' and '.', "
@@ -207,7 +206,7 @@ def _expand(extra: str) -> list[Path]:
         raise MissingFile(f"File does not exist: {extra}")
     matches = [Path(match) for match in sorted(glob.glob(extra))]
     if not matches:
-        # A warning only, as it was in TorchServe: build scripts name patterns that may be empty.
+        # Only a warning: build scripts pass patterns that may match nothing.
         logger.warning("No file matches %s", extra)
     return [match for match in matches if not (match.is_dir() and is_skipped(match.name))]
 
@@ -215,7 +214,7 @@ def _expand(extra: str) -> list[Path]:
 def _walk(folder: Path, target: Path | None, above: tuple[Path, ...]) -> Iterator[Path]:
     real = folder.resolve()
     if real in above:
-        raise ArchiveError(f"{folder} is a link to a folder that it lies in; remove it or name the files one by one.")
+        raise ArchiveError(f"{folder} is a link to one of its parent folders; remove it or name the files one by one.")
     for child in sorted(folder.iterdir()):
         if child.resolve() == target:
             continue
@@ -225,9 +224,9 @@ def _walk(folder: Path, target: Path | None, above: tuple[Path, ...]) -> Iterato
         elif child.is_file():
             yield child
         elif child.is_symlink():
-            raise MissingFile(f"File does not exist: {child} is a link that leads nowhere.")
+            raise MissingFile(f"File does not exist: {child} is a broken link.")
 
 
 def is_skipped(folder: str) -> bool:
-    """Whether a folder of that name stays behind."""
+    """Whether a folder of that name is not packed."""
     return folder in ("__pycache__", "__MACOSX") or folder.startswith(".")

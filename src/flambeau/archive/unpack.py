@@ -1,4 +1,4 @@
-"""Archive → folder, safely: whatever the archive says, nothing is written outside that folder or without bound."""
+"""Unpacks archives safely: nothing is written outside of the target folder or beyond the limits."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flambeau.archive.entries import (
+from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from flambeau.archive.reader import (
     DEFAULT_LIMITS,
     MAX_HEADER_BYTES,
-    Item,
-    Meter,
+    ArchiveEntry,
     UnpackLimits,
-    chunks_of,
+    UnpackMeter,
     is_tar,
-    items_of,
+    read_chunks,
+    read_entries,
 )
-from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from flambeau.errors import ArchiveError, UnsafeArchive
 
 MAX_DEPTH = 50
 MAX_NAME_CHARACTERS = 4096
-# As many as Linux follows before it gives up.
-MAX_LINK_HOPS = 40
+MAX_LINK_HOPS = 40  # as in Linux
 
 Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One file of an archive; gzip packs all files as one, so in a tar `packed_bytes` is a fair share."""
+class ArchivedFile:
+    """A file in a listing; in a tar, `packed_bytes` is a share of the whole, as gzip packs all files together."""
 
     name: str
     size_bytes: int
@@ -42,7 +41,7 @@ class Entry:
 
 
 def unpack(archive: Path, into: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> None:
-    """Unpack a zip or a gzipped tar into a new or empty folder: all of it arrives, or nothing does."""
+    """Unpack a zip or a gzipped tar into a new or empty folder, completely or not at all."""
     was_there = into.exists()
     staging, arrived = _stage(into), list[Path]()
     try:
@@ -53,45 +52,45 @@ def unpack(archive: Path, into: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> 
         for path in [staging, *arrived]:
             _remove(path)
         if not was_there:
-            with suppress(OSError):  # somebody else has put something there: theirs to keep
+            with suppress(OSError):  # another process has put files there
                 into.rmdir()
         raise
 
 
-def list_entries(archive: Path) -> list[Entry]:
-    """List the files of an archive in its own order, folders left out."""
-    items = [item for item in items_of(archive, DEFAULT_LIMITS) if item.kind != "folder"]
-    share = archive.stat().st_size / max(1, sum(item.size_bytes for item in items)) if is_tar(archive) else None
+def list_entries(archive: Path) -> list[ArchivedFile]:
+    """The files of an archive in their order, without folders."""
+    entries = [entry for entry in read_entries(archive, DEFAULT_LIMITS) if entry.kind != "folder"]
+    share = archive.stat().st_size / max(1, sum(entry.size_bytes for entry in entries)) if is_tar(archive) else None
     return [
-        Entry(
-            name=item.name,
-            size_bytes=item.size_bytes,
-            packed_bytes=item.packed_bytes if share is None else round(item.size_bytes * share),
+        ArchivedFile(
+            name=entry.name,
+            size_bytes=entry.size_bytes,
+            packed_bytes=entry.packed_bytes if share is None else round(entry.size_bytes * share),
         )
-        for item in items
+        for entry in entries
     ]
 
 
 def read_manifest_of(archive_or_folder: Path) -> Manifest | None:
-    """Read the manifest of an archive or a folder without unpacking it; None when it has none."""
+    """Read the manifest of an archive or a folder without unpacking it; None if it has none."""
     if archive_or_folder.is_dir():
         return read_manifest(archive_or_folder)
-    is_wrapped = is_tar(archive_or_folder)  # a tar may have a top folder around everything
+    is_wrapped = is_tar(archive_or_folder)  # a tar may have one top folder around everything
     wanted = safe_parts(MANIFEST)
     at_root, below_top, tops = None, None, set[str]()
-    for item in items_of(archive_or_folder, DEFAULT_LIMITS):
-        parts = safe_parts(item.name)
+    for entry in read_entries(archive_or_folder, DEFAULT_LIMITS):
+        parts = safe_parts(entry.name)
         tops.update(parts[:1])
-        if item.kind == "file" and parts == wanted:
-            at_root = b"".join(chunks_of(item, at_most=MAX_HEADER_BYTES))
-        elif item.kind == "file" and is_wrapped and parts[1:] == wanted and below_top is None:
-            below_top = b"".join(chunks_of(item, at_most=MAX_HEADER_BYTES))
+        if entry.kind == "file" and parts == wanted:
+            at_root = b"".join(read_chunks(entry, at_most=MAX_HEADER_BYTES))
+        elif entry.kind == "file" and is_wrapped and parts[1:] == wanted and below_top is None:
+            below_top = b"".join(read_chunks(entry, at_most=MAX_HEADER_BYTES))
     content = at_root if at_root is not None or len(tops) > 1 else below_top
     return None if content is None else parse_manifest(content, f"{MANIFEST} of {archive_or_folder}")
 
 
 def safe_parts(name: str) -> Parts:
-    """Split the name of an entry, refusing any that could lead out of the folder it is unpacked into."""
+    """Split the name of an entry; reject names that could lead out of the target folder."""
     problem = None
     if len(name) > MAX_NAME_CHARACTERS:
         name, problem = name[:100] + "…", f"its name is longer than {MAX_NAME_CHARACTERS} characters"
@@ -105,16 +104,16 @@ def safe_parts(name: str) -> Parts:
         problem = "its name has a backslash or a null in it; write paths with /"
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts:
-        problem = "it climbs out of its folder with '..'"
+        problem = "its path contains '..'"
     elif len(parts) > MAX_DEPTH:
-        problem = f"it lies more than {MAX_DEPTH} folders deep"
+        problem = f"its path has more than {MAX_DEPTH} folders"
     if problem:
-        raise UnsafeArchive(f"Entry {name!r} is refused: {problem}.")
+        raise UnsafeArchive(f"Entry {name!r} is rejected: {problem}.")
     return parts
 
 
 def leads_outside(link: Parts, links: Mapping[Parts, str]) -> bool:
-    """Whether a link, followed through the archive's other links, leaves the root even for a moment or never ends."""
+    """Whether a link, followed through the archive's other links, leaves the root at any step or does not end."""
     here, ahead = list(link[:-1]), [link[-1]]
     hops = 0
     while ahead:
@@ -138,8 +137,8 @@ def leads_outside(link: Parts, links: Mapping[Parts, str]) -> bool:
 
 
 def _stage(into: Path) -> Path:
-    # Everything is unpacked into a hidden folder first, so that a failure leaves nothing half done. It lies inside
-    # the target because that is sure to be on the same disk.
+    # Everything is unpacked into a hidden folder first, so that a failure leaves no partial result. It is inside of
+    # the target, so that it is on the same file system.
     try:
         into.mkdir(parents=True, exist_ok=True)
         if any(into.iterdir()):
@@ -152,76 +151,79 @@ def _stage(into: Path) -> Path:
 def _fill(staging: Path, archive: Path, limits: UnpackLimits) -> Path:
     """Write every entry below `staging` and return the folder that is the root of the archive."""
     may_be_wrapped = is_tar(archive)
-    meter = Meter(archive, limits)
+    meter = UnpackMeter(archive, limits)
     links: dict[Parts, str] = {}
     tops: set[str] = set()
-    for item in items_of(archive, limits):
-        parts = safe_parts(item.name)
+    for entry in read_entries(archive, limits):
+        parts = safe_parts(entry.name)
         if not parts:  # "./", the root itself
-            if item.kind != "folder":
-                raise UnsafeArchive(f"Entry {item.name!r} is refused: it would take the place of the folder.")
+            if entry.kind != "folder":
+                raise UnsafeArchive(f"Entry {entry.name!r} is rejected: it would replace the target folder.")
             continue
         tops.add(parts[0])
-        with _naming(item.name):
-            if item.kind == "link":
-                # Links come last: while files are being written there is none that they could be written through.
+        with _errors_for(entry.name):
+            if entry.kind == "link":
+                # Links are created last, so that no file is written through a link.
                 if parts in links:
                     raise FileExistsError
-                links[parts] = item.target
+                links[parts] = entry.target
             else:
-                _write(staging, parts, item, meter)
+                _write(staging, parts, entry, meter)
     top = _wrapping_folder(tops, staging) if may_be_wrapped and tuple(tops) not in links else ()
     _write_links(staging.joinpath(*top), {parts[len(top) :]: target for parts, target in links.items()})
     return staging.joinpath(*top)
 
 
 def _wrapping_folder(tops: set[str], staging: Path) -> Parts:
-    # TorchServe drops the first folder of every tar entry; only one that all of them share is dropped here.
-    # MAR-INF alone is an archive that has nothing but its manifest.
+    # A top folder is dropped only if all entries share it. MAR-INF alone is an archive with nothing but a manifest.
     is_wrapped = len(tops) == 1 and tops != {"MAR-INF"} and staging.joinpath(*tops).is_dir()
     return tuple(tops) if is_wrapped else ()
 
 
-def _write(staging: Path, parts: Parts, item: Item, meter: Meter) -> None:
+def _write(staging: Path, parts: Parts, entry: ArchiveEntry, meter: UnpackMeter) -> None:
     path = staging.joinpath(*parts)
-    folder = path if item.kind == "folder" else path.parent
+    folder = path if entry.kind == "folder" else path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    if item.kind == "file":
-        # Created anew (O_EXCL), with the permissions every new file gets: nothing is overwritten, no setuid survives.
-        mode = 0o777 if item.is_executable else 0o666
+    if entry.kind == "file":
+        # O_EXCL and default permissions: nothing is overwritten, and setuid bits are dropped.
+        mode = 0o777 if entry.is_executable else 0o666
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            for chunk in chunks_of(item):
-                meter.add(len(chunk), item.name)
+            for chunk in read_chunks(entry):
+                meter.add(len(chunk), entry.name)
                 file.write(chunk)
-    elif item.kind == "hard link":
-        source = staging.joinpath(*safe_parts(item.target))
+    elif entry.kind == "hard link":
+        source = staging.joinpath(*safe_parts(entry.target))
         if not source.is_file():
-            raise UnsafeArchive(f"Entry {item.name!r} is refused: it links to {item.target!r}, no file before it.")
+            raise UnsafeArchive(
+                f"Entry {entry.name!r} is rejected: its hard link target {entry.target!r} is not a file before it."
+            )
         os.link(source, path)
-    elif item.kind == "special":
-        raise UnsafeArchive(f"Entry {item.name!r} is refused: it is a device, a pipe or a symbolic link in a zip.")
+    elif entry.kind == "special":
+        raise UnsafeArchive(f"Entry {entry.name!r} is rejected: it is a device, a pipe or a symbolic link in a zip.")
 
 
 def _write_links(root: Path, links: Mapping[Parts, str]) -> None:
     for parts, target in links.items():
         name = "/".join(parts)
         if leads_outside(parts, links):
-            raise UnsafeArchive(f"Entry {name!r} is refused: its link to {target[:100]!r} leads outside or nowhere.")
+            raise UnsafeArchive(
+                f"Entry {name!r} is rejected: its link to {target[:100]!r} leads outside or does not end."
+            )
         if any(parts[:length] in links for length in range(1, len(parts))):
-            raise UnsafeArchive(f"Entry {name!r} is refused: it lies behind a link.")
+            raise UnsafeArchive(f"Entry {name!r} is rejected: it is below a link.")
     for parts, target in links.items():
-        with _naming("/".join(parts)):
+        with _errors_for("/".join(parts)):
             path = root.joinpath(*parts)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(target)
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _errors_for(name: str) -> Iterator[None]:
     try:
         yield
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise UnsafeArchive(f"Entry {name!r} is refused: another entry has taken its name.") from error
+        raise UnsafeArchive(f"Entry {name!r} is rejected: another entry has the same name.") from error
     except OSError as error:
         raise ArchiveError(f"Entry {name!r} cannot be written: {error.strerror}") from error
 

@@ -1,25 +1,24 @@
-"""`flambeau doctor`: what this machine has, and what is missing."""
+"""`flambeau doctor`: checks the machine for what a server needs."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import pkgutil
 import platform
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Literal
 
 from flambeau import __version__
-from flambeau.cli.models import print_json
-from flambeau.errors import ConfigError
-from flambeau.serving.workers.devices import count_cores, count_gpus
-from flambeau.torchserve.doctor.configuration import look_at_config
-from flambeau.torchserve.doctor.finding import Finding, Level
-from flambeau.torchserve.doctor.models import look_at
+from flambeau.cli.output import print_json
+from flambeau.serving.workers.host_resources import count_cores, count_gpus
 from flambeau.wire.shared import SegmentPool, SegmentReader
 
 OPTIONAL = {
@@ -35,9 +34,24 @@ OPTIONAL = {
 }
 
 
+# `--torchserve`: checks a configuration file and a model store.
+EXAMINE_TORCHSERVE = "flambeau.torchserve.doctor.installation:examine_installation"
+
+Level = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    level: Level
+    what: str
+    text: str
+
+
 def doctor(installation: tuple[Path, Path] | None, *, as_json: bool) -> None:
-    """Print the findings; the exit status is 1 when one of them is a problem."""
-    findings = [*(examine_installation(*installation) if installation else examine())]
+    """Print the findings; exit with status 1 if one of them is a problem."""
+    findings = [*(pkgutil.resolve_name(EXAMINE_TORCHSERVE)(*installation) if installation else examine())]
     if as_json:
         print_json([{"level": f.level, "what": f.what, "text": f.text} for f in findings])
     else:
@@ -49,11 +63,11 @@ def doctor(installation: tuple[Path, Path] | None, *, as_json: bool) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything a server needs."""
+    """Check everything that a server needs."""
     yield Finding("ok", "flambeau", f"{__version__} on Python {platform.python_version()}, {platform.system()}")
     yield Finding("ok", "cores", str(count_cores()))
     yield Finding("ok", "GPUs", str(count_gpus()))
-    yield from strangers()
+    yield from conflicting_packages()
     yield event_loop()
     yield shared_memory()
     yield temporary_folder()
@@ -61,51 +75,26 @@ def examine() -> Iterator[Finding]:
     yield from (port(number, api) for number, api in ((8080, "inference"), (8081, "management"), (8082, "metrics")))
 
 
-def examine_installation(config: Path, store: Path) -> Iterator[Finding]:
-    """Look at a TorchServe installation: its configuration, then every model and workflow in its store."""
-    if not store.is_dir():
-        raise ConfigError(f"{store} is not a folder; name the model store after the configuration file")
-    findings, server = look_at_config(config, store)
-    yield from findings
-    paths = [path for path in sorted(store.iterdir()) if is_model(path)]
-    if not paths:
-        yield Finding("note", str(store), "there are no models in it")
-    num_problems = 0
-    for path in paths:
-        for finding in look_at(path, installs=server.install_dependencies):
-            num_problems += finding.level == "problem"
-            yield finding
-    text = f"{len(paths)} model{'s' * (len(paths) != 1)}, {num_problems} problem{'s' * (num_problems != 1)}"
-    yield Finding("note" if num_problems else "ok", str(store), text)
-
-
-def is_model(path: Path) -> bool:
-    """Whether something in a store is a model, as far as its name tells."""
-    if path.name.startswith("."):
-        return False
-    return path.is_dir() or path.name.endswith((".mar", ".model", ".tar.gz"))
-
-
-def strangers() -> Iterator[Finding]:
-    """TorchServe's own packages, which own the same files as ours."""
+def conflicting_packages() -> Iterator[Finding]:
+    """TorchServe's own packages, which install the same files."""
     for name in ("torchserve", "torch-model-archiver", "torch-workflow-archiver"):
         try:
             found = version_of(name)
         except PackageNotFoundError:
             continue
         remedy = f"pip uninstall {name}, then pip install --force-reinstall --no-deps flambeau"
-        yield Finding("problem", name, f"{found} is installed too, and owns the same files: {remedy}")
+        yield Finding("problem", name, f"{found} is installed too, and overwrites the same files: {remedy}")
 
 
 def event_loop() -> Finding:
-    """uvloop makes the server about twice as fast."""
+    """With uvloop the server is about twice as fast."""
     if importlib.util.find_spec("uvloop") is None:
         return Finding("note", "uvloop", "not installed: the server works, more slowly; pip install uvloop")
     return Finding("ok", "uvloop", version_of("uvloop"))
 
 
 def shared_memory() -> Finding:
-    """Large bodies travel through shared memory where they can."""
+    """Large bodies are passed through shared memory if possible."""
     if not SegmentPool.is_supported():
         return Finding("note", "shared memory", "not on this system; large bodies are copied through sockets")
     pool = SegmentPool()
@@ -129,7 +118,7 @@ def temporary_folder() -> Finding:
 
 
 def package(name: str, use: str) -> Finding:
-    """An optional package and what it is for; found without importing it."""
+    """An optional package and its purpose; it is not imported."""
     if importlib.util.find_spec(name) is None:
         return Finding("note", name, f"not installed; needed for {use}")
     try:

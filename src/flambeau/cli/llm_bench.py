@@ -1,4 +1,4 @@
-"""`flambeau llm bench`: how fast a language model is, through a server or by itself."""
+"""`flambeau llm bench`: measures a language model through a server, or the engine in this process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.cli.checkpoints import check, folder_of
-from flambeau.cli.client import key_in, send
-from flambeau.cli.llm_chat import the_model
-from flambeau.cli.models import print_json, print_table
+from flambeau.cli.api_client import authorization, send
+from flambeau.cli.checkpoint_path import check_checkpoint, checkpoint_folder
+from flambeau.cli.llm_chat import find_text_model
+from flambeau.cli.output import print_json, print_table
 from flambeau.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What is asked of the model."""
+class BenchParams:
+    """The load of a benchmark; each number of streams is measured separately."""
 
     streams: Sequence[int]
     prompt_tokens: int
@@ -28,8 +28,8 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """One answer, as its reader saw it."""
+class StreamTiming:
+    """Times of one streamed answer at its reader, in seconds of `perf_counter`."""
 
     began: float
     first: float
@@ -37,10 +37,14 @@ class Stream:
     num_tokens: int
 
 
-def bench(target: str, model: str | None, load: Load, *, options: dict[str, Any], as_json: bool) -> None:
+def bench(target: str, model: str | None, params: BenchParams, *, options: dict[str, Any], as_json: bool) -> None:
     """Measure and print a row for each number of streams."""
     is_server = target.startswith(("http://", "https://"))
-    rows = bench_server(target, model or the_model(target), load) if is_server else bench_engine(target, load, options)
+    rows = (
+        bench_server(target, model or find_text_model(target), params)
+        if is_server
+        else bench_engine(target, params, options)
+    )
     if as_json:
         print_json(rows)
         return
@@ -48,17 +52,16 @@ def bench(target: str, model: str | None, load: Load, *, options: dict[str, Any]
 
 
 def to_row(row: dict[str, Any]) -> list[str]:
-    """A row of the table."""
     accepted = row.get("accepted")
     share = "" if accepted is None else f"{accepted:.0%}"
     return [str(row["streams"]), f"{row['first_token_ms']:.1f} ms", f"{row['tokens_per_s']:.0f}", share]
 
 
-def bench_engine(path: str, load: Load, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """The engine in this process, without a server; a first round warms it up."""
-    check(Path(path))
+def bench_engine(path: str, params: BenchParams, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measure the engine in this process, after a warm-up round."""
+    check_checkpoint(Path(path))
     if "draft" in options:
-        check(Path(options["draft"]), "--draft")
+        check_checkpoint(Path(options["draft"]), "--draft")
     try:
         from flambeau.llm.bench import measure
         from flambeau.llm.engine import Engine
@@ -66,27 +69,27 @@ def bench_engine(path: str, load: Load, options: dict[str, Any]) -> list[dict[st
     except ImportError as error:
         raise ConfigError(f"the engine needs {error.name}: pip install 'flambeau[llm]'") from None
     try:
-        engine = Engine.from_pretrained(folder_of(Path(path)), **options)
+        engine = Engine.from_pretrained(checkpoint_folder(Path(path)), **options)
     except LLMError as error:
         raise ConfigError(str(error)) from error
     try:
-        sizes = {"prompt_tokens": load.prompt_tokens, "new_tokens": load.new_tokens}
-        for _ in measure(engine, load.streams, prompt_tokens=load.prompt_tokens, new_tokens=8):
+        sizes = {"prompt_tokens": params.prompt_tokens, "new_tokens": params.new_tokens}
+        for _ in measure(engine, params.streams, prompt_tokens=params.prompt_tokens, new_tokens=8):
             pass
         engine.wait_until_compiled()
-        return [asdict(figure) for figure in measure(engine, load.streams, **sizes)]
-    except LLMError as error:  # a prompt that is too long, for one
+        return [asdict(figure) for figure in measure(engine, params.streams, **sizes)]
+    except LLMError as error:  # the prompt is too long, for example
         raise ConfigError(str(error)) from error
     finally:
         engine.close()
 
 
-def bench_server(url: str, model: str, load: Load) -> list[dict[str, Any]]:
-    """Through HTTP, each stream by a thread of its own."""
+def bench_server(url: str, model: str, params: BenchParams) -> list[dict[str, Any]]:
+    """Measure a server over HTTP, with one thread per stream."""
     rows = []
-    for number in load.streams:
+    for number in params.streams:
         with ThreadPoolExecutor(number) as threads:
-            seen = [*threads.map(lambda i, n=number: read_stream(url, model, load, 1000 * n + i), range(number))]
+            seen = [*threads.map(lambda i, n=number: read_stream(url, model, params, 1000 * n + i), range(number))]
         seconds = max(stream.ended for stream in seen) - min(stream.first for stream in seen)
         rows.append(
             {
@@ -98,19 +101,20 @@ def bench_server(url: str, model: str, load: Load) -> list[dict[str, Any]]:
     return rows
 
 
-def read_stream(url: str, model: str, load: Load, salt: int) -> Stream:
-    """Ask for one text and read it to its end."""
-    prompt = [(7919 * salt + 31 * i) % 250 + 3 for i in range(load.prompt_tokens)]  # no two begin alike
+def read_stream(url: str, model: str, params: BenchParams, salt: int) -> StreamTiming:
+    """Request one text and read it to its end."""
+    # Prompts differ from the first token on, so that no prefix is cached.
+    prompt = [(7919 * salt + 31 * i) % 250 + 3 for i in range(params.prompt_tokens)]
     body = {
         "model": model,
         "prompt": prompt,
-        "max_tokens": load.new_tokens,
+        "max_tokens": params.new_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    headers = {"content-type": "application/json", **key_in("FLAMBEAU_INFERENCE_KEY")}
+    headers = {"content-type": "application/json", **authorization("FLAMBEAU_INFERENCE_KEY")}
     began, first, last = time.perf_counter(), 0.0, b""
     response = send(url, "POST", "/v1/completions", json.dumps(body).encode(), headers)
     for line in response:
@@ -118,4 +122,4 @@ def read_stream(url: str, model: str, load: Load, salt: int) -> Stream:
             first = first or time.perf_counter()
             last = line
     num_tokens = json.loads(last[len(b"data: ") :])["usage"]["completion_tokens"]
-    return Stream(began, first, time.perf_counter(), num_tokens)
+    return StreamTiming(began, first, time.perf_counter(), num_tokens)

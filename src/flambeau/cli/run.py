@@ -1,4 +1,4 @@
-"""`flambeau run`: a handler in this process, without a server, for a debugger."""
+"""`flambeau run`: runs a handler in this process, without a server."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from flambeau.cli.opening import opened, to_request
-from flambeau.cli.stage_table import Row, median_call, print_rows, rows_of
+from flambeau.cli.local_model import open_model, to_request
+from flambeau.cli.output import print_json
+from flambeau.cli.stage_table import StageRow, median_call, print_rows, stage_rows
 from flambeau.worker.in_process import InProcess
 from flambeau.worker.stages import Call, StageObserver, device_of
 
@@ -24,16 +25,16 @@ def run(
     repeat: int,
     as_json: bool,
 ) -> None:
-    """Load a handler, give it the inputs as one batch, print what it answers and where the time went."""
+    """Load a handler, run the inputs as one batch, and print the replies and a table of times."""
     sys.excepthook = show_error
-    with opened(path, batch_size=max(1, len(inputs)), handler=handler) as load:
+    with open_model(path, batch_size=max(1, len(inputs)), handler=handler) as load:
         began = time.perf_counter()
         observer = StageObserver()
         worker = InProcess(load, observer)
         loaded_s = time.perf_counter() - began
         print(f"loaded {load.handler} in {loaded_s:.3f} s", file=sys.stderr)
         if not inputs:
-            print("nothing was run: give it a request with --input FILE", file=sys.stderr)
+            print("no input: pass a request body with --input FILE", file=sys.stderr)
             return
         requests = [to_request(i, file, content_type) for i, file in enumerate(inputs)]
         calls = []
@@ -47,35 +48,33 @@ def run(
 
 
 def print_times(calls: Sequence[Call], loaded_s: float, worker: InProcess) -> None:
-    """The table: how it loaded, then the call, or the first one and the median of all."""
+    """Print the time of loading and of the call; of several calls, the first and the median."""
     initialize_s, device = worker.entry.initialize_s, device_of(worker.entry.handler)
     rows = [
-        Row(name="import", output="", times_ms=((loaded_s - initialize_s) * 1000,)),
-        Row(name="initialize", output=f"on {device}" if device else "", times_ms=(initialize_s * 1000,)),
+        StageRow(name="import", output="", times_ms=((loaded_s - initialize_s) * 1000,)),
+        StageRow(name="initialize", output=f"on {device}" if device else "", times_ms=(initialize_s * 1000,)),
     ]
     if len(calls) == 1:
-        print_rows([*rows, *rows_of(calls)], ["ms"])
+        print_rows([*rows, *stage_rows(calls)], ["ms"])
     else:
-        print_rows([*rows, *rows_of([calls[0], median_call(calls)])], ["first ms", f"median of {len(calls)} ms"])
+        print_rows([*rows, *stage_rows([calls[0], median_call(calls)])], ["first ms", f"median of {len(calls)} ms"])
 
 
 def show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception from the user's first line on; the exception itself stays free for a debugger."""
-    inside = str(Path(__file__).parents[1])
+    """Print a traceback from the user's first frame on. The exception is not changed, so that a debugger has it all."""
+    package = str(Path(__file__).parents[1])
     first = trace
     while first is not None:
         file = first.tb_frame.f_code.co_filename
-        if not (file.startswith((inside, "<frozen")) or "typer" in file):
+        if not (file.startswith((package, "<frozen")) or "typer" in file):
             break
         first = first.tb_next
     traceback.print_exception(kind, error, first or trace)
 
 
 def print_replies(replies: Sequence[bytes], *, as_json: bool) -> None:
-    """Print each reply on stdout; as JSON, a list of their texts."""
+    """Print each reply on stdout, or a JSON list of their texts."""
     if as_json:
-        from flambeau.cli.models import print_json
-
         print_json([reply.decode("utf-8", "replace") for reply in replies])
         return
     for reply in replies:

@@ -1,4 +1,4 @@
-"""Where the time of a handler goes, as a table."""
+"""A table of the times of a handler's stages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from flambeau.worker.stages import Call
 
-WIDE = 160  # columns, where nobody's terminal says otherwise
+DEFAULT_WIDTH = 160  # columns, if stderr is not a terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line: a stage, what came out of it, and its milliseconds in each call that is shown."""
+class StageRow:
+    """A stage, its output, and its milliseconds in each of the shown calls."""
 
     name: str
     output: str
@@ -21,35 +21,35 @@ class Row:
 
 
 def median_call(calls: Sequence[Call]) -> Call:
-    """The call in the middle: a real one, so that its stages add up."""
+    """The call of median duration; a real call, so that its stages add up."""
     return sorted(calls, key=lambda call: call.seconds)[(len(calls) - 1) // 2]
 
 
-def rows_of(calls: Sequence[Call]) -> list[Row]:
-    """The stages of these calls, side by side, then the whole."""
+def stage_rows(calls: Sequence[Call]) -> list[StageRow]:
+    """The stages of the calls side by side, then the total; the outputs are those of the last call."""
     shown = calls[-1]
     rows = []
     for stage in shown.stages:
         times = tuple(sum(s.seconds for s in call.stages if s.name == stage.name) * 1000 for call in calls)
         name = stage.name if stage.calls == 1 else f"{stage.name} ×{stage.calls}"
-        rows.append(Row(name=name, output=stage.output, times_ms=times))
+        rows.append(StageRow(name=name, output=stage.output, times_ms=times))
     if rows:
         rest = tuple(call.seconds * 1000 - sum(row.times_ms[i] for row in rows) for i, call in enumerate(calls))
-        rows.append(Row(name=shown.rest.name, output="", times_ms=rest))
-    whole = tuple(call.seconds * 1000 for call in calls)
-    return [*rows, Row(name="handle", output=shown.rest.output, times_ms=whole)]
+        rows.append(StageRow(name=shown.rest.name, output="", times_ms=rest))
+    total = tuple(call.seconds * 1000 for call in calls)
+    return [*rows, StageRow(name="handle", output=shown.rest.output, times_ms=total)]
 
 
-def print_rows(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Print aligned columns on stderr; those of a call that a row is not about stay empty."""
+def print_rows(rows: Sequence[StageRow], columns: Sequence[str]) -> None:
+    """Print the table on stderr; rows with fewer times than columns have empty cells."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else WIDE)
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else DEFAULT_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("stage", no_wrap=True)
-    table.add_column("what came out", overflow="fold")
+    table.add_column("output", overflow="fold")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:

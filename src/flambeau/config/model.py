@@ -1,4 +1,4 @@
-"""ModelConfig: how one model is batched, placed and kept alive (`model-config.yaml`)."""
+"""ModelConfig: batching, placement and lifetime settings of one model (`model-config.yaml`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flambeau.config.yaml_file import read_options as read_options
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-DEFAULT_BATCH_DELAY_MS = 100  # what TorchServe calls the default; here a bound that nobody waits for
+DEFAULT_BATCH_DELAY_MS = 100  # the documented default; without a setting, an idle worker does not wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class ModelConfig:
     max_retry_s: float = 300
     client_timeout_s: float | None = None
     queue_size: int = 100
-    concurrency: int = 64  # jobs one worker with an `async def` handler holds at a time
+    concurrency: int = 64  # concurrent jobs of a worker with an `async def` handler
     memory_limit_mb: int | None = None
     device_type: Literal["cpu", "gpu"] | None = None
     device_ids: tuple[int, ...] = ()
-    use_job_ticket: bool = False  # a job is taken only for a worker that is idle
+    use_job_ticket: bool = False  # jobs are accepted only while a worker is idle
     continuous_batching: bool = False  # jobs join and leave a batch between calls of the handler
     sequence_batching: bool = False  # the jobs of a sequence go to one worker, in order
     sequence_max_idle_s: float = 0
@@ -42,20 +42,20 @@ class ModelConfig:
     max_sequences: int = 1
     async_communication: bool = False
     parallel_type: Literal["", "pp", "tp", "pptp", "custom"] = ""
-    parallel_level: int = 0  # devices, or processes, of one worker
+    parallel_level: int = 0  # devices or processes per worker
     torchrun: Mapping[str, Any] = field(default_factory=dict)
     use_venv: bool = False
     target_queue_s: float = 0.1  # a worker is added, up to max_workers, when jobs wait longer than this
-    idle_s: float = 60  # without a job for this long, workers beyond min_workers retire
-    scales_to_zero: bool = False  # then the last one retires too, and the next job brings it back
+    idle_s: float = 60  # after this long without a job, workers beyond min_workers retire
+    scales_to_zero: bool = False  # the last worker retires too, and the next job starts it again
     envelope: str | None = None  # None: the server's; "": none
-    openai: bool = True  # False: OpenAI's API does not know it, whatever it is able to
+    openai: bool = True  # False hides the model from the OpenAI API
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_options(self, options: Mapping[str, Any], where: str = "model-config.yaml") -> ModelConfig:
-        """These settings, overridden by what a model-config.yaml says; `where` is what warnings call it."""
+        """These settings, overridden by a model-config.yaml; `where` names the file in warnings."""
         read = _Reader(options, where)
-        _hint_at_misspelt(options, where)
+        _warn_of_misspelled_keys(options, where)
         changes: dict[str, Any] = {"options": options}
         if pair := _workers(read):
             changes |= {"min_workers": pair[0], "max_workers": pair[1]}
@@ -87,10 +87,11 @@ class ModelConfig:
             read.warn("deviceIds must be a list of device numbers; this one is ignored")
         return replace(self, **changes)
 
-    def with_settings(self, said: Mapping[str, Any], *, workers: bool) -> ModelConfig:
-        """These settings, overridden by what `models` in config.properties says; there, 0 and less mean unset."""
-        read = _Reader(said, "models in config.properties")
-        given = {key: value for key in _SETTINGS if key in said and (value := read.number(key, 0, at_least=None)) > 0}
+    def with_settings(self, settings: Mapping[str, Any], *, workers: bool) -> ModelConfig:
+        """These settings, overridden by `models` in config.properties, where values below 1 mean unset."""
+        read = _Reader(settings, "models in config.properties")
+        numbers = {key: read.number(key, 0, at_least=None) for key in _SETTINGS if key in settings}
+        given = {key: value for key, value in numbers.items() if value > 0}
         config = replace(
             self.with_options({k: v for k, v in given.items() if "Workers" not in k}), options=self.options
         )
@@ -102,7 +103,7 @@ class ModelConfig:
 
     @property
     def schedule(self) -> Literal["batches", "continuous", "sequences", "async"]:
-        """How its workers are given jobs; sequences and continuous batching leave no room for anything else."""
+        """How workers receive jobs; continuous batching overrides sequences, and both override async."""
         if self.continuous_batching:
             return "continuous"
         if self.sequence_batching:
@@ -111,14 +112,14 @@ class ModelConfig:
 
     @property
     def num_together(self) -> int:
-        """How many jobs one call of the handler gets at most."""
+        """The maximum number of jobs in one call of the handler."""
         if self.schedule == "async":
             return 1
         return self.batch_size * (2 if self.continuous_batching and self.sequence_batching else 1)
 
     @property
     def batch_delay_ms(self) -> int:
-        """The longest a job may wait for company, as `describe` reports it."""
+        """The maximum wait for a batch to fill, as `describe` reports it."""
         return DEFAULT_BATCH_DELAY_MS if self.batch_delay_s is None else round(self.batch_delay_s * 1000)
 
 
@@ -152,16 +153,16 @@ _SWITCHES = {
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 _OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope")
 MODEL_KEYS = (*dict.fromkeys((*_SETTINGS, *_PLAIN, *_MILLISECONDS, *_SWITCHES, *_OTHERS)),)
-LARGEST = 1 << 31  # TorchServe's integers end there too
-LIKENESS = 0.9  # how like a known key another must be, to be taken for a misspelling of it
+LARGEST = 1 << 31  # the limit of 32-bit integers
+MIN_SIMILARITY = 0.9  # minimum similarity for a key to count as a misspelling
 
 
-def _hint_at_misspelt(options: Mapping[str, Any], where: str) -> None:
-    """Name near misses of known keys. All other keys are the handler's own, and nobody's business."""
+def _warn_of_misspelled_keys(options: Mapping[str, Any], where: str) -> None:
+    """Warn of keys that nearly match a known one; all other keys belong to the handler."""
     plain = {_plain(key): key for key in MODEL_KEYS}
     for key in options:
         if isinstance(key, str) and key not in MODEL_KEYS:
-            near = difflib.get_close_matches(_plain(key), plain, 1, cutoff=LIKENESS)
+            near = difflib.get_close_matches(_plain(key), plain, 1, cutoff=MIN_SIMILARITY)
             if near and plain[near[0]] not in options:
                 logger.warning(
                     "%s: %s is left to the handler; did you mean %s, which the server reads?",
@@ -176,7 +177,7 @@ def _plain(key: str) -> str:
 
 
 def _workers(read: _Reader) -> tuple[int, int] | None:
-    """How many workers; TorchServe takes the two numbers only as a valid pair, and we say when it is none."""
+    """(minimum, maximum) workers; an invalid pair is ignored with a warning."""
     low, high = read.number("minWorkers", 0, at_least=None), read.number("maxWorkers", 0)
     if "minWorkers" in read.options and low < 1:
         read.warn("minWorkers is %r and counts as 1; scaleToZero: true lets the last worker go", low)
@@ -192,7 +193,7 @@ def _workers(read: _Reader) -> tuple[int, int] | None:
 
 
 def _parallelism(read: _Reader) -> dict[str, Any]:
-    """How many processes or devices make one worker; `parallelLevel` counts only with a `parallelType`."""
+    """The number of processes or devices per worker; `parallelLevel` counts only with a `parallelType`."""
     kind = read.get("parallelType", str, "")
     if kind not in ("", *_PARALLEL_TYPES):
         read.warn("parallelType is %r; it may be %s, so it is ignored", kind, ", ".join(_PARALLEL_TYPES))
@@ -201,12 +202,12 @@ def _parallelism(read: _Reader) -> dict[str, Any]:
     level = _Reader(torchrun, read.where).number("nproc-per-node", 1) if torchrun else read.number("parallelLevel", 0)
     ids = read.options.get("deviceIds")
     if kind == "tp" and not level and isinstance(ids, list):
-        level = len(ids)  # a rank for each device that is named
+        level = len(ids)  # one rank per named device
     return {"parallel_type": kind, "parallel_level": int(level) if kind else 0, "torchrun": torchrun}
 
 
 class _Reader:
-    """Takes typed values out of a YAML mapping; a wrong type is a warning, as it was in TorchServe."""
+    """Reads typed values from a YAML mapping; a wrong type is a warning, and the default is used."""
 
     def __init__(self, options: Mapping[str, Any], where: str) -> None:
         self.options = options
@@ -235,6 +236,6 @@ class _Reader:
 
 
 def _brief(value: object) -> str:
-    """A value in few words, whatever it holds."""
+    """A short description of any value."""
     is_plain = value is None or isinstance(value, (str, int, float))
     return repr(value)[:80] if is_plain else f"a {type(value).__name__}"

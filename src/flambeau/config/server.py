@@ -1,9 +1,10 @@
-"""ServerConfig: what one server process is told before it starts."""
+"""ServerConfig: the settings of one server process."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a listener waits: a host and port, or a unix socket."""
+    """The address of a listener: host and port, or a unix socket."""
 
     host: str = LOOPBACK
     port: int = 0
@@ -59,7 +60,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Where the certificate and its key lie: two PEM files, or a key store."""
+    """The certificate and its key: two PEM files, or a key store."""
 
     certificate_file: Path | None = None
     private_key_file: Path | None = None
@@ -70,13 +71,12 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
-    """The gRPC listeners; a port of None leaves that one closed."""
+    """The gRPC listeners; one without an address is not opened."""
 
     inference: Address | None = None
     management: Address | None = None
-    is_optional: bool = field(
-        default=False, compare=False
-    )  # nobody asked for them by name: where grpcio is not installed they stay closed
+    # Without grpcio, optional listeners stay closed; others are an error.
+    is_optional: bool = field(default=False, compare=False)
     is_tls: bool = False
     inference_max_age_s: float | None = None
     inference_max_age_grace_s: float | None = None
@@ -91,17 +91,17 @@ class KeysConfig:
     is_on: bool | None = None  # None: off on a loopback bind, on otherwise
     expiry_s: float = 3600
     file: Path = Path("key_file.json")
-    ping_needs_key: bool = True  # load balancers and probes may be let through
+    ping_needs_key: bool = True  # False lets load balancers and probes through
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
-    """What is measured, and where it goes: the endpoint, the two metrics logs, or both."""
+    """Which metrics are collected, and whether they go to the endpoint, the metrics logs, or both."""
 
     mode: Literal["both", "log", "prometheus", "legacy"] = "prometheus"
     file: Path | None = None  # a metrics.yaml; None: the bundled one
-    auto_detect: bool = False  # take metrics of handlers that the file does not name
-    system: bool = True  # the host's own, every `interval_s`
+    auto_detect: bool = False  # accept metrics of handlers that the file does not define
+    system: bool = True  # read the host's metrics every `interval_s`
     system_command: str = ""
     interval_s: float = 60
 
@@ -117,26 +117,26 @@ class SequenceHeaders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Ports, limits and paths of one server; TorchServe's defaults where it had one."""
+    """Addresses, limits and paths of one server."""
 
     inference: Address = Address(port=8080)
     management: Address = Address(port=8081)
     metrics: Address | None = Address(port=8082)
     grpc: GrpcConfig = GrpcConfig()
     tls: Tls = Tls()
-    cors: tuple[tuple[str, str], ...] = ()  # headers of every response
+    cors: tuple[tuple[str, str], ...] = ()  # headers added to every response
     keys: KeysConfig = KeysConfig()
-    allow_unprotected: bool = False  # a public bind without authorization, asked for by name
+    allow_unprotected: bool = False  # allows public listeners without authorization
     model_api: bool = True  # models may be registered and unregistered over the APIs
-    open_inference: bool = True  # the Open Inference Protocol's health and metadata calls
+    open_inference: bool = True  # serve the Open Inference Protocol's health and metadata calls
     model_store: Path | None = None
     workflow_store: Path | None = None  # None: the model store
-    allowed_urls: tuple[str, ...] = ()  # regular expressions; a URL that matches none is refused
-    allow_private_urls: bool = False  # URLs that lead to loopback, link-local or private addresses
+    allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
+    allow_private_urls: bool = False  # allows URLs that resolve to loopback, link-local or private addresses
     job_queue_size: int = 100
     max_request_bytes: int = 6_553_500
     max_response_bytes: int = 6_553_500
-    default_workers: int = 0  # of a model registered over the API that names no number
+    default_workers: int = 0  # for a model registered over the API without a number
     default_response_timeout_s: float = 120
     default_startup_timeout_s: float = 120
     unregister_timeout_s: float = 120
@@ -146,53 +146,59 @@ class ServerConfig:
     first_worker_id: int = 9000
     number_of_gpus: int | None = None
     default_handler: str | None = None
-    service_envelope: str = ""  # around every handler, unless its model names another
+    service_envelope: str = ""  # of every handler, unless its model names another
     decode_input_request: bool = True
     limit_max_image_pixels: bool = True
-    weights_only: bool = True  # files of weights run no code; a model's own setting beats it
+    weights_only: bool = True  # loading weights runs no code; a model's setting overrides it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
-    error_details: bool | None = None  # None: only where every bind is a loopback one
-    install_dependencies: bool = False  # what an archive's requirements name
-    first_distribution_port: int = 29500  # of workers that are groups of processes
+    error_details: bool | None = None  # None: only if every listener is on loopback
+    install_dependencies: bool = False  # install the requirements of archives
+    first_distribution_port: int = 29500  # for workers that are groups of processes
     sequence_headers: SequenceHeaders = SequenceHeaders()
     measure: MetricsConfig = MetricsConfig()
     log_folder: Path | None = None  # None: everything goes to stderr
-    log_config: Path | None = None  # a log4j2 file; what can be kept of it is
-    access_log: bool | None = None  # None: where there is a log folder
+    access_log: bool | None = None  # None: if there is a log folder
     metrics_log_folder: Path | None = None  # None: as log_folder
-    snapshot_folder: Path | None = None  # None: no snapshots
     watch: bool = False  # reload handlers whose code changes
-    hidden_env: str = ""  # variables whose whole name matches are kept from workers
+    hidden_env: str = ""  # workers do not inherit variables whose full name matches
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # settings by name and version
 
     @property
     def public(self) -> tuple[Address, ...]:
-        """The listeners that other machines can reach and that keys protect; metrics never need one."""
+        """The listeners that other machines can reach and that keys protect; metrics are never protected."""
         listeners = (self.inference, self.management, self.grpc.inference, self.grpc.management)
         return tuple(dict.fromkeys(address for address in listeners if address and not address.is_loopback))
 
     @property
     def needs_keys(self) -> bool:
-        """Whether callers must show a key."""
         return bool(self.public) if self.keys.is_on is None else self.keys.is_on
 
     @property
     def tells_details(self) -> bool:
-        """Whether error answers may carry tracebacks and a worker's last words."""
+        """Whether error responses may include tracebacks and the last output of a worker."""
         if self.error_details is not None:
             return self.error_details
         return not self.public and (self.metrics is None or self.metrics.is_loopback)
 
 
+def check_pattern(name: str, text: str) -> str:
+    """Return `text` if it is a regular expression; `name` is the setting in the error."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{name} is {text!r}; it must be a regular expression ({error})") from None
+    return text
+
+
 def check_protection(config: ServerConfig) -> None:
-    """Refuse to let other machines in without a key, unless that was asked for by name."""
+    """Raise unless public listeners are protected by keys, or unprotected ones are explicitly allowed."""
     if not config.public or config.needs_keys:
         return
     where = ", ".join(map(str, config.public))
     if not config.allow_unprotected:
         raise ConfigError(
-            f"{where} can be reached from other machines, and authorization is off: whoever connects could run code. "
-            "Leave authorization on, or say that this is meant with --allow-unprotected (allow_unprotected=true)"
+            f"{where} can be reached from other machines, and authorization is off: every client could run code. "
+            "Turn authorization on, or allow this with --allow-unprotected (allow_unprotected=true)"
         )
-    logger.warning("%s can be reached from other machines without a key; keep the network around it closed", where)
+    logger.warning("%s can be reached from other machines without a key; restrict access to this network", where)

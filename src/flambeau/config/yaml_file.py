@@ -1,4 +1,4 @@
-"""Reads the YAML files that archives bring along, none of which may harm the server."""
+"""Reads YAML files from archives, with limits that protect the server."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from flambeau.errors import ConfigError
 MAX_YAML_BYTES = 1 << 20
 MAX_YAML_DEPTH = 100
 MAX_YAML_NODES = 50_000  # values, keys and references
-MAX_MERGED = 10_000  # entries that all merge keys (<<) of a file bring in
-MAX_DIGITS = 1000  # of a number, which may be written in base 60, and then takes the square of its length
+MAX_MERGED = 10_000  # entries added by all merge keys (<<) of a file
+MAX_DIGITS = 1000  # of a number: one in base 60 takes quadratic time
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The mapping a model-config.yaml holds; an empty file is an empty mapping."""
+    """The mapping in a model-config.yaml; empty for an empty file."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_YAML_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a name that no file system takes
+    except ValueError as error:  # not a valid file name
         raise ConfigError(f"{path.name} cannot be read: {error}") from None
     document = load_yaml(content, path.name)
     if document is None:
@@ -33,20 +33,20 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def load_yaml(content: bytes, name: str) -> Any:
-    """The value of a YAML file that somebody else wrote; raises ConfigError, with its name, for one that is no good."""
-    import yaml  # only models that ship a YAML file pay for it
+    """Parse untrusted YAML; raises ConfigError, which names the file."""
+    import yaml  # loaded only for models with a YAML file
 
     try:
         _check_shape(content, name)
         return yaml.load(content, Loader=_loader())
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # such as a number with thousands of digits
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # e.g. a number with thousands of digits
         raise ConfigError(f"{name} is not valid YAML: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{name} is not valid YAML: its references lead too deep") from None
+        raise ConfigError(f"{name} is not valid YAML: its references are nested too deeply") from None
 
 
 def _check_shape(content: bytes, name: str) -> None:
-    """Refuse what is too long or too deep: the parser is recursive, and an archive must not bring the server down."""
+    """Reject files that are too long or too deep: the parser is recursive."""
     import yaml
 
     if len(content) > MAX_YAML_BYTES:
@@ -69,19 +69,19 @@ def _loader() -> Any:
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc]
-        """A safe loader whose merge keys and numbers are bounded: a few hundred bytes could ask for billions."""
+        """A safe loader with limits on merge keys and numbers, which could expand a few hundred bytes to billions."""
 
         _depth = 0
         _num_merged = 0
 
         def flatten_mapping(self, node: Any) -> None:
             self._depth += 1
-            super().flatten_mapping(node)  # calls this for each mapping that is merged, before it copies the entries
+            super().flatten_mapping(node)  # recurses into each merged mapping before copying its entries
             self._depth -= 1
             if self._depth:
                 self._num_merged += len(node.value)
                 if self._num_merged > MAX_MERGED:
-                    text = f"its merge keys (<<) bring in more than {MAX_MERGED} entries"
+                    text = f"its merge keys (<<) add more than {MAX_MERGED} entries"
                     raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
 
         def construct_yaml_int(self, node: Any) -> Any:

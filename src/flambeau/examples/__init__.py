@@ -1,0 +1,1 @@
+"""Example models that are served if no model is given."""

@@ -1,4 +1,4 @@
-"""The embedded example: handwritten digits, trained in seconds at the first start and kept in the user's cache."""
+"""An example model for handwritten digits. It is trained in seconds at the first start, and cached."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ SOURCES = Path(__file__).parent / "digits_model"
 
 
 def archive() -> Path:
-    """The packed model; trained now unless this version of it lies in the cache."""
+    """The path of the packed model; it is trained first if this version is not in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau" / "examples"
     recipe = b"".join(path.read_bytes() for path in (Path(__file__), *sorted(SOURCES.glob("*.py"))))
     folder = cache / hashlib.sha256(recipe).hexdigest()[:12]
     found = folder / "digits.mar"
     if not found.is_file():
-        logger.info("training the example model, once")
-        make(folder)
+        logger.info("training the example model; this happens only once")
+        build(folder)
     return found
 
 
-def make(folder: Path) -> None:
-    """Train on the digits that come with scikit-learn, and pack the result."""
+def build(folder: Path) -> None:
+    """Train on the digits of scikit-learn, and pack the model into `folder`."""
     try:
         import torch
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigError(
-            f"the example model needs {error.name}: pip install 'flambeau[example]', or name a model to serve"
+            f"the example model needs {error.name}: pip install 'flambeau[example]', or give a model to serve"
         ) from None
     digits = load_digits()
     images, labels = torch.tensor(digits.data, dtype=torch.float32), torch.tensor(digits.target)
@@ -57,13 +57,13 @@ def make(folder: Path) -> None:
 
 
 def train(images: object, labels: object) -> dict[str, object]:
-    """The state dict of a network that has seen the digits two hundred times."""
+    """Train for 200 epochs of one batch each; return the state dict."""
     import torch
 
-    from flambeau.handlers.loading.weights import the_model_class
+    from flambeau.handlers.loaders.weights import find_model_class
 
     torch.manual_seed(0)
-    network = the_model_class(SOURCES / "model.py")()
+    network = find_model_class(SOURCES / "model.py")()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for _ in range(200):
         optimizer.zero_grad()

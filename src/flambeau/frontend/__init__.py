@@ -1,0 +1,1 @@
+"""The APIs of the server: HTTP, OpenAI, gRPC. They translate requests into calls of Server."""

@@ -1,1 +1,1 @@
-"""Handlers that come with the server, and what user handlers build on."""
+"""Built-in handlers, and the base classes of user handlers."""

@@ -1,4 +1,9 @@
-"""BaseHandler: initialize → preprocess → inference → postprocess behind handle(data, context)."""
+"""BaseHandler: the base class of handlers.
+
+A worker creates one instance, calls `initialize(context)` once and `handle(data, context)` for each batch. `handle`
+runs three stages: `preprocess` (requests → model input), `inference` (input → output) and `postprocess` (output →
+one result per request). A handler overrides the stages it needs.
+"""
 
 from __future__ import annotations
 
@@ -12,47 +17,50 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flambeau.errors import HandlerError
-from flambeau.handlers import pipelining, profiling
+from flambeau.handlers.device import choose_device, dtype_named, prepare
 from flambeau.handlers.labels import load_label_mapping
-from flambeau.handlers.loading.compiling import compile_model, read_pt2
-from flambeau.handlers.loading.device import choose_device, dtype_named, prepare
-from flambeau.handlers.loading.formats import SUPPORTED, WEIGHTS, Format, recognize
-from flambeau.handlers.loading.programs import load_whole
-from flambeau.handlers.loading.weights import load_eager
+from flambeau.handlers.loaders.formats import SUPPORTED, WEIGHTS, ModelFormat, recognize
+from flambeau.handlers.loaders.programs import load_whole
+from flambeau.handlers.loaders.torch_compile import compile_model, read_pt2
+from flambeau.handlers.loaders.weights import load_eager
 from flambeau.handlers.options import read_weights_only
-from flambeau.handlers.tensors import client_faults, floating_dtype_of, is_about_dtype, to_rows, to_tensor
-from flambeau.handlers.timing import timed
+from flambeau.handlers.pipeline_check import find_shared_state
+from flambeau.handlers.profiler import is_profiler_enabled, run_with_profiler, timed
+from flambeau.handlers.tensor_io import client_errors, floating_dtype_of, is_dtype_error, to_rows, to_tensor
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
 logger = logging.getLogger(__name__)
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Mapping[str, Any]]  # one per request: `data` or `body`, or the fields of a form
 
 
-class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that need no code)
-    """Loads a model and runs it; override the stages that differ, keep the rest."""
+class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that need no code)
+    """Loads the model of an archive and runs it on tensors.
+
+    Used as it is, it takes numbers as JSON or .npy and returns them as JSON.
+    """
 
     def __init__(self) -> None:
-        self.model: Any = None
-        self.mapping: dict[str, str] | None = None
+        self.model: Any = None  # a torch module, or any callable with the same arguments
+        self.mapping: dict[str, str] | None = None  # class index → label, from index_to_name.json
         self.device: torch.device | None = None
-        self.initialized = False
-        self.context: Context | None = None
-        self.model_pt_path: str | None = None
-        self.manifest: Mapping[str, Any] | None = None
+        self.dtype: torch.dtype | None = None  # of model and inputs, if model-config.yaml names one
         self.map_location: str | None = None
+        self.initialized = False
+        self.context: Context | None = None  # of the current batch
+        self.manifest: Mapping[str, Any] | None = None
+        self.model_yaml_config: Mapping[str, Any] = {}
+        self.model_pt_path: str | None = None  # the serialized file
+        self.profiler_args: dict[str, Any] = {}  # for torch.profiler.profile
         self.explain = False
         self.target = 0
-        self.profiler_args: dict[str, Any] = {}
-        self.model_yaml_config: Mapping[str, Any] = {}
-        self.dtype: torch.dtype | None = None  # of the model and its inputs, where the model-config names one
 
     # ---- loading ----
 
     def initialize(self, context: Context) -> None:
-        """Choose the device, load the model, compile it if that is asked for, read the labels."""
+        """Choose the device, load the model, compile it if model-config.yaml says so, and read the labels."""
         self.context = context
         self.manifest = context.manifest
         self.model_yaml_config = context.model_yaml_config or {}
@@ -64,7 +72,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         serialized, model_file = entry.get("serializedFile"), entry.get("modelFile")
         self.model_pt_path = str(folder / serialized) if serialized else None
         self.model = self._load(str(folder), model_file)
-        self._place()
+        self._move_to_device()
         if options := read_pt2(self.model_yaml_config.get("pt2")):
             self.model = compile_model(self.model, options)
         self.mapping = load_label_mapping(folder / "index_to_name.json")
@@ -81,9 +89,9 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
                 "No model weights could be loaded: the manifest names neither a serialized file nor a model file. "
                 f"Pack one with --serialized-file; it may be {SUPPORTED}"
             )
-        if kind is Format.TORCHSCRIPT:
+        if kind is ModelFormat.TORCHSCRIPT:
             return self._load_torchscript_model(self.model_pt_path)
-        if kind is Format.LIBRARY:
+        if kind is ModelFormat.LIBRARY:
             return self._load_torch_export_aot_compile(self.model_pt_path)
         assert self.device is not None
         return load_whole(Path(self.model_pt_path), self.device, weights_only=self._weights_only)
@@ -91,6 +99,8 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
     @property
     def _weights_only(self) -> bool:
         return read_weights_only(self.model_yaml_config)
+
+    # Existing handlers override or call the next four methods under these names.
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         assert self.device is not None
@@ -115,26 +125,25 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         export = section.get("export") if isinstance(section, dict) else None
         return isinstance(export, dict) and bool(export.get("aot_compile"))
 
-    def _place(self) -> None:
-        """Modules go to the device, in the dtype the model-config names; other callables are where they are."""
+    def _move_to_device(self) -> None:
         name = self.model_yaml_config.get("dtype")
         self.dtype = dtype_named(str(name)) if name else None
         if not isinstance(self.model, torch.nn.Module):
-            return
+            return  # compiled programs and ONNX sessions were loaded onto their device
         self.model.to(device=self.device, dtype=self.dtype)
-        if not isinstance(self.model, torch.fx.GraphModule):  # an exported program has one mode only
+        if not isinstance(self.model, torch.fx.GraphModule):  # an exported program has no train and eval modes
             self.model.eval()
 
     # ---- the stages ----
 
     @timed
     def preprocess(self, data: Rows) -> Any:
-        """Rows → model input: numbers in JSON, or the bytes of a .npy file."""
+        """Requests → one tensor: numbers in JSON, or the bytes of a .npy file, stacked."""
         return to_tensor(data, self.device)
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Model input → model output."""
+        """Call the model in inference mode, on its device and in its dtype."""
         if self.dtype is not None and data.is_floating_point():
             data = data.to(self.dtype)
         with torch.inference_mode():
@@ -142,76 +151,82 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
             try:
                 return self.model(data, *args, **kwargs)
             except Exception as error:
-                if not is_about_dtype(data, error):
+                if not is_dtype_error(data, error):
                     raise
-                return self.model(data.to(floating_dtype_of(self.model)), *args, **kwargs)  # JSON's 1 may mean 1.0
+                # In JSON, 1 may mean 1.0: try again with the model's dtype.
+                return self.model(data.to(floating_dtype_of(self.model)), *args, **kwargs)
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """Model output → one result per row."""
+        """Model output → a list with one JSON value, text or bytes per request."""
         return to_rows(data)
 
     # ---- a batch ----
 
     def handle(self, data: Rows, context: Context) -> Any:
-        """The whole way for one batch; the server calls this."""
+        """Run the stages on a batch. Return one result per request, in their order.
+
+        Failures that the input caused (a wrong shape, a broken image) become a 400 response.
+        """
         began = time.perf_counter()
         self.context = context
         if self._is_describe():
             return [self.describe_handle()]
-        with client_faults():
-            if profiling.is_wanted():
+        with client_errors():
+            if is_profiler_enabled():
                 output, _ = self._infer_with_profiler(data)
             elif self._is_explain():
                 output = self.explain_handle(self.preprocess(data), data)
             else:
                 output = self.postprocess(self.inference(self.preprocess(data)))
-        self._note_time(context, began)
+        self._report_time(context, began)
         return output
 
     def pipeline(self) -> tuple[Callable[[Rows], Any], Callable[[Any, Context], Any]]:
-        """`handle` in two halves, rows → inputs and inputs → results, which may run beside each other."""
+        """`handle` in two halves, for `pipeline: true`: requests → inputs, and inputs → results.
+
+        The worker runs the first half of a batch while the second half of the batch before it runs.
+        """
         if type(self).handle is not BaseHandler.handle or "handle" in vars(self):
             raise HandlerError("pipeline: true needs the handle() of BaseHandler; this handler has one of its own")
-        if reason := pipelining.why_not(self):
+        if reason := find_shared_state(self):
             raise HandlerError(f"pipeline: true is not possible: {reason}")
         return self._first_half, self._second_half
 
     def _first_half(self, data: Rows) -> Any:
-        with client_faults():
+        with client_errors():
             return self.preprocess(data)
 
     def _second_half(self, inputs: Any, context: Context) -> Any:
         began = time.perf_counter()
         self.context = context
-        with client_faults():
+        with client_errors():
             output = self.postprocess(self.inference(inputs))
-        self._note_time(context, began)
+        self._report_time(context, began)
         return output
 
     @staticmethod
-    def _note_time(context: Context, began: float) -> None:
+    def _report_time(context: Context, began: float) -> None:
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
 
-    # ---- explaining and describing ----
+    # ---- explanations and descriptions ----
 
     def explain_handle(self, data_preprocess: Any, raw_data: Rows) -> list[Any]:
-        """Explain the first request through `get_insights`, which subclasses provide."""
+        """Explain the first request with `get_insights(inputs, raw, target)`, which a subclass defines."""
         if not hasattr(self, "get_insights"):
             raise HandlerError(f"{type(self).__name__} cannot explain: it has no get_insights(inputs, raw, target)")
         row = raw_data[0]
-        fields = row if isinstance(row, Mapping) else {"data": row}  # an envelope has taken the row apart
+        fields = row if isinstance(row, Mapping) else {"data": row}  # an envelope passes plain values
         inputs = fields.get("data") or fields.get("body")
         target = fields.get("target") or 0
         insights: list[Any] = self.get_insights(data_preprocess, inputs, target)
         return insights
 
     def describe_handle(self) -> Any:
-        """What `describe?customized=true` shows; nothing unless a subclass says more."""
+        """Extra information for `GET /models/NAME?customized=true`; a subclass may return a JSON value."""
         return None
 
     def get_device(self) -> torch.device | None:
-        """The device the model is on."""
         return self.device
 
     def _is_explain(self) -> bool:
@@ -226,4 +241,4 @@ class BaseHandler(abc.ABC):  # noqa: B024  (instances of it serve models that ne
         return bool(self.context.get_request_header(0, "describe") == "True")
 
     def _infer_with_profiler(self, data: Rows) -> tuple[Any, Any]:
-        return profiling.infer_with_profiler(self, data)
+        return run_with_profiler(self, data, is_explain=self._is_explain())

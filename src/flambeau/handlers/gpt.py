@@ -18,21 +18,21 @@ from torch import Tensor
 
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
-from flambeau.handlers.generation.asking import Ask, refuse_beyond
+from flambeau.handlers.device import choose_device
 from flambeau.handlers.generation.drafting import with_draft
 from flambeau.handlers.generation.following import Following, check_ranks
+from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
 from flambeau.handlers.generation.jobs import GptGeneration
 from flambeau.handlers.generation.measuring import Measuring
 from flambeau.handlers.generation.progress import Progress
-from flambeau.handlers.generation.reading import Prompted, RequestReader
 from flambeau.handlers.generation.replies import numbers_of
+from flambeau.handlers.generation.request_reader import Prompted, RequestReader
 from flambeau.handlers.generation.settings import GptSettings, read_settings, shortened
 from flambeau.handlers.generation.tensors import rows_of, to_tensor
-from flambeau.handlers.loading.device import choose_device
-from flambeau.handlers.requests import is_describe, refuse_explain
-from flambeau.llm.config import SamplingParams
+from flambeau.handlers.request_rows import is_describe, refuse_explain
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.engine import Engine
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ class GptHandler(BaseHandler):
         self.max_new_tokens = 0
         self.temperature = 1.0
         self.top_k: int | None = None
-        self._prepared: tuple[Tensor | None, list[Ask]] = (None, [])  # prompts, and what was asked with them
+        self._prepared: tuple[Tensor | None, list[GenerateRequest]] = (
+            None,
+            [],
+        )  # prompts and their requests
         self._completions: list[Completion] = []  # of the batch
         self._following: Following | None = None  # on a rank other than 0
 
@@ -95,10 +98,11 @@ class GptHandler(BaseHandler):
             logger.warning(words)
         self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
         self.draft_model = self.engine.draft_model
+        sampling = settings.sampling
         self.max_new_tokens, self.temperature, self.top_k = (
-            settings.max_new_tokens,
-            settings.temperature,
-            settings.top_k,
+            sampling.max_tokens or 0,
+            sampling.temperature,
+            sampling.top_k or None,
         )
         self._connect(settings, context)
         took_s = time.perf_counter() - began
@@ -126,16 +130,8 @@ class GptHandler(BaseHandler):
         )
 
     def _defaults(self) -> SamplingParams:
-        settings = self.settings
-        assert settings is not None
-        return SamplingParams(
-            max_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_k=settings.top_k or 0,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            repetition_penalty=settings.repetition_penalty,
-        )
+        assert self.settings is not None
+        return self.settings.sampling
 
     # ---- the server's way: step by step ----
 
@@ -173,8 +169,8 @@ class GptHandler(BaseHandler):
             ids_BT, [ask] = self._prepare([row])
             ids = rows_of(ids_BT)[0]
         else:
-            ask = self._reader.ask(row, request.headers)
-            ids = self._reader.encode_ask(ask)
+            ask = self._reader.read(row, request.headers)
+            ids = self._reader.encode_request(ask)
         finish = None
         if self._overrides("postprocess"):
 
@@ -187,8 +183,8 @@ class GptHandler(BaseHandler):
 
     def preprocess(self, data: Rows) -> Tensor:
         """Requests → the tokens [B, T] of their prompts, on the device."""
-        asks = [self._reader.ask(row, headers) for row, headers in zip(data, self._headers(len(data)), strict=True)]
-        ids_BT = self._to_tensor([self._reader.encode_ask(ask) for ask in asks])
+        asks = [self._reader.read(row, headers) for row, headers in zip(data, self._headers(len(data)), strict=True)]
+        ids_BT = self._to_tensor([self._reader.encode_request(ask) for ask in asks])
         self._prepared = (ids_BT, asks)
         return ids_BT
 
@@ -196,7 +192,7 @@ class GptHandler(BaseHandler):
         requests = self.context.requests if self.context is not None else ()
         return [request.headers for request in requests] if len(requests) == count else [()] * count
 
-    def _prepare(self, data: Rows) -> tuple[Tensor, list[Ask]]:
+    def _prepare(self, data: Rows) -> tuple[Tensor, list[GenerateRequest]]:
         """The tokens of a batch, and what it asks for; also where a subclass makes its own of the prompts."""
         self._prepared = (None, [])
         ids_BT = self.preprocess(data)
@@ -207,24 +203,24 @@ class GptHandler(BaseHandler):
         self._prepared = (ids_BT, asks)
         return ids_BT, asks
 
-    def _ask_or_default(self, row: Any, headers: Headers) -> Ask:
+    def _ask_or_default(self, row: Any, headers: Headers) -> GenerateRequest:
         try:
-            return self._reader.ask(row, headers)
+            return self._reader.read(row, headers)
         except BadRequest:  # only its preprocess understands it
-            return Ask(params=self._defaults())
+            return GenerateRequest(params=self._defaults())
 
     def inference(self, data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The tokens of prompts → those of prompts and texts, by `generate` or, as configured, with speculation."""
         prepared, asks = self._prepared
         if prepared is not data:  # tokens from elsewhere
-            asks = [Ask(params=self._defaults())] * len(rows_of(data))
+            asks = [GenerateRequest(params=self._defaults())] * len(rows_of(data))
         if any(map(self._overrides, OWN_GENERATE)):
             return self._inference_one_by_one(data, asks)
         one_each = [replace(ask.params, n=1) for ask in asks]
         self._completions = self._generation.complete(rows_of(data), one_each)
         return self._joined(data, self._completions)
 
-    def _inference_one_by_one(self, data: Tensor, asks: Sequence[Ask]) -> Tensor:
+    def _inference_one_by_one(self, data: Tensor, asks: Sequence[GenerateRequest]) -> Tensor:
         sequences = []
         for ids, ask in zip(rows_of(data), asks, strict=True):
             full_T = self._generate_alone(self._to_tensor([ids])[0], ask.params)
@@ -263,16 +259,16 @@ class GptHandler(BaseHandler):
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 
-    def _refuse_ignored(self, asks: Sequence[Ask]) -> None:
+    def _refuse_ignored(self, asks: Sequence[GenerateRequest]) -> None:
         """Name what a `generate` of a subclass cannot know; other stages of its own may read requests themselves."""
         own = [name for name in OWN_GENERATE if self._overrides(name)]
         if own and not self._overrides("preprocess") and not self._overrides("inference"):
             for ask in asks:
-                refuse_beyond(
+                refuse_unsupported(
                     ask, GENERATE_KNOWS, self._defaults(), f"{type(self).__name__}, whose {own[0]} is its own"
                 )
 
-    def _reply(self, i: int, text: Any, ask: Ask, prompt: list[int]) -> Any:
+    def _reply(self, i: int, text: Any, ask: GenerateRequest, prompt: list[int]) -> Any:
         if not isinstance(text, str):
             return text
         completion = self._completions[i] if i < len(self._completions) else None

@@ -1,4 +1,4 @@
-"""Class numbers → names."""
+"""Class indices → labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
-    """The names in an index_to_name.json; None when there is no such file."""
+    """The labels in an index_to_name.json by class index; None if there is no such file."""
     path = Path(mapping_file_path)
     if not path.is_file():
         logger.warning("%s is missing. Inference output will not include class name.", path)
@@ -36,7 +36,7 @@ def map_class_to_label(
     mapping: dict[str, str] | None = None,
     lbl_classes: Sequence[Sequence[Any]] | None = None,
 ) -> list[dict[str, float]]:
-    """One dict of name → probability per row."""
+    """One dict of label → probability per row."""
     classes = lbl_classes if lbl_classes is not None else [range(len(row)) for row in probs]
     return [
         {

@@ -1,4 +1,4 @@
-"""The `handler:` section of a model-config.yaml: key by key, or as a whole where only known keys may be there."""
+"""The `handler:` section of a model-config.yaml."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ WORDS: Mapping[type, str] = {bool: "true or false", int: "a whole number of at l
 
 
 class HandlerOptions:
-    """What a model-config.yaml tells a built-in handler; a misspelt key or a wrong type is an error at load."""
+    """The options of a handler that knows all its keys: unknown keys and wrong types are errors at load."""
 
     def __init__(self, section: Mapping[str, Any], known: Mapping[str, type]) -> None:
         unknown = sorted(map(str, section.keys() - known.keys()))
         if unknown:
             raise HandlerError(
-                f"the handler section of the model's YAML has {', '.join(unknown)}; it may have {', '.join(known)}"
+                f"unknown options in the handler section of model-config.yaml: {', '.join(unknown)}; "
+                f"known: {', '.join(known)}"
             )
         for key, value in section.items():
             kind = known[key]
@@ -31,33 +32,31 @@ class HandlerOptions:
         self._section = section
 
     def get(self, key: str, default: Any = None) -> Any:
-        """What the model says, or the default."""
         return self._section.get(key, default)
 
 
 def read_handler_options(context: Context, known: Mapping[str, type]) -> HandlerOptions:
-    """The options a model gives its handler."""
     section = context.model_yaml_config.get("handler") or {}
-    if isinstance(section, str):  # it only names the handler
+    if isinstance(section, str):  # `handler: NAME` has no options
         section = {}
     if not isinstance(section, Mapping):
-        raise HandlerError(f"the handler section of the model's YAML must hold keys and values, not {section!r}")
+        raise HandlerError(f"the handler section of model-config.yaml must hold keys and values, not {section!r}")
     return HandlerOptions({key: value for key, value in section.items() if key != "name"}, known)
 
 
 def resolve_model_path(folder: Path, model_path: str | None) -> Path:
-    """Where `model_path` leads: from the model's folder unless it is absolute; the folder itself without one."""
+    """`model_path` relative to the model's folder; the folder itself if there is none."""
     return folder if model_path is None else folder / Path(model_path).expanduser()
 
 
 def handler_options(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The `handler` section; empty when there is none."""
+    """The `handler` section of a model-config; empty if there is none."""
     section = (config or {}).get("handler")
     return section if isinstance(section, Mapping) else {}
 
 
 def read_count(options: Mapping[str, Any], name: str, default: int) -> int:
-    """A whole number of at least one."""
+    """Read an integer of at least 1."""
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise HandlerError(f"handler: {name} must be a whole number of at least 1, not {value!r}")
@@ -65,7 +64,7 @@ def read_count(options: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def read_number(options: Mapping[str, Any], name: str, default: float) -> float:
-    """Any number."""
+    """Read an integer or a float."""
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise HandlerError(f"handler: {name} must be a number, not {value!r}")
@@ -73,12 +72,11 @@ def read_number(options: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def read_weights_only(options: Mapping[str, Any]) -> bool:
-    """Whether files of weights may run no code: the model's own setting, else the server's, else so."""
+    """Whether weight files are loaded without running code: the model's setting, else the server's, else true."""
     return read_flag(options, "weights_only", os.environ.get("FLAMBEAU_WEIGHTS_ONLY", "true") != "false")
 
 
 def read_flag(options: Mapping[str, Any], name: str, default: bool) -> bool:
-    """True or false."""
     value = options.get(name, default)
     if not isinstance(value, bool):
         raise HandlerError(f"handler: {name} must be true or false, not {value!r}")

@@ -1,20 +1,21 @@
-"""The engine: text generation with PyTorch, step by step. It knows nothing of servers."""
+"""The engine: text generation with PyTorch, step by step. It imports no other part of the package."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flambeau.llm.config import EngineConfig, SamplingParams
+    from flambeau.llm.config import EngineConfig
     from flambeau.llm.engine import Engine
+    from flambeau.llm.sampling_params import SamplingParams
 
 __all__ = ["Engine", "EngineConfig", "SamplingParams"]
 
-_HOMES = {"Engine": "engine", "EngineConfig": "config", "SamplingParams": "config"}
+_HOMES = {"Engine": "engine", "EngineConfig": "config", "SamplingParams": "sampling_params"}
 
 
 def __getattr__(name: str) -> Any:
-    """The engine's names, loaded when used: torch takes seconds, and settings need none of it."""
+    """Load a name when it is first used: torch takes seconds, and sampling_params needs none of it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

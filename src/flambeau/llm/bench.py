@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.engine import Engine
+from flambeau.llm.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flambeau.llm.config import EngineConfig, SamplingParams
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.scheduler import Scheduler
@@ -26,6 +26,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
 

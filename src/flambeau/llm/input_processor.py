@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence as Many
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.core.sequence import IncrementalDetokenizer, NoDetokenizer, Sequence
 from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of a request's choices

@@ -1,4 +1,4 @@
-"""How a line of a log looks: TorchServe's two layouts, and ours for a terminal (pure)."""
+"""The layouts of log lines: for files and for a terminal; and the cleaning of untrusted text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import lru_cache
 SERVER, ACCESS, MODEL = "SERVER", "ACCESS_LOG", "MODEL_LOG"
 TS_METRICS, MODEL_METRICS = "TS_METRICS", "MODEL_METRICS"
 
-# Parameters of a URL that let whoever knows them in: signatures of S3, Google and Azure, and their like. A URL within
-# another one's query may be encoded once more.
+# URL parameters that grant access: signatures of S3, Google and Azure, tokens, passwords. A URL inside the query of
+# another URL may be percent-encoded.
 _SECRETS = re.compile(
     r"((?:^|[?&]|%3f|%26)"
     r"(?:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|googleaccessid|signature|sig"
@@ -34,47 +34,45 @@ def full_line(stamp: str, level: int, thread: str, logger: str, message: str) ->
 
 
 def terminal_line(created: float, level: int, message: str) -> str:
-    """`<UTC time> <LEVEL> <message>`: what `flambeau serve` prints."""
+    """`<UTC time> <LEVEL> <message>`: the terminal of `flambeau serve`."""
     return f"{utc_second(int(created))} {logging.getLevelName(level):<7} {message}\n"
 
 
 def local_time(created: float) -> str:
-    """Local time with milliseconds, as log4j's ISO8601."""
+    """Local time with milliseconds, as in log4j's ISO8601."""
     second = int(created)
     return f"{local_second(second)},{int((created - second) * 1000):03d}"
 
 
 @lru_cache(4)
 def local_second(second: int) -> str:
-    """A second of local time."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
 
 
 @lru_cache(4)
 def utc_second(second: int) -> str:
-    """A second of UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
 
 
 @lru_cache
 def level_name(level: int) -> str:
-    """A level in log4j's words, five letters wide."""
+    """A level under log4j's name, five characters wide."""
     name = logging.getLevelName(level)
     return f"{_LEVELS.get(name, name):<5}"
 
 
 def printable(text: str) -> str:
-    """Text from outside on one line: control characters are shown, not obeyed."""
+    """Untrusted text on one line; control characters are escaped."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def tidy(text: str) -> str:
-    """A message as it may be written: its lines stay lines, what else would move a terminal's cursor is shown."""
+    """A message with its line breaks; other control characters are escaped."""
     if text.isprintable():
         return text
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def masked(url: str) -> str:
-    """A URL, or the query of one, without the values that would let others in."""
+    """A URL or query without the values of credentials."""
     return _SECRETS.sub(r"\1***", url) if "=" in url or "%3" in url else url

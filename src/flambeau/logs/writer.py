@@ -1,4 +1,4 @@
-"""Logs: lines from anywhere in the server, written by one thread, so that no disk or pipe can hold the server up."""
+"""Logs: collects lines from the whole server; one thread writes them, so that no disk or pipe blocks the server."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from flambeau.logs.layouts import (
     terminal_line,
     tidy,
 )
-from flambeau.logs.rolling import RollingFile
+from flambeau.logs.rolling_file import RollingFile
 
-MAX_WAITING = 200_000  # entries; what comes while so many wait is dropped and counted
-GATHER_S = 0.005  # between two writes: what comes meanwhile is written together
-GATHER_MANY_S = 0.05  # … where much comes: each waking of this thread takes the interpreter from the server
+MAX_WAITING = 200_000  # entries; further ones are dropped and counted
+GATHER_S = 0.005  # pause between two writes, so that lines are written together
+GATHER_MANY_S = 0.05  # the same under load: each wake-up of this thread takes the interpreter from the server
 MANY = 50
-QUIET_S = 0.2  # fewer than MANY lines in this time: nothing is gathered
+QUIET_S = 0.2  # below MANY lines in this time, there is no pause
 AT_A_TIME = 500
-PATIENCE_S = 0.5  # how long a console may take nothing before lines are dropped
-PIPE_BYTES = 4096  # a pipe that is ready takes this much without blocking
+PATIENCE_S = 0.5  # how long a console may block before lines are dropped
+PIPE_BYTES = 4096  # a pipe that is ready accepts this much without blocking
 
 _SHORT = frozenset((ACCESS, TS_METRICS, MODEL_METRICS))
 
-# What is logged: a text, several lines of output, or a function of the time with its arguments.
+# A text, several lines of output, or a function with its arguments; the time is appended to them.
 Payload = str | list[bytes] | tuple[Any, ...]
 Entry = tuple[str, float, int, str, str, Payload]
 
 
 class Logs:
-    """Takes entries without ever waiting; a thread of its own lays them out and writes them.
+    """Accepts entries without blocking; its own thread formats and writes them.
 
-    With files, every line also goes to the server's own file and, in the same layout, to the console.
+    With files, every line also goes to the server's file and, in the same layout, to the console.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class Logs:
         self._waiting: deque[Entry] = deque()
         self._wake = threading.Event()
         self._is_closing = self._is_closed = False
-        self._told_dropped = 0
+        self._reported_dropped = 0
         self._starting = threading.Lock()
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def put(self, channel: str, level: int, thread: str, logger: str, payload: Payload) -> None:
-        """Log something; never waits."""
+        """Log an entry; never blocks."""
         if len(self._waiting) >= MAX_WAITING:
             self.num_dropped += 1
             return
         self._waiting.append((channel, time.time(), level, thread, logger, payload))
-        if self._is_closed:  # last words, from where the server ends
+        if self._is_closed:  # from the end of the process
             self._write_all()
             return
         if not self._wake.is_set():
@@ -87,7 +87,7 @@ class Logs:
                 self._start()
 
     def put_now(self, channel: str, level: int, thread: str, logger: str, text: str) -> None:
-        """Log a rare event: at once where that needs no waiting, as `put` does otherwise."""
+        """Log a rare event: immediately if that cannot block, else like `put`."""
         if not self._waiting and not self._is_closed and self._writing.acquire(blocking=False):
             try:
                 if self._write_at_once((channel, time.time(), level, thread, logger, text)):
@@ -97,13 +97,13 @@ class Logs:
         self.put(channel, level, thread, logger, text)
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Write what waits, as far as that is possible in this time."""
+        """Write the waiting entries, for at most `timeout_s`."""
         self._is_closing = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                return  # it goes on as long as the process does
+                return  # the thread continues until the process ends
         self._is_closed = True
         files, self._files = self._files, {}
         for file in files.values():
@@ -125,7 +125,7 @@ class Logs:
             is_last = self._is_closing
             try:
                 count = self._write_all()
-            except Exception:  # whatever it is, the logs go on
+            except Exception:  # the logs must survive any error
                 traceback.print_exc()
                 count = 0
             if is_last:
@@ -133,7 +133,7 @@ class Logs:
             if (now := time.monotonic()) - since > QUIET_S:
                 since, recent = now, 0
             recent += count
-            if recent > MANY:  # a quiet server writes at once: who has an answer finds its lines
+            if recent > MANY:  # an idle server writes at once, so that a client that has its answer finds the line
                 time.sleep(GATHER_MANY_S if count > MANY else GATHER_S)
 
     def _write_all(self) -> int:
@@ -143,40 +143,40 @@ class Logs:
             with self._writing:
                 self._write(batch)
             count += len(batch)
-            time.sleep(0)  # the server's turn
-        if self.num_dropped > self._told_dropped:
-            dropped, self._told_dropped = self.num_dropped - self._told_dropped, self.num_dropped
-            text = f"{dropped} log lines were dropped: they came faster than they could be written"
+            time.sleep(0)  # yield the interpreter to the server
+        if self.num_dropped > self._reported_dropped:
+            dropped, self._reported_dropped = self.num_dropped - self._reported_dropped, self.num_dropped
+            text = f"{dropped} log lines were dropped: they arrived faster than they could be written"
             with self._writing:
                 self._write([(SERVER, time.time(), logging.WARNING, "logs", __name__, text)])
         return count
 
     def _write(self, batch: list[Entry]) -> None:
-        console, files = self._lay_out_all(batch)
+        console, files = self._format_all(batch)
         for channel, data in files.items():
             self._append(channel, data)
         if self._console is not None and not write_patiently(self._console, console):
             self.num_dropped += console.count(b"\n")
 
     def _write_at_once(self, entry: Entry) -> bool:
-        """Write to the console alone: it is known whether that takes the line now, but not of a disk."""
+        """Write to the console only: whether it accepts the line can be known; for a disk it cannot."""
         if self._console is None or self._files:
             return False
-        console, _ = self._lay_out_all([entry])
+        console, _ = self._format_all([entry])
         if len(console) > PIPE_BYTES or not is_ready(self._console):
             return False
         return write_patiently(self._console, console)
 
-    def _lay_out_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
+    def _format_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
         console: list[str] = []
         files: dict[str, list[str]] = {channel: [] for channel in self._files}
         for entry in batch:
-            self._lay_out(entry, console, files)
-        laid_out = {channel: encode(lines) for channel, lines in files.items() if lines}
-        is_same = not self.is_terminal and SERVER in files  # then the server's file has every line of the console
-        return laid_out.get(SERVER, b"") if is_same else encode(console), laid_out
+            self._format(entry, console, files)
+        formatted = {channel: encode(lines) for channel, lines in files.items() if lines}
+        is_same = not self.is_terminal and SERVER in files  # the server's file then equals the console
+        return formatted.get(SERVER, b"") if is_same else encode(console), formatted
 
-    def _lay_out(self, entry: Entry, console: list[str], files: dict[str, list[str]]) -> None:
+    def _format(self, entry: Entry, console: list[str], files: dict[str, list[str]]) -> None:
         channel, created, level, thread, logger, payload = entry
         if level < self._levels.get(channel, 0):
             return
@@ -210,7 +210,7 @@ class Logs:
 
 
 class QueueHandler(logging.Handler):
-    """Hands what Python's logging is given to Logs; a record's `worker` stands for its thread."""
+    """Passes records of Python's logging to Logs; a record's `worker` is shown as its thread."""
 
     def __init__(self, logs: Logs) -> None:
         super().__init__()
@@ -230,19 +230,18 @@ class QueueHandler(logging.Handler):
 
 
 def encode(lines: list[str]) -> bytes:
-    """Lines as bytes, whatever they hold."""
     return "".join(lines).encode("utf-8", "backslashreplace")
 
 
 def is_ready(descriptor: int) -> bool:
-    """Whether a console takes something now; one that is closed takes everything."""
+    """Whether a console accepts data now; a closed one always does."""
     poller = select.poll()
     poller.register(descriptor, select.POLLOUT)
     return bool(poller.poll(0))
 
 
 def write_patiently(descriptor: int, data: bytes) -> bool:
-    """Write to a console; False when it takes nothing for a while, as a pipe does that nobody reads."""
+    """Write to a console; False if it accepts nothing for PATIENCE_S, as a pipe without a reader."""
     view = memoryview(data)
     poller = select.poll()
     try:
@@ -252,5 +251,5 @@ def write_patiently(descriptor: int, data: bytes) -> bool:
                 return False
             view = view[os.write(descriptor, view[:PIPE_BYTES]) :]
     except OSError:
-        pass  # a closed terminal is no reason to fail
+        pass  # a closed terminal is ignored
     return True

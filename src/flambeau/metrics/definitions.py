@@ -1,7 +1,8 @@
-"""metrics.yaml: which metrics there are, with their kinds, units and dimensions."""
+"""Reads metrics.yaml: the metrics with their kinds, units and dimensions."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,22 @@ from typing import Any
 
 from flambeau.errors import ConfigError
 
-KINDS = ("counter", "gauge", "histogram")
+
+class MetricTypes(enum.Enum):
+    """The kinds of metric; handlers import the class under this name."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+KINDS = tuple(kind.value for kind in MetricTypes)
 BUNDLED = Path(__file__).parent / "metrics.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One metric: how it is called, what its values mean, and by what they are told apart."""
+    """The name, kind, unit and dimensions of a metric."""
 
     name: str
     kind: str
@@ -25,7 +35,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """What a metrics.yaml names, by metric name: the server's own metrics and those of handlers."""
+    """The metrics of a metrics.yaml by name: the server's own, and those of handlers."""
 
     server: Mapping[str, Definition]
     model: Mapping[str, Definition]
@@ -42,7 +52,7 @@ def read_definitions(file: Path | None) -> Definitions:
 
 
 def parse_definitions(text: str, source: str = "metrics.yaml") -> Definitions:
-    """The metrics that the text of a metrics.yaml names; what is wrong with it is said by place and name."""
+    """Parse the text of a metrics.yaml; errors name the place."""
     document = load_yaml(text, source)
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a metrics configuration has the sections ts_metrics and model_metrics")
@@ -55,7 +65,6 @@ def parse_definitions(text: str, source: str = "metrics.yaml") -> Definitions:
 
 
 def load_yaml(text: str, source: str) -> Any:
-    """The document in a YAML text."""
     import yaml
 
     try:
@@ -77,7 +86,7 @@ def _section(section: Any, name: str, source: str) -> dict[str, Definition]:
             raise ConfigError(f"{source}: {name}.{kind} must be a list of metrics")
         for number, entry in enumerate(entries):
             definition = _definition(entry, kind, f"{source}: {name}.{kind}[{number}]")
-            found[definition.name] = definition  # of two with one name, the last, as in TorchServe
+            found[definition.name] = definition  # of two metrics with one name, the last one counts
     return found
 
 

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of one server, kept in one place and written out as Prometheus text."""
+"""MetricsRegistry: the counters, gauges and histograms of a server, written as Prometheus text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from flambeau.metrics.samples import Sample
 logger = logging.getLogger(__name__)
 
 Labels = tuple[tuple[str, str], ...]
-# The defaults of the Prometheus client that TorchServe uses.
+# The defaults of Prometheus' Java client, which existing dashboards expect.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-MAX_SERIES = 10_000  # per metric: labels that never repeat must not fill the memory
+MAX_SERIES = 10_000  # per metric, so that labels that never repeat cannot exhaust the memory
+MAX_DETECTED = 1000  # the same for metric names that a handler generates
 
-MAX_DETECTED = 1000  # names that a handler makes up as it goes must not either
 
-
-class Metric:
-    """One named series per set of labels."""
+class MetricFamily:
+    """A metric with one series per set of labels."""
 
     def __init__(self, name: str, kind: str, help_text: str, buckets: tuple[float, ...] = BUCKETS) -> None:
         self.name = name
@@ -33,7 +32,7 @@ class Metric:
         self.buckets: dict[Labels, list[int]] = {}
 
     def update(self, value: float, labels: Labels) -> None:
-        """Count, set or observe a value, as the kind of metric says."""
+        """Add, set or observe a value, depending on the kind."""
         if labels not in self.values and len(self.values) >= MAX_SERIES:
             return
         if self.kind == "gauge":
@@ -46,7 +45,7 @@ class Metric:
             counts[bisect_left(self.bounds, value)] += 1
 
     def lines(self, wanted: Collection[str] = ()) -> Iterable[str]:
-        """The exposition lines of this metric; with `wanted`, only samples of those names, or of its own."""
+        """The exposition lines; `wanted` limits them to samples of these names, or to this whole metric."""
         every = not wanted or self.name in wanted
         samples = [f"{name}{rest}" for name, rest in self._samples() if every or name in wanted]
         if samples or every:
@@ -67,16 +66,14 @@ class Metric:
             yield f"{self.name}_count", f"{self.braces(labels)} {self.number(total)}"
 
     def braces(self, labels: Labels) -> str:
-        """Labels as they stand behind a metric's name."""
         return "{" + ",".join(pairs(labels)) + "}" if labels else ""
 
     def number(self, value: float) -> str:
-        """A value as text."""
         return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e15 else plain(value)
 
 
-class NamedMetric(Metric):
-    """A metric that a metrics.yaml or a handler names, written letter for letter as TorchServe writes it."""
+class DefinedMetric(MetricFamily):
+    """A metric from a metrics.yaml or a handler, in the exact text that existing scrapers match."""
 
     def __init__(self, definition: Definition, *more: str) -> None:
         help_text = f"Torchserve prometheus {definition.kind} metric with unit: {definition.unit}"
@@ -85,7 +82,7 @@ class NamedMetric(Metric):
         self.label_names = tuple(clean_label(name) for name in (*definition.dimensions, *more))
 
     def add(self, value: float, label_values: Iterable[str]) -> bool:
-        """Take a value; labels are filled by position. False: there are not as many as the metric has."""
+        """Record a value with labels by position; False if their number is wrong."""
         filled = tuple(label_values)
         if len(filled) != len(self.label_names):
             return False
@@ -93,15 +90,15 @@ class NamedMetric(Metric):
         return True
 
     def braces(self, labels: Labels) -> str:
-        # Scripts that match lines literally expect the comma at the end.
+        # Existing scripts match lines with the trailing comma.
         return "{" + "".join(f"{pair}," for pair in pairs(labels)) + "}" if labels else ""
 
     def number(self, value: float) -> str:
         return plain(value)
 
 
-class Metrics:
-    """The metrics that a configuration names, and those that handlers bring."""
+class MetricsRegistry:
+    """The metrics that the configuration defines, and those that handlers add."""
 
     def __init__(
         self,
@@ -113,18 +110,18 @@ class Metrics:
     ) -> None:
         self._hostname = hostname
         self._auto_detect = auto_detect
-        self._server = {name: NamedMetric(one) for name, one in (server or {}).items()}
-        self._model = {name: NamedMetric(one, "Hostname") for name, one in (model or {}).items()}
-        self._complained: set[str] = set()
-        self._num_new = 0  # names that no configuration has
+        self._server = {name: DefinedMetric(one) for name, one in (server or {}).items()}
+        self._model = {name: DefinedMetric(one, "Hostname") for name, one in (model or {}).items()}
+        self._reported: set[str] = set()
+        self._num_detected = 0  # metrics without a definition
 
-    def server_metric(self, name: str, kind: str) -> NamedMetric | None:
-        """One of the server's own metrics; None if the configuration leaves it out."""
+    def server_metric(self, name: str, kind: str) -> DefinedMetric | None:
+        """One of the server's metrics; None if the configuration omits it."""
         found = self._server.get(name)
         return found if found is not None and found.kind == kind else None
 
     def take(self, sample: Sample) -> Definition | None:
-        """Take what a handler measured; its definition, or None if the sample is not wanted or not right."""
+        """Record a handler's sample; return its definition, or None if it was dropped."""
         name, kind, unit, value, dimensions, _ = sample
         metric = self._model.get(name)
         if metric is None:
@@ -134,38 +131,38 @@ class Metrics:
             if metric is None:
                 return None
         if metric.kind != kind:
-            self._complain(name, f"metric {name} is a {metric.kind}; a {kind} of that name is left out")
+            self._report(name, f"metric {name} is a {metric.kind}; a sample of kind {kind} was dropped")
             return None
         if not metric.add(value, (*(text for _, text in dimensions), self._hostname)):
             wanted = ", ".join(metric.definition.dimensions)
             given = ", ".join(key for key, _ in dimensions)
-            self._complain(name, f"metric {name} has the dimensions ({wanted}); a sample with ({given}) is left out")
+            self._report(name, f"metric {name} has the dimensions ({wanted}); a sample with ({given}) was dropped")
             return None
         return metric.definition
 
-    def _detect(self, definition: Definition) -> NamedMetric | None:
-        self._num_new += 1
-        if self._num_new > MAX_DETECTED:
-            if self._num_new == MAX_DETECTED + 1:
-                logger.warning("%d metrics were detected; %s and others are left out", MAX_DETECTED, definition.name)
+    def _detect(self, definition: Definition) -> DefinedMetric | None:
+        self._num_detected += 1
+        if self._num_detected > MAX_DETECTED:
+            if self._num_detected == MAX_DETECTED + 1:
+                logger.warning("%d metrics were detected; %s and later ones are dropped", MAX_DETECTED, definition.name)
             return None
-        metric = self._model[definition.name] = NamedMetric(definition, "Hostname")
+        metric = self._model[definition.name] = DefinedMetric(definition, "Hostname")
         logger.info("Registering auto detected backend metric: %s", definition.name)
         return metric
 
-    def _complain(self, name: str, text: str) -> None:
-        if name not in self._complained:
-            self._complained.add(name)
+    def _report(self, name: str, text: str) -> None:
+        if name not in self._reported:
+            self._reported.add(name)
             logger.error("%s", text)
 
-    def all(self) -> Iterable[Metric]:
-        """Every metric, those without samples included."""
+    def all(self) -> Iterable[MetricFamily]:
+        """Every metric, including those without samples."""
         return [*self._server.values(), *self._model.values()]
 
 
-def to_text(metrics: Iterable[Metric], wanted: Collection[str] = ()) -> str:
+def to_text(metrics: Iterable[MetricFamily], wanted: Collection[str] = ()) -> str:
     """The wanted metrics, or all, in Prometheus' exposition format; of two with one name, the first."""
-    by_name: dict[str, Metric] = {}
+    by_name: dict[str, MetricFamily] = {}
     for metric in metrics:
         by_name.setdefault(metric.name, metric)
     return "".join(f"{line}\n" for _, metric in sorted(by_name.items()) for line in metric.lines(wanted))
@@ -180,18 +177,18 @@ def plain(value: float) -> str:
 
 
 def pairs(labels: Labels) -> Iterable[str]:
-    """Labels with their values, escaped."""
+    """Labels as `name="value"`, escaped."""
     for key, text in labels:
         escaped = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         yield f'{key}="{escaped}"'
 
 
 def clean(name: str) -> str:
-    """A name that Prometheus accepts."""
+    """A valid Prometheus metric name."""
     name = re.sub(r"[^a-zA-Z0-9_:]", "_", name)
     return f"_{name}" if name[:1].isdigit() or not name else name
 
 
 def clean_label(name: str) -> str:
-    """A label's name that Prometheus accepts."""
+    """A valid Prometheus label name."""
     return clean(name).replace(":", "_")

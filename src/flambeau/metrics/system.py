@@ -1,4 +1,4 @@
-"""CPU, memory, disk and GPU of this host, without torch and without waiting."""
+"""Readings of CPU, memory, disk and GPUs of this host, without torch."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ Reading = tuple[str, str, float, str | None]
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """How long the processors have been busy and how long they have been there, in ticks."""
+    """Busy and total CPU time since boot, in ticks."""
 
     busy: int
     total: int
 
 
 def read_cpu_times() -> CpuTimes | None:
-    """The processors' times since the machine started; None where they cannot be told."""
+    """The CPU times, or None if they are not available."""
     try:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         ticks = [int(word) for word in words[1:9]]
     except (OSError, ValueError):
         return None
-    idle = ticks[3] + ticks[4]  # idle, and waiting for disks
+    idle = ticks[3] + ticks[4]  # idle and iowait
     return CpuTimes(sum(ticks) - idle, sum(ticks))
 
 
 def cpu_percent(before: CpuTimes | None, after: CpuTimes | None) -> float | None:
-    """How busy the processors were between two looks."""
+    """The CPU load between two readings."""
     if before is None or after is None or after.total <= before.total:
         return None
     return round(100 * max(0, after.busy - before.busy) / (after.total - before.total), 1)
 
 
-class HostWatch:
-    """Reads the host's state; the processors' load is that since the last reading."""
+class HostReader:
+    """Reads the host's state; the CPU load is that since the last reading."""
 
     def __init__(self) -> None:
         self._cpu = read_cpu_times()
 
     def read(self, *, gpus: bool = True) -> list[Reading]:
-        """One reading of everything that can be told; it may take a while where there are GPUs."""
+        """Read everything that is available; querying GPUs may take seconds."""
         readings = [*self._read_cpu(), *read_memory(), *read_disk()]
         return [*readings, *read_gpus()] if gpus else readings
 
@@ -61,7 +61,6 @@ class HostWatch:
 
 
 def read_memory() -> Iterator[Reading]:
-    """Memory in use and available."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kilobytes = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
@@ -74,7 +73,7 @@ def read_memory() -> Iterator[Reading]:
 
 
 def read_disk(path: str = "/") -> Iterator[Reading]:
-    """The file system's space, as users without privileges see it."""
+    """The space of a file system, as users without privileges see it."""
     try:
         state = os.statvfs(path)
     except OSError:
@@ -88,12 +87,12 @@ def read_disk(path: str = "/") -> Iterator[Reading]:
 
 
 def read_gpus() -> Iterator[Reading]:
-    """Load and memory of each NVIDIA GPU, from its vendor's tool."""
+    """Load and memory of each NVIDIA GPU."""
     yield from to_readings(query_gpus("utilization.gpu", "memory.used", "memory.total"))
 
 
 def query_gpus(*fields: str) -> list[list[str]]:
-    """What nvidia-smi tells of each GPU: its index, then these fields; nothing where there is no such tool."""
+    """The index and these fields of each GPU, from nvidia-smi; empty without nvidia-smi."""
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", f"--query-gpu=index,{','.join(fields)}", "--format=csv,noheader,nounits"]
@@ -105,13 +104,13 @@ def query_gpus(*fields: str) -> list[list[str]]:
 
 
 def parse_gpus(table: str, num_fields: int) -> list[list[str]]:
-    """The rows of a table of nvidia-smi that are of a GPU."""
+    """The valid rows of nvidia-smi's table."""
     rows = ([word.strip() for word in row] for row in csv.reader(table.splitlines(), skipinitialspace=True))
     return [row for row in rows if len(row) == num_fields + 1 and row[0].isdigit()]
 
 
 def to_readings(rows: Iterable[list[str]]) -> Iterator[Reading]:
-    """The readings in rows of index, load, memory used and total; a figure that a device does not tell is left out."""
+    """Readings from rows of index, load, memory used and total; missing values are skipped."""
     for device, load, used, total in rows:
         if is_number(used) and is_number(total) and float(total):
             yield "GPUMemoryUtilization", "Percent", round(100 * float(used) / float(total), 2), device
@@ -122,12 +121,12 @@ def to_readings(rows: Iterable[list[str]]) -> Iterator[Reading]:
 
 
 def is_number(word: str) -> bool:
-    """Whether a word of the table is a figure, not `[N/A]`."""
+    """False for `[N/A]`."""
     return word.replace(".", "", 1).isdigit()
 
 
 def resident_bytes(pid: int) -> int:
-    """The resident memory of a process; 0 when it cannot be told."""
+    """The resident memory of a process; 0 if it is not available."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

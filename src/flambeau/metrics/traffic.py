@@ -1,4 +1,4 @@
-"""What passes through a server, in plain numbers: counting a request costs about a microsecond."""
+"""Counters of requests, answers and batches; counting a request takes about a microsecond."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
-# Writes one measurement of the server to its log: name, value, label values without the host.
-Note = Callable[[str, float, tuple[str, ...]], None]
-# The same for the time a handler took: model, milliseconds, the ids of the batch.
-NotePrediction = Callable[[str, float, str], None]
+# Logs one value of the server: name, value, label values without the host.
+LogValue = Callable[[str, float, tuple[str, ...]], None]
+# Logs the time of a handler: model, milliseconds, request ids of the batch.
+LogPrediction = Callable[[str, float, str], None]
 
 
 class Histogram:
-    """How often values fell between bounds, and their sum."""
+    """Counts per bucket, and the sum of all values."""
 
     __slots__ = ("counts", "total")
 
@@ -24,109 +24,110 @@ class Histogram:
         self.total = 0.0
 
 
-class Usage:
-    """The requests that named one version of a model, or none."""
+class RequestCounts:
+    """Requests of a model that named one version, or none."""
 
     __slots__ = ("labels", "latency_us", "num_answered", "num_requests", "queue_us")
 
     def __init__(self, labels: tuple[str, ...]) -> None:
         self.labels = labels
         self.num_requests = 0
-        self.num_answered = 0  # with success
+        self.num_answered = 0  # successfully
         self.latency_us = 0.0
         self.queue_us = 0.0
 
 
 class ModelTraffic:
-    """The requests of one model and version, and the batches they became."""
+    """Requests and batches of one model and version."""
 
     def __init__(self, name: str, host: HostTraffic) -> None:
         self.name = name
         self.host = host
-        self.note = host.note
+        self.log_value = host.log_value
         self.queue = Histogram(SECONDS)
         self.batch_sizes = Histogram(SIZES)
         self.by_class: dict[int, Histogram] = {}
-        self.num_ahead = 0  # jobs that were sent to workers which have not begun them
-        self.prediction_ms: float | None = None  # what the handler took for the last batch
-        self._usages: dict[str | None, Usage] = {}
+        self.num_ahead = 0  # jobs sent to workers that have not started them
+        self.prediction_ms: float | None = None  # of the last batch
+        self._counts: dict[str | None, RequestCounts] = {}
 
-    def requested(self, version: str | None) -> Usage:
-        """Count a request, whatever becomes of it; its answer is to be counted under the same usage."""
-        usage = self._usages.get(version)
-        if usage is None:
-            usage = self._usages[version] = self.host.usage(self.name, version or "default")
-        usage.num_requests += 1
-        if self.note is not None:
-            self.note("ts_inference_requests_total", 1.0, usage.labels)
-        return usage
+    def requested(self, version: str | None) -> RequestCounts:
+        """Count a request; pass the result to `answered` later."""
+        counts = self._counts.get(version)
+        if counts is None:
+            counts = self._counts[version] = self.host.counts_of(self.name, version or "default")
+        counts.num_requests += 1
+        if self.log_value is not None:
+            self.log_value("ts_inference_requests_total", 1.0, counts.labels)
+        return counts
 
-    def answered(self, usage: Usage, total_s: float, queue_s: float, status: int) -> None:
-        """Count an answer of a worker: the time since the request came, and how much of it was waiting."""
+    def answered(self, counts: RequestCounts, total_s: float, queue_s: float, status: int) -> None:
+        """Count an answer with its total time and the part spent in the queue."""
         if queue_s < 0.0:
             queue_s = 0.0
         times = self.by_class.get(status // 100) or self._times(status // 100)
-        times.counts[bisect_left(SECONDS, total_s)] += 1  # written out: calls are most of what counting costs
+        times.counts[bisect_left(SECONDS, total_s)] += 1  # inlined: calls would dominate the cost
         times.total += total_s
         queue = self.queue
         queue.counts[bisect_left(SECONDS, queue_s)] += 1
         queue.total += queue_s
         self.host.queue_ms = queue_s * 1000
         if status < 400:
-            usage.num_answered += 1
-            usage.latency_us += total_s * 1e6
-            usage.queue_us += queue_s * 1e6
-            if self.note is not None:
-                self.note("ts_inference_latency_microseconds", round(total_s * 1e6, 3), usage.labels)
-                self.note("ts_queue_latency_microseconds", round(queue_s * 1e6, 3), usage.labels)
-                self.note("QueueTime", round(queue_s * 1000, 3), ("Host",))
+            counts.num_answered += 1
+            counts.latency_us += total_s * 1e6
+            counts.queue_us += queue_s * 1e6
+            if self.log_value is not None:
+                self.log_value("ts_inference_latency_microseconds", round(total_s * 1e6, 3), counts.labels)
+                self.log_value("ts_queue_latency_microseconds", round(queue_s * 1e6, 3), counts.labels)
+                self.log_value("QueueTime", round(queue_s * 1000, 3), ("Host",))
 
     def _times(self, status_class: int) -> Histogram:
         return self.by_class.setdefault(status_class, Histogram(SECONDS))
 
     def predicted(self, handler_s: float, ids: list[str]) -> None:
-        """Note how long the handler took for a batch."""
+        """Record the handler's time for a batch."""
         self.prediction_ms = handler_s * 1000
-        if self.host.note_prediction is not None:
-            self.host.note_prediction(self.name, self.prediction_ms, ",".join(ids))
+        if self.host.log_prediction is not None:
+            self.host.log_prediction(self.name, self.prediction_ms, ",".join(ids))
 
     def loaded(self, worker: str, seconds: float) -> None:
-        """Note how long a worker took to load the model."""
-        if self.note is not None:
-            self.note("WorkerLoadTime", float(round(seconds * 1000)), (worker, "Host"))
+        """Record a worker's load time."""
+        if self.log_value is not None:
+            self.log_value("WorkerLoadTime", float(round(seconds * 1000)), (worker, "Host"))
 
     def batch_done(self, size: int, overhead_s: float) -> None:
-        """Count a batch, and the time it took beyond the handler's."""
+        """Count a batch, and its time outside of the handler."""
         sizes = self.batch_sizes
         sizes.counts[bisect_left(SIZES, size)] += 1
         sizes.total += size
         self.host.worker_thread_ms = overhead_ms = overhead_s * 1000 if overhead_s > 0 else 0.0
-        if self.note is not None:
-            self.note("WorkerThreadTime", round(overhead_ms, 3), ("Host",))
+        if self.log_value is not None:
+            self.log_value("WorkerThreadTime", round(overhead_ms, 3), ("Host",))
 
 
 class HostTraffic:
-    """What all models and listeners of a server have in common."""
+    """Counters shared by all models and listeners of a server."""
 
-    def __init__(self, note: Note | None = None, note_prediction: NotePrediction | None = None) -> None:
-        self.note = note
-        self.note_prediction = note_prediction
-        self.by_class = [0] * 10  # HTTP responses on any listener, by the first digit of their status
-        self.usages: dict[tuple[str, str], Usage] = {}  # they outlive their models: counters never go back
+    def __init__(self, log_value: LogValue | None = None, log_prediction: LogPrediction | None = None) -> None:
+        self.log_value = log_value
+        self.log_prediction = log_prediction
+        self.by_class = [0] * 10  # HTTP responses of all listeners, by the first digit of the status
+        # By model and version. They are kept when a model is unregistered: counters never decrease.
+        self.counts: dict[tuple[str, str], RequestCounts] = {}
         self.queue_ms: float | None = None
         self.worker_thread_ms: float | None = None
 
-    def usage(self, model: str, version: str) -> Usage:
-        """The usage of a model by requests that named this version, or `default`."""
-        return self.usages.setdefault((model, version), Usage((model, version)))
+    def counts_of(self, model: str, version: str) -> RequestCounts:
+        """The counts of a model for requests that named this version, or `default`."""
+        return self.counts.setdefault((model, version), RequestCounts((model, version)))
 
     def responded(self, status: int) -> None:
         """Count an HTTP response."""
         self.by_class[status // 100 if status < 1000 else 9] += 1
-        if self.note is not None:
-            self.note(status_metric(status // 100), 1.0, ("Host",))
+        if self.log_value is not None:
+            self.log_value(status_metric(status // 100), 1.0, ("Host",))
 
 
 def status_metric(status_class: int) -> str:
-    """The metric that counts responses of this class; what is neither 2xx nor 4xx counts as 5xx."""
+    """The metric for a status class; everything except 2xx and 4xx counts as 5xx."""
     return {2: "Requests2XX", 4: "Requests4XX"}.get(status_class, "Requests5XX")

@@ -1,4 +1,4 @@
-"""HostWatcher: reads the state of the host every so often, by itself or through a command of the operator's."""
+"""HostWatcher: reads the state of the host periodically, itself or through a configured command."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from flambeau.config.server import MetricsConfig
-from flambeau.metrics.system import HostWatch, Reading
-from flambeau.serving import reaping
-from flambeau.serving.measures import Measures
-from flambeau.torchserve.metrics.log_lines import parse_line
+from flambeau.metrics.log_lines import parse_line
+from flambeau.metrics.system import HostReader, Reading
+from flambeau.serving import subprocesses
+from flambeau.serving.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
-FIRST_S = 0.3  # the processors' load needs a moment between two looks
+FIRST_S = 0.3  # the CPU load needs an interval between two readings
 COMMAND_TIMEOUT_S = 60.0
 MAX_OUTPUT_BYTES = 1 << 20
 CHUNK_BYTES = 64 << 10
 
 
 class HostWatcher:
-    """Keeps a task that reads the host's state; a reading that fails is logged, and the next one tried."""
+    """A task that reads the host's state; a failed reading is logged, and the next one follows."""
 
-    def __init__(self, config: MetricsConfig, measures: Measures, worker_pids: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, config: MetricsConfig, telemetry: Telemetry, worker_pids: Callable[[], Sequence[int]]) -> None:
         self._config = config
-        self._measures = measures
+        self._telemetry = telemetry
         self._worker_pids = worker_pids
-        self._host = HostWatch()
+        self._host = HostReader()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, if the configuration wants it."""
+        """Start the task, if the configuration enables it."""
         if self._config.system:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Read no more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -47,7 +46,7 @@ class HostWatcher:
         await asyncio.sleep(min(FIRST_S, self._config.interval_s))
         while True:
             try:
-                self._measures.add_readings(await self._read())
+                self._telemetry.add_readings(await self._read())
             except (OSError, ValueError, TimeoutError) as error:
                 logger.error("the system metrics could not be read: %s", error)
             await asyncio.sleep(self._config.interval_s)
@@ -55,11 +54,11 @@ class HostWatcher:
     async def _read(self) -> list[Reading]:
         if not self._config.system_command:
             return await asyncio.to_thread(self._host.read)
-        lines = await self._ask(shlex.split(self._config.system_command))
-        return understand(lines)
+        lines = await self._run_command(shlex.split(self._config.system_command))
+        return parse_output(lines)
 
-    async def _ask(self, words: Sequence[str]) -> list[str]:
-        """Run the command, tell it the workers' process ids, and take what it prints."""
+    async def _run_command(self, words: Sequence[str]) -> list[str]:
+        """Run the command with the workers' process ids on stdin, and return its output."""
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.PIPE,
@@ -69,20 +68,20 @@ class HostWatcher:
         )
         try:
             async with asyncio.timeout(COMMAND_TIMEOUT_S):
-                output = await self._converse(process)
+                output = await self._communicate(process)
         except TimeoutError:
             raise TimeoutError(f"{words[0]} did not end within {COMMAND_TIMEOUT_S:g} s") from None
         finally:
-            await reaping.end(process)
+            await subprocesses.kill(process)
         if len(output) > MAX_OUTPUT_BYTES:
             raise ValueError(f"{words[0]} printed more than {MAX_OUTPUT_BYTES} bytes")
         return output.decode("utf-8", "replace").splitlines()
 
-    async def _converse(self, process: asyncio.subprocess.Process) -> bytes:
-        """Tell a command the workers, and take what it prints until it ends or has printed too much."""
+    async def _communicate(self, process: asyncio.subprocess.Process) -> bytes:
+        """Write the process ids and read the output, up to MAX_OUTPUT_BYTES."""
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(ConnectionError):  # it need not listen
+        with contextlib.suppress(ConnectionError):  # the command may ignore its stdin
             process.stdin.write((",".join(map(str, self._worker_pids())) + "\n").encode())
             await process.stdin.drain()
         process.stdin.close()
@@ -94,8 +93,8 @@ class HostWatcher:
         return output
 
 
-def understand(lines: Sequence[str]) -> list[Reading]:
-    """What a command printed: one metric a line, an empty line, then workers' memory, which is read elsewhere."""
+def parse_output(lines: Sequence[str]) -> list[Reading]:
+    """Parse the output: one metric per line, then an empty line; what follows it is ignored."""
     readings: list[Reading] = []
     for line in lines:
         if not line.strip():
@@ -105,5 +104,5 @@ def understand(lines: Sequence[str]) -> list[Reading]:
             device = next((text for key, text in dimensions if key.lower() in ("device_id", "deviceid")), None)
             readings.append((name, unit, value, device))
         else:
-            logger.warning("the system metrics command printed a line that is no metric: %.200s", line)
+            logger.warning("the system metrics command printed a line that is not a metric: %.200s", line)
     return readings

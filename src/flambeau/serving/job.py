@@ -9,30 +9,30 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flambeau.errors import FlambeauError
-from flambeau.metrics.traffic import Usage
-from flambeau.serving.scheduling.priorities import NORMAL
+from flambeau.metrics.traffic import RequestCounts
+from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared import Segment
 
 logger = logging.getLogger(__name__)
 
-MAX_STATE_BYTES = 4 << 20  # of one job; a reply that needs more to go on cannot be resumed
+MAX_STATE_BYTES = 4 << 20  # of one job; a reply with more state cannot be resumed
 
 _ids = itertools.count(1)
 
 
 class Receiver(Protocol):
-    """Whoever waits for a job: an HTTP exchange, a gRPC call, a test."""
+    """Takes the reply of a job: an HTTP exchange, a gRPC call, a test."""
 
     def on_parts(self, parts: list[Part]) -> None:
-        """Take the next parts; one that is `last` ends the reply."""
+        """Take the next parts; the part that is `last` ends the reply."""
 
     def on_error(self, error: FlambeauError) -> None:
         """The job failed; nothing follows."""
 
 
-class Body:
-    """What the client sent: bytes, or a shared segment that is given back when nobody reads it any more."""
+class RequestBody:
+    """A request's content: bytes, or a shared segment that is returned to its pool after its last reader."""
 
     __slots__ = ("_give_back", "_readers", "content", "segment", "size_bytes")
 
@@ -44,18 +44,17 @@ class Body:
         self._readers = 1  # the job itself
 
     @classmethod
-    def shared(cls, segment: Segment, size_bytes: int, give_back: Callable[[Segment], None]) -> Body:
-        """A body that lies in shared memory."""
+    def shared(cls, segment: Segment, size_bytes: int, give_back: Callable[[Segment], None]) -> RequestBody:
+        """A body in shared memory."""
         body = cls(b"", segment, size_bytes)
         body._give_back = give_back
         return body
 
     def hold(self) -> None:
-        """One more process may read the segment."""
+        """Add a reader; each calls `release` once."""
         self._readers += 1
 
     def release(self) -> None:
-        """One reader less; the last one gives the segment back."""
         self._readers -= 1
         if not self._readers and self.segment is not None and self._give_back is not None:
             self._give_back(self.segment)
@@ -96,7 +95,7 @@ class Job:
         *,
         request_id: str,
         headers: list[tuple[str, str]],
-        body: Body,
+        body: RequestBody,
         arrived: float,
         kind: Kind = "predict",
         url_path: str = "",
@@ -115,24 +114,24 @@ class Job:
         self.query = query
         self.envelope = envelope
         self.fields = fields  # None: the body is one value
-        self.crashes = 0  # workers that died while they held it
-        self.is_suspect = False  # it may have been the reason, and is run alone
+        self.crashes = 0  # workers that crashed while they held it
+        self.is_suspect = False  # it may have caused a crash, so it runs alone
         self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
         self.is_over = False
-        self.started = False  # a part of the reply has gone out
-        self.state: list[bytes] | None = None  # what another worker needs to go on with the reply; None: it cannot
+        self.started = False  # a part of the reply was sent to the client
+        self.state: list[bytes] | None = None  # lets another worker resume the reply; None: it cannot
         self.state_bytes = 0
-        self.on_cancel: Callable[[Job], None] | None = None  # whoever holds it: the queue or a worker
+        self.on_cancel: Callable[[Job], None] | None = None  # set by its holder: the queue or a worker
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
-        self.usage: Usage | None = None  # what it is counted under, from the moment a model has it
+        self.usage: RequestCounts | None = None  # the counters of its model, once a model has accepted it
 
     def renew_id(self) -> None:
-        """Take a new id, so that nothing said about the old one concerns this job any more."""
+        """Take a new id, so that later messages about the old one do not reach this job."""
         self.id = next(_ids)
 
     def to_request(self, *, share: bool) -> Request:
-        """The job as a worker sees it."""
+        """The job as a message to a worker; with `share` a body in shared memory is passed by reference."""
         body = self.body
         content: bytes | Shared = body.content
         if body.segment is not None:
@@ -152,12 +151,12 @@ class Job:
         )
 
     @property
-    def can_go_on(self) -> bool:
-        """Whether another worker can have it: nothing of the reply has gone out, or all that matters of it is kept."""
+    def can_resume(self) -> bool:
+        """Whether another worker can continue it: nothing was sent to the client, or the reply's state is kept."""
         return not self.started or self.state is not None
 
     def keep_state(self, parts: list[Part]) -> None:
-        """Keep what the worker says of its state; a reply of which it says nothing, or too much, cannot go on."""
+        """Keep the state of a reply; a reply with a part without state, or with too much, cannot be resumed."""
         if self.started and self.state is None:
             return
         self.state = self.state or []
@@ -169,7 +168,7 @@ class Job:
             self.state.append(part.state)
 
     def deliver(self, parts: list[Part]) -> None:
-        """Pass parts on; after the last one the job is over."""
+        """Pass parts to the receiver; the last one ends the job."""
         if self.is_over:
             return
         if parts[-1].last:
@@ -181,23 +180,23 @@ class Job:
         """End the job with an error."""
         if not self.is_over:
             self._end()
-            self.tell(error)
+            self.report(error)
 
     def expire(self, error: FlambeauError) -> None:
-        """It has waited too long: whoever waits is told, and nobody works on it any more."""
+        """End the job with an error and cancel it in the queue or worker."""
         if not self.is_over:
             self.cancel()
-            self.tell(error)
+            self.report(error)
 
-    def tell(self, error: FlambeauError) -> None:
-        """Tell the receiver of an error; its own mistake in that must not cost other jobs, nor a worker."""
+    def report(self, error: FlambeauError) -> None:
+        """Pass an error to the receiver. An exception in the receiver is logged: other jobs must not suffer."""
         try:
             self.receiver.on_error(error)
         except Exception:
-            logger.exception("request %s: its error could not be delivered", self.request_id)
+            logger.exception("request %s: the receiver failed to take an error", self.request_id)
 
     def cancel(self) -> None:
-        """Nobody waits any more: leave the queue, or tell the worker."""
+        """End the job without a reply; remove it from the queue or cancel it in the worker."""
         if not self.is_over:
             self._end()
             if self.on_cancel is not None:
@@ -208,3 +207,20 @@ class Job:
         self.body.release()
         if self.expiry is not None:
             self.expiry.cancel()
+
+
+class ReplyCollector:
+    """A receiver that collects a job's whole reply in the future `done`."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._parts: list[bytes] = []
+
+    def on_parts(self, parts: list[Part]) -> None:
+        self._parts += [part.body for part in parts]
+        if parts[-1].last and not self.done.done():
+            self.done.set_result(b"".join(self._parts))
+
+    def on_error(self, error: FlambeauError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)

@@ -1,4 +1,4 @@
-"""Model: one registered name and version, with its queue, workers and status."""
+"""Model: one registered name and version, with its queue and workers."""
 
 from __future__ import annotations
 
@@ -11,123 +11,133 @@ from flambeau.config.model import ModelConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
 from flambeau.logs.layouts import printable
 from flambeau.metrics.traffic import ModelTraffic
+from flambeau.serving.dispatchers import contradictions, new_dispatcher
 from flambeau.serving.job import Job
-from flambeau.serving.refusals import no_worker, not_loaded, queue_full, refused
-from flambeau.serving.scheduling.choice import contradictions, new_dispatcher
+from flambeau.serving.recovery import WorkerExit, should_retry
+from flambeau.serving.rejections import no_worker, not_loaded, queue_full, rejected
 from flambeau.serving.sources.dependencies import PythonEnvironment
-from flambeau.serving.sources.source import Source
-from flambeau.serving.workers.autoscaling import Limits
-from flambeau.serving.workers.elasticity import Elasticity
-from flambeau.serving.workers.making import Host, WorkerMaker
-from flambeau.serving.workers.recovery import Death, should_retry
+from flambeau.serving.sources.store import Source
+from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker
-from flambeau.serving.workers.supervisor import Slot, Supervisor
-from flambeau.serving.workers.watch import Watch
+from flambeau.serving.workers.scaler import Scaler
+from flambeau.serving.workers.supervisor import Slot
+from flambeau.serving.workers.watchdog import LivenessCheck, Watchdog
+from flambeau.serving.workers.worker_factory import Host, WorkerFactory
 
 logger = logging.getLogger(__name__)
 
 
 class Model:
-    """One name and version: takes jobs, and keeps the workers that answer them."""
+    """One name and version: accepts jobs and has the workers that answer them."""
 
     def __init__(self, name: str, version: str, handler: str, source: Source, config: ModelConfig, host: Host) -> None:
         self.name = name
         self.version = version
         self.handler = handler
         self.source = source
-        self._maker = WorkerMaker(name, version, handler, source, config, host)
-        self.config = config = self._maker.config
+        self._factory = WorkerFactory(name, version, handler, source, config, host)
+        self.config = config = self._factory.config
         self.registered_at = time.time()
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
-        self.min_workers = config.min_workers
-        self.max_workers = max(config.max_workers, int(config.scales_to_zero))
-        self.answers: Counter[int] = Counter()
-        self.abilities: frozenset[str] = frozenset()  # what front ends may ask for beside predictions
-        self.max_length = 0  # of what it generates, with the prompt; 0: not known
-        self.traffic = ModelTraffic(name, host.measures.traffic)
-        self._is_closed = False
-        self._is_told = False  # that it has loaded
-        self._workers: list[RemoteWorker] = []
+        self.answers: Counter[int] = Counter()  # by status
+        self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
+        self.max_length = 0  # tokens of prompt and reply together; 0: not known
+        self.traffic = ModelTraffic(name, host.telemetry.traffic)
+        self._events = host.events
+        self._is_reported = False  # as loaded
+        self.pool = WorkerPool(
+            f"model {name} version: {version}",
+            config,
+            new_worker=self._new_worker,
+            new_slot=self._factory.new_slot,
+            on_change=self._on_change,
+            events=host.events,
+            drain_timeout_s=host.config.drain_timeout_s,
+        )
         self.queue, self._dispatcher = new_dispatcher(
             config,
             host.config.sequence_headers,
-            self._workers,
-            min_workers=lambda: self.min_workers,
-            refuse=lambda job, reason: job.fail(refused(name, None, reason)),
+            self.pool.workers,
+            min_workers=lambda: self.pool.min_workers,
+            reject=lambda job, reason: job.fail(rejected(name, None, reason)),
         )
-        self._refusal = self._dispatcher.refusal if config.use_job_ticket or config.sequence_batching else None
+        self.scaler = Scaler(str(self), self.pool, self.queue, host.free_memory)
+        liveness = LivenessCheck(self.pool, config, host.events)
+        self._watchdog = Watchdog(str(self), (liveness.tick, self._dispatcher.tick, self.scaler.tick))
         for warning in contradictions(config):
             logger.warning("%s: %s", self, warning)
-        self.supervisor = Supervisor(
-            name=f"model {name} version: {version}",
-            new_worker=self._new_worker,
-            new_slot=self._maker.new_slot,
-            workers=self._workers,
-            startup_timeout_s=config.startup_timeout_s,
-            max_retry_s=config.max_retry_s,
-            drain_timeout_s=host.config.drain_timeout_s,
-            on_change=self._on_change,
-        )
-        self.elasticity = Elasticity(str(self), self.supervisor, self._workers, self.queue, host.make_room)
-        looks = (self._dispatcher.look_after, lambda: self.elasticity.look(self.limits))
-        self._watch = Watch(str(self), config, self.supervisor, self._workers, looks)
-
-    def run_on(self, environment: PythonEnvironment) -> None:
-        """What its workers run on from now on, instead of what the server itself does."""
-        self._maker.environment = environment
 
     def __str__(self) -> str:
         return printable(f"{self.name} {self.version}")
 
     @property
     def is_listed(self) -> bool:
-        """Whether it is a model to its users; the functions of workflows are not."""
+        """Whether it is shown as a model; the functions of workflows are not."""
         return not self.workflow or bool(self.source.url)
+
+    @property
+    def envelope(self) -> str:
+        """The envelope around the handler: the model's, or else the server's."""
+        return self._factory.envelope
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that no worker has begun: those in the queue and those sent in advance."""
+        return len(self.queue) + self.traffic.num_ahead
+
+    @property
+    def num_in_flight(self) -> int:
+        """Jobs accepted and not yet answered."""
+        return len(self.queue) + sum(batch.remaining for worker in self.pool.workers for batch in worker.batches)
+
+    def use_environment(self, environment: PythonEnvironment) -> None:
+        """Run new workers in this Python environment instead of the server's."""
+        self._factory.environment = environment
 
     # ---- jobs ----
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
-        """Accept a job, or say at once why not."""
-        if job.kind != "describe":  # a question of the management API is no inference
+        """Accept a job, or raise why it is rejected."""
+        if job.kind != "describe":  # a description is no inference
             job.usage = self.traffic.requested(requested_version)
-        if not self.supervisor.has_ready:
-            self._check_hope(requested_version)
-        if len(self.queue) + self.traffic.num_ahead >= self.queue.capacity:
-            raise queue_full(self.name, requested_version, self.queue.capacity, drained_in_s=self._seconds_to_drain())
-        if self._refusal is not None and (reason := self._refusal(job)):
-            raise refused(self.name, requested_version, reason)
-        if self.config.client_timeout_s is not None:
+        if not self.pool.has_ready:
+            self._check_recovery(requested_version)
+        queue = self.queue
+        if len(queue) + self.traffic.num_ahead >= queue.capacity:
+            drained_in_s = self.pool.drain_time_s(len(queue) / self.config.batch_size)
+            raise queue_full(self.name, requested_version, queue.capacity, drained_in_s=drained_in_s)
+        if reason := self._dispatcher.add(job):
+            raise rejected(self.name, requested_version, reason)
+        self.scaler.last_arrival = job.arrived
+        if self.config.client_timeout_s is not None and not job.is_over:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
-        self.elasticity.last_arrival = job.arrived
-        self._dispatcher.add(job)
 
-    def _check_hope(self, requested_version: str | None) -> None:
-        """Where no worker is ready: wake the model if it sleeps; refuse a job that would wait for nothing."""
-        if self.limits.allow_sleep and not self.supervisor.has_hope:
-            self.supervisor.drop_given_up()  # as if it slept: to be asked for is a reason to try again
+    def _check_recovery(self, requested_version: str | None) -> None:
+        """Without a ready worker: start those of a sleeping model; raise if the job would wait in vain."""
+        pool = self.pool
+        if pool.limits.allow_sleep and not pool.may_recover:
+            pool.drop_abandoned()  # a new request is a reason to try again
         self._wake()
-        if not self.supervisor.has_hope:
-            raise no_worker(self.name, requested_version, self.supervisor.last_death)
-        if self.supervisor.cannot_load:
-            raise not_loaded(self.name, self.supervisor.last_death)
+        if not pool.may_recover:
+            raise no_worker(self.name, requested_version, pool.last_exit)
+        if pool.is_failing_to_load:
+            raise not_loaded(self.name, pool.last_exit)
 
     def _wake(self) -> None:
-        if self.is_sleeping:
-            self._watch.start()
-            self.elasticity.wake(self.limits)
+        if self.pool.is_sleeping:
+            self._watchdog.start()
+            self.scaler.wake()
 
     def _expire(self, job: Job) -> None:
         assert self.config.client_timeout_s is not None
         waited = f"{self.config.client_timeout_s * 1000:.0f} ms (clientTimeoutInMills)"
         job.expire(DeadlinePassed(f"Model {self.name!r} did not answer within {waited}."))
 
-    def _seconds_to_drain(self) -> float:
-        """How long the queue would take at the present pace."""
-        times = [worker.service_s / max(1, worker.places) for worker in self._workers if worker.service_s]
-        batches = len(self.queue) / self.config.batch_size
-        return batches * sum(times) / len(times) ** 2 if times else 1.0
+    def _reject_all(self, error: Unavailable) -> None:
+        for job in self.queue.take_all():
+            job.fail(error)
 
     # ---- workers ----
 
@@ -136,150 +146,72 @@ class Model:
         self._check_open()
         if minimum > 0 and self.config.response_timeout_s <= 0:
             cause = "the response timeout is 0 seconds, in which no worker can answer"
-            raise WorkersFailed(f"Failed to start workers for {self.supervisor.name}", cause=cause)
-        self.min_workers, self.max_workers = self._maker.at_most(minimum), self._maker.at_most(maximum)
-        fresh = self.supervisor.scale(self.min_workers, self.max_workers)
-        self._watch.start()
+            raise WorkersFailed(f"Failed to start workers for {self.pool.name}", cause=cause)
+        fresh = self.pool.set_bounds(self._factory.at_most(minimum), self._factory.at_most(maximum))
+        self._watchdog.start()
         self._on_change()
         if wait:
-            await self.supervisor.wait_started(fresh)
+            await self.pool.wait_started(fresh)
             self._check_open()  # it may have been unregistered meanwhile
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self.pool.is_closed:
             raise Unavailable(f'Model "{self.name}" has been unregistered.')
 
-    @property
-    def limits(self) -> Limits:
-        """Between which numbers of workers the model moves by itself."""
-        config = self.config
-        if config.sequence_batching or self._is_closed:  # a sequence needs the worker that holds its state
-            return Limits(minimum=self.min_workers, maximum=self.min_workers)
-        return Limits(
-            minimum=self.min_workers,
-            maximum=self.max_workers,
-            target_queue_s=config.target_queue_s,
-            idle_s=config.idle_s,
-            scales_to_zero=config.scales_to_zero,
-        )
-
-    @property
-    def is_sleeping(self) -> bool:
-        """Whether it has no worker now, and gets one when it is asked for."""
-        return not self.supervisor.slots and self.limits.allow_sleep
-
-    @property
-    def can_answer(self) -> bool:
-        """Whether it has a worker that is ready, or gets one on demand."""
-        return self.supervisor.has_ready or self.is_sleeping
-
-    @property
-    def has_loaded(self) -> bool:
-        """Whether a worker has had it, now or before: only then are its abilities known."""
-        return self.supervisor.load_s is not None
-
-    @property
-    def num_wanted(self) -> int:
-        """How many workers it should have now."""
-        return 0 if self.is_sleeping else max(self.min_workers, self.supervisor.num_present)
-
-    @property
-    def state(self) -> str:
-        """How it is, in one word."""
-        if self.is_sleeping:
-            return "sleeping"
-        if self.supervisor.has_ready:
-            return "ready"
-        return "loading" if self.supervisor.has_hope else "failed" if self.supervisor.slots else "without workers"
-
-    @property
-    def num_waiting(self) -> int:
-        """Jobs no worker has begun: those in the queue, and those sent ahead."""
-        return len(self.queue) + self.traffic.num_ahead
-
-    @property
-    def num_in_flight(self) -> int:
-        """Jobs accepted and not yet answered."""
-        return len(self.queue) + sum(batch.remaining for worker in self._workers for batch in worker.batches)
-
-    @property
-    def envelope(self) -> str:
-        """What is around the handler: what the model names, else what the server does."""
-        return self._maker.envelope
-
-    @property
-    def is_healthy(self) -> bool:
-        """TorchServe's notion: enough workers run, load, or are being tried again."""
-        if self.limits.allow_sleep:
-            return self.is_sleeping or self.supervisor.has_hope
-        return self.supervisor.num_present >= self.min_workers
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether as many workers as wanted have the model loaded; one that sleeps or wakes has shown that it can."""
-        supervisor = self.supervisor
-        if self.limits.allow_sleep and supervisor.load_s is not None:
-            return self.is_sleeping or (supervisor.has_hope and not supervisor.cannot_load)
-        return supervisor.num_ready >= self.min_workers > 0
-
     async def close(self, reason: str, *, now: bool = False) -> None:
-        """Refuse what waits, finish what runs, stop the workers."""
-        self._is_closed = True
-        self._refuse_all(Unavailable(reason))
-        self._watch.stop()
-        await self.supervisor.close(now=now)
-        self._refuse_all(Unavailable(reason))  # what a worker that had to be killed gave back
+        """Reject waiting jobs, finish running ones and stop the workers; with `now`, kill them."""
+        self._reject_all(Unavailable(reason))
+        self._watchdog.stop()
+        await self.pool.close(now=now)
+        self._reject_all(Unavailable(reason))  # jobs that a killed worker returned
         self._dispatcher.close()
 
+    def report_loaded(self) -> None:
+        """Report the model as loaded, once: with its first worker, or registered without one."""
+        if not self._is_reported:
+            self._is_reported = True
+            self._events.model_loaded(self.name)
+
     def _new_worker(self, slot: Slot) -> RemoteWorker:
-        return self._maker.new_worker(
+        return self._factory.new_worker(
             slot,
-            num_workers=self.max_workers,
+            num_workers=self.pool.max_workers,
             on_free=self._dispatcher.feed,
-            on_lost=self._on_lost,
+            on_lost=self._on_worker_exit,
             traffic=self.traffic,
         )
 
-    def _on_lost(self, death: Death, suspects: list[tuple[Job, int]], innocent: list[Job]) -> None:
-        """A worker died: its jobs are tried again or answered, at once."""
+    def _on_worker_exit(self, worker_exit: WorkerExit, suspects: list[tuple[Job, int]], innocent: list[Job]) -> None:
+        """Retry or fail the jobs of a worker that exited; `suspects` come with the size of their batch."""
         for job in reversed(innocent):
             self.queue.put_back(job)
         for job, batch_size in reversed(suspects):
             job.crashes += 1
             if not self.config.sequence_batching and should_retry(
-                death,
+                worker_exit,
                 batch_size=batch_size,
                 crashes=job.crashes,
                 reply_started=job.started,
-                can_go_on=job.can_go_on,
+                can_resume=job.can_resume,
             ):
                 job.is_alone = True
-                # Generations are long, so those whose worker was killed from outside go on together.
-                job.is_suspect = not ("generate" in self.abilities and death.is_from_outside)
+                # Generations are long, so those whose worker was killed from outside resume together.
+                job.is_suspect = not ("generate" in self.abilities and worker_exit.is_external)
                 self.queue.put_back(job)
             else:
-                job.fail(WorkerDied(cause=death.cause, out_of_memory=death.out_of_memory))
+                job.fail(WorkerDied(cause=worker_exit.cause, out_of_memory=worker_exit.out_of_memory))
         self._on_change()
-        self._dispatcher.on_lost()
-
-    def tell_loaded(self) -> None:
-        """Say once that it is there: with a worker, or registered without one where none is wanted."""
-        if not self._is_told:
-            self._is_told = True
-            logger.info("Model %s loaded.", printable(self.name))  # TorchServe's words, which scripts wait for
-
-    def _refuse_all(self, error: Unavailable) -> None:
-        for job in self.queue.take_all():
-            job.fail(error)
+        self._dispatcher.on_worker_exit()
 
     def _on_change(self) -> None:
-        for worker in self._workers:
+        """Workers have started, loaded or exited."""
+        for worker in self.pool.workers:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
-                self.tell_loaded()
-        if self.queue:  # what a worker gave back on its way to bed
+                self.report_loaded()
+        if self.queue:  # a worker that stopped for lack of load may have returned jobs
             self._wake()
-        if not self.supervisor.has_hope:
-            self._refuse_all(no_worker(self.name, None, self.supervisor.last_death))
-        elif self.supervisor.cannot_load:  # waiting for the next try would be waiting for the same
-            self._refuse_all(not_loaded(self.name, self.supervisor.last_death))
+        if not self.pool.may_recover:
+            self._reject_all(no_worker(self.name, None, self.pool.last_exit))
+        elif self.pool.is_failing_to_load:  # the next attempt would probably fail too
+            self._reject_all(not_loaded(self.name, self.pool.last_exit))

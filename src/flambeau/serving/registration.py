@@ -1,4 +1,4 @@
-"""From the files of a model to a Model: its name, its settings, and what it cannot do without."""
+"""Creates a Model from its files: name, settings and checks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, WorkersFailed
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry, check_name
-from flambeau.serving.sources.source import Source
-from flambeau.serving.workers.making import Host
+from flambeau.serving.sources.store import Source
+from flambeau.serving.workers.worker_factory import Host
 
-RUNTIMES = (None, "python", "python3", "LSP")  # those that TorchServe knew
+RUNTIMES = (None, "python", "python3", "LSP")  # that existing clients may name
 
 
 def settings_of(
-    server: ServerConfig, source: Source, name: str, config: ModelConfig, wishes: Mapping[str, Any], *, workers: bool
+    server: ServerConfig, source: Source, name: str, config: ModelConfig, overrides: Mapping[str, Any], *, workers: bool
 ) -> ModelConfig:
-    """Defaults, then `models` of the server's configuration, then the model's own YAML, then wishes."""
+    """The defaults, overridden by `models` of the server's configuration, the model's YAML and then `overrides`."""
     manifest = source.manifest or Manifest(model_name="")
-    if said := server.models.get(name, {}).get(manifest.version):
-        config = config.with_settings(said, workers=workers)
+    if settings := server.models.get(name, {}).get(manifest.version):
+        config = config.with_settings(settings, workers=workers)
     if named := manifest.config_file:
         config = config.with_options(read_options(source.folder / named), f"{named} of {name}")
-    return replace(config, **wishes)
+    return replace(config, **overrides)
 
 
 def new_model(
@@ -42,7 +42,7 @@ def new_model(
     registry: Registry,
     host: Host,
 ) -> Model:
-    """The model that lies in a source; raises with the reason where there cannot be one."""
+    """The model of a source; raises if its name, runtime, handler or files are not usable."""
     manifest = source.manifest or Manifest(model_name="")
     if not name:
         raise BrokenArchive("Model name is not defined.", cause=source.problem)
@@ -63,7 +63,7 @@ def new_model(
 
 
 def name_from(url: str) -> str:
-    """The name of a model that nobody named: its file's, with what is no word character replaced, as TorchServe did."""
+    """The default name of a model: that of its file, with every other character than a word character replaced."""
     file = Path(url).name
     stem = next((file.removesuffix(suffix) for suffix in (".tar.gz", ".tgz") if file.endswith(suffix)), Path(file).stem)
     return re.sub(r"\W|^_", "_", stem)

@@ -19,7 +19,7 @@ class Registry:
         return (model for versions in [*self._versions.values()] for model in [*versions.values()])
 
     def find(self, name: str, version: str | None = None) -> Model:
-        """The model of that name, in its default version unless told otherwise."""
+        """The model of that name, in its default version unless one is given."""
         versions = self._versions.get(name)
         if versions is None:
             raise ModelNotFound(f"Model not found: {name}")
@@ -29,7 +29,6 @@ class Registry:
         return model
 
     def versions(self, name: str) -> list[Model]:
-        """Every version of a model."""
         self.find(name)
         return [*self._versions[name].values()]
 
@@ -42,7 +41,7 @@ class Registry:
         return self._default.get(model.name) == model.version
 
     def check_free(self, name: str, version: str) -> None:
-        """Raise when that name and version are taken."""
+        """Raise if that name and version are taken."""
         if version in self._versions.get(name, {}):
             raise ModelExists(name, version)
 
@@ -53,7 +52,7 @@ class Registry:
         self._default.setdefault(model.name, model.version)
 
     def remove(self, name: str, version: str | None = None, *, even_default: bool = False) -> Model:
-        """Take a model out; the default version only when it is the last one, unless `even_default`."""
+        """Remove a model; the default version only if it is the last one, or with `even_default`."""
         model = self.find(name, version)
         versions = self._versions[name]
         if self.is_default(model) and len(versions) > 1:
@@ -66,12 +65,12 @@ class Registry:
         return model
 
     def discard(self, model: Model) -> None:
-        """Take out this very model, if it is there: another may have its name and version by now."""
+        """Remove this model if it is still there: another may have its name and version by now."""
         if self._versions.get(model.name, {}).get(model.version) is model:
             self.remove(model.name, model.version, even_default=True)
 
     def set_default(self, name: str, version: str) -> None:
-        """Send requests that name no version to this one."""
+        """Make this version serve requests that name none."""
         self.find(name)
         if version not in self._versions[name]:
             raise VersionNotFound(f"Model version {version} does not exist for model {name}")
@@ -79,6 +78,6 @@ class Registry:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name or version that would be more than a name in a log, a metric or a header."""
+    """Reject a name or version with characters that would break a log, a metric or a header."""
     if not name.isprintable():
         raise BadRequest(f"names and versions may hold no control characters, as {name[:100]!r} does")

@@ -1,12 +1,13 @@
-"""Server: what every protocol calls; starts models and stops them in order."""
+"""Server: the methods that every API calls; starts and stops models in order."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
+import pkgutil
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -17,21 +18,21 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
 from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
+from flambeau.serving.events import ServerEvents
+from flambeau.serving.extensions import EXTENSIONS, Extension
 from flambeau.serving.host_watcher import HostWatcher
-from flambeau.serving.measures import Measures
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.registration import name_from, new_model, settings_of
 from flambeau.serving.registry import Registry
 from flambeau.serving.sources.dependencies import Dependencies
-from flambeau.serving.sources.fetching import Fetcher, shown
-from flambeau.serving.sources.source import Source
-from flambeau.serving.sources.store import Store
+from flambeau.serving.sources.downloader import Downloader, shown
+from flambeau.serving.sources.store import Source, Store
 from flambeau.serving.sources.urls import compile_patterns
-from flambeau.serving.workers.devices import count_gpus
-from flambeau.serving.workers.making import Host
-from flambeau.serving.workers.ranks import MeetingPoints
-from flambeau.torchserve.workflows.workflows import Workflows
+from flambeau.serving.telemetry import Telemetry
+from flambeau.serving.workers.host_resources import count_gpus
+from flambeau.serving.workers.ranks import RendezvousPorts
+from flambeau.serving.workers.worker_factory import Host
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared import Segment, SegmentPool
 
@@ -41,31 +42,39 @@ DRAIN_POLL_S = 0.02
 
 
 class Server:
-    """One serving process: registers models, takes jobs, tells how it is."""
+    """One serving process: registers models, finds them for requests, and reports its state."""
 
-    def __init__(self, config: ServerConfig, logs: Logs | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        logs: Logs | None = None,
+        *,
+        events: ServerEvents | None = None,
+        extensions: Sequence[str] = EXTENSIONS,
+    ) -> None:
         try:
             re.compile(config.hidden_env)
         except re.error as error:
             raise ConfigError(f"blacklist_env_vars is not a regular expression: {error}") from None
         self.config = config
         self.registry = Registry()
+        self.events = events or ServerEvents()
         self.logs = logs or Logs()
         self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None
-        self.measures = Measures(config.measure, self.logs)
-        fetcher = Fetcher(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
-        self.store = Store(config.model_store, fetcher)
-        self.workflows = Workflows(self, Store(workflow_store_of(config), fetcher))
-        self.on_progress: Callable[[str, str], None] = lambda model, words: None  # something takes long for a model
+        self.telemetry = Telemetry(config.measure, self.logs)
+        downloader = Downloader(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
+        self.store = Store(config.model_store, downloader)
+        self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
+        self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
         self._dependencies = Dependencies(
             install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
         )
         self.segments: SegmentPool | None = None
         self.is_draining = False
-        self.missing: dict[str, str] = {}  # models named at start that could not be registered, and why
-        self.has_started = False  # the models named at start have loaded or failed
-        self.on_change: Callable[[], None] = lambda: None  # models, versions or worker numbers were changed by a call
-        self._is_late = False  # draining took longer than it may
+        self.missing: dict[str, str] = {}  # startup models that could not be registered, and why
+        self.has_started = False  # the startup models have loaded or failed
+        self.on_change: Callable[[], None] = lambda: None  # called after models, versions or worker numbers changed
+        self._is_late = False  # the drain timed out
         self._probe: Segment | None = None
         self._host: Host | None = None
         self._watching: HostWatcher | None = None
@@ -81,16 +90,15 @@ class Server:
             config=self.config,
             gpus=gpus,
             worker_ids=itertools.count(self.config.first_worker_id),
-            meeting_points=MeetingPoints(self.config.first_distribution_port),
-            make_room=self._make_room,
-            measures=self.measures,
+            rendezvous_ports=RendezvousPorts(self.config.first_distribution_port),
+            free_memory=self._free_memory,
+            telemetry=self.telemetry,
             logs=self.logs,
+            events=self.events,
             probe=self._describe_probe,
-            devices_in_use=lambda: (
-                d for model in self.registry for slot in model.supervisor.slots for d in slot.devices
-            ),
+            devices_in_use=lambda: (d for model in self.registry for slot in model.pool.slots for d in slot.devices),
         )
-        self._watching = HostWatcher(self.config.measure, self.measures, self._worker_pids)
+        self._watching = HostWatcher(self.config.measure, self.telemetry, self._worker_pids)
         self._watching.start()
         return self
 
@@ -119,11 +127,12 @@ class Server:
         source: Source | None = None,
         workflow: str = "",
     ) -> Model:
-        """Register the model at `url` (or at a path the operator named) and start its workers.
+        """Register the model at `url`, or at a `path` that the operator named, and start its workers.
 
-        `config` holds defaults; the model's own YAML is laid over them, and `wishes` over that. When `wait` is
-        set and a worker cannot start, the model is unregistered again and WorkersFailed says why. The nodes of a
-        `workflow` are models too; those that are functions bring their `source` along.
+        `config` holds the defaults; the model's YAML overrides them, and `wishes` overrides both. With `wait`, a worker
+        that cannot start unregisters the model and raises WorkersFailed. `workflow` names the workflow that the model
+        is a node of; a node that is a function has a `source` instead of a URL.
+
         """
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url, keep_broken=not at_startup)
@@ -133,7 +142,7 @@ class Server:
             name = name or (source.manifest.model_name if source.manifest else "")
             if at_startup and not name:
                 name = name_from(url)
-            # In a thread: an archive's YAML may take its time.
+            # In a thread: parsing an archive's YAML may be slow.
             settings = await asyncio.to_thread(
                 settings_of, self.config, source, name, config, wishes or {}, workers=at_startup
             )
@@ -150,12 +159,12 @@ class Server:
             model.loaded_at_startup = at_startup
             model.workflow = workflow
             requirements = source.manifest.requirements_file if source.manifest else None
-            model.run_on(
+            model.use_environment(
                 await self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
             )
             self.registry.add(model)
             self.missing.pop(model.name, None)
-        except ModelExists:  # a downloaded file stays, as with TorchServe: a second try finds the conflict again
+        except ModelExists:  # keep the downloaded file: a retry must report the same conflict
             await asyncio.to_thread(self.store.discard, replace(source, downloaded=None))
             raise
         except BaseException:
@@ -172,12 +181,12 @@ class Server:
                     await self._forget(model)
                 raise
         else:
-            model.tell_loaded()
+            model.report_loaded()
         self.on_change()
         return model
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """Take a model out of service: what it accepted is answered first."""
+        """Remove a model after its accepted jobs are answered."""
         model = self.registry.remove(name, version)
         try:
             async with asyncio.timeout(self.config.unregister_timeout_s):
@@ -190,12 +199,12 @@ class Server:
         self.on_change()
 
     def set_default(self, name: str, version: str) -> None:
-        """Send requests that name no version to this one."""
+        """Use this version for requests that name none."""
         self.registry.set_default(name, version)
         self.on_change()
 
     async def scale(self, name: str, version: str | None, minimum: int, maximum: int, *, wait: bool) -> Model:
-        """Change how many workers a model has."""
+        """Change the number of workers of a model."""
         if maximum < minimum:
             raise BadRequest("max_worker cannot be less than min_worker.")
         if minimum < 0:
@@ -205,17 +214,17 @@ class Server:
         self.on_change()
         return model
 
-    def _make_room(self) -> bool:
-        """Memory is short: put the model to sleep that may sleep, does nothing, and was not asked for longest."""
+    def _free_memory(self) -> bool:
+        """Put the idle model to sleep that was used least recently; False if no model may sleep."""
         idle = [
             model
             for model in self.registry
-            if model.limits.allow_sleep and model.supervisor.has_ready and not model.num_in_flight
+            if model.pool.limits.allow_sleep and model.pool.has_ready and not model.num_in_flight
         ]
-        oldest = min(idle, key=lambda model: model.elasticity.last_arrival, default=None)
+        oldest = min(idle, key=lambda model: model.scaler.last_arrival, default=None)
         if oldest is not None:
-            logger.info("memory is short: %s falls asleep", oldest)
-            oldest.elasticity.sleep()
+            logger.info("out of memory for another model: putting %s to sleep", oldest)
+            oldest.scaler.sleep()
         return oldest is not None
 
     async def _forget(self, model: Model) -> None:
@@ -224,7 +233,7 @@ class Server:
         await self._drop(model, f'The workers of model "{model.name}" could not start.')
 
     async def _retire(self, model: Model) -> None:
-        while model.num_in_flight and model.supervisor.has_hope:
+        while model.num_in_flight and model.pool.may_recover:
             await asyncio.sleep(DRAIN_POLL_S)
         await self._drop(model, f'Model "{model.name}" is being unregistered.', now=False)
 
@@ -238,13 +247,13 @@ class Server:
 
     @property
     def num_gpus(self) -> int:
-        """How many GPUs workers may be placed on."""
+        """GPUs available to workers."""
         return len(self._host.gpus) if self._host is not None else 0
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the default version of every model has its workers, counting those that load or are retried."""
-        return all(model.is_healthy for model in self.registry.defaults())
+        """Whether the default version of every model has its workers, including those that load or restart."""
+        return all(model.pool.is_healthy for model in self.registry.defaults())
 
     @property
     def is_ready(self) -> bool:
@@ -252,32 +261,32 @@ class Server:
         return self.has_started and not self.is_draining and not self.not_ready() and not self.missing
 
     def could_not_start_with(self, name: str, reason: str) -> None:
-        """Take note that a model named at start could not be registered: the server is not ready without it."""
+        """Record that a startup model could not be registered; the server is not ready without it."""
         self.missing[name] = reason
 
     def not_ready(self) -> list[Model]:
-        """The models that should be able to answer and are not."""
-        return [model for model in self.registry if model.min_workers > 0 and not model.is_ready]
+        """The models that should be able to answer but are not."""
+        return [model for model in self.registry if model.pool.min_workers > 0 and not model.pool.is_ready]
 
     def metrics_text(self, wanted: Collection[str] = ()) -> str:
-        """What the metrics endpoint shows: the wanted metrics, or all."""
+        """The text of the metrics endpoint: the wanted metrics, or all."""
         models = [*self.registry]
-        workers = [slot.worker for model in models for slot in model.supervisor.slots if slot.worker]
+        workers = [slot.worker for model in models for slot in model.pool.slots if slot.worker]
         load_times = [(worker.spec.name, worker.load_s) for worker in workers if worker.load_s is not None]
-        return self.measures.text([model.traffic for model in models], load_times, model_metrics(models), wanted)
+        return self.telemetry.text([model.traffic for model in models], load_times, model_metrics(models), wanted)
 
     def _worker_pids(self) -> list[int]:
-        slots = (slot for model in self.registry for slot in model.supervisor.slots)
+        slots = (slot for model in self.registry for slot in model.pool.slots)
         return [pid for slot in slots if slot.worker for pid in slot.worker.pids if pid > 0]
 
     # ---- stopping ----
 
     async def drain(self, deadline: float) -> None:
-        """Wait until every accepted job is answered, or until the deadline, on the event loop's clock."""
+        """Wait until every accepted job is answered, or until `deadline` on the event loop's clock."""
         try:
             async with asyncio.timeout_at(deadline):
-                while self.workflows.num_running or any(
-                    model.num_in_flight and model.supervisor.has_hope for model in self.registry
+                while any(extension.num_running for extension in self.extensions) or any(
+                    model.num_in_flight and model.pool.may_recover for model in self.registry
                 ):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
@@ -290,10 +299,11 @@ class Server:
         models = [*self.registry]
         closing = (model.close("The server is stopping.", now=now) for model in models)
         for model, error in zip(models, await asyncio.gather(*closing, return_exceptions=True), strict=True):
-            if error is not None:  # the others, and the files of all, are still to be seen to
+            if error is not None:  # go on: other models and all files remain to be closed
                 logger.error("%s could not be closed", model, exc_info=error)
         await asyncio.to_thread(self.store.close)
-        await self.workflows.close()
+        for extension in self.extensions:
+            await extension.close()
         if self.segments is not None:
             if self._probe is not None:
                 self._probe.close()
@@ -301,12 +311,3 @@ class Server:
 
     def _describe_probe(self) -> Shared | None:
         return self._probe.describe(1) if self._probe is not None else None
-
-
-def workflow_store_of(config: ServerConfig) -> Path | None:
-    """Where workflows come from; a folder that is not there has none, which is no reason not to start."""
-    store = config.workflow_store or config.model_store
-    if config.workflow_store is not None and not config.workflow_store.is_dir():
-        logger.warning("the workflow store %s is not a folder: no workflow can be registered from it", store)
-        return None
-    return store

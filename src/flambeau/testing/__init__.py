@@ -1,1 +1,1 @@
-"""For tests of handlers: a pytest plugin with `model_server` and `handler_context`."""
+"""Tools for tests of handlers: a pytest plugin with the fixtures `model_server` and `handler_context`."""

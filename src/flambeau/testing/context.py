@@ -1,4 +1,4 @@
-"""HandlerContext: what a worker tells a handler, without a worker, so that its methods can be called one by one."""
+"""HandlerContext: a context without a worker, so that a test can call a handler's methods one by one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flambeau import __version__
-from flambeau.archive.folders import manifest_of
 from flambeau.archive.manifest import Manifest
+from flambeau.archive.model_folder import manifest_of
 from flambeau.config.model import read_options
 from flambeau.wire.messages import Request
 from flambeau.worker.context import Context
@@ -20,13 +20,13 @@ Headers = Mapping[str, str]
 
 
 class HandlerContext(Context):
-    """A real context; `rows` is what `handle` and `preprocess` get as data, `sent` what `context.send` was given."""
+    """A worker's context; `rows` is the data for `handle` and `preprocess`, `sent` the values of `context.send`."""
 
     rows: list[Row]
     sent: list[list[Any]]
 
     def set_requests(self, requests: Sequence[Any], headers: Headers | Sequence[Headers] = ()) -> list[Row]:
-        """Turn to the next batch: bytes, text or JSON values; headers for all of them, or one mapping each."""
+        """Start the next batch: bytes, text or JSON values; headers for all requests, or one mapping each."""
         each = [headers] * len(requests) if isinstance(headers, Mapping) else [*headers] or [{}] * len(requests)
         batch = [to_request(i, body, extra) for i, (body, extra) in enumerate(zip(requests, each, strict=True))]
         reader = InputReader(decode=True)
@@ -34,14 +34,12 @@ class HandlerContext(Context):
         self.begin(batch, [types_of(row) for row in self.rows])
         return self.rows
 
-    # ---- the worker's side of it ----
+    # ---- the worker's part ----
 
     def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
-        """Keep what the handler sends while it runs."""
         self.sent.append([*values])
 
     def is_cancelled(self, idx: int = 0) -> bool:
-        """Nobody goes away from a test."""
         return False
 
 
@@ -57,7 +55,7 @@ def new_handler_context(
     requests: Sequence[Any] = (),
     headers: Headers | Sequence[Headers] = (),
 ) -> HandlerContext:
-    """A context as the worker would make it for the model in this folder; what is given replaces what lies there."""
+    """The context that a worker creates for the model in `model_dir`; other arguments replace what its files say."""
     folder = Path(model_dir).resolve()
     found = manifest_of(folder)
     base = found or Manifest(model_name=folder.name, model_file=model_file, serialized_file=serialized_file)
@@ -83,7 +81,7 @@ def new_handler_context(
 
 
 def to_request(number: int, body: Any, headers: Headers) -> Request:
-    """A body as the request a client would send: its type tells the content type, unless a header does."""
+    """A body as a client's request; its Python type sets the content type, unless a header does."""
     if isinstance(body, (bytes, bytearray)):
         content, kind = bytes(body), "application/octet-stream"
     elif isinstance(body, str):

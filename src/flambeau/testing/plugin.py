@@ -1,4 +1,4 @@
-"""Fixtures for tests of handlers; what they need is imported when a test asks for them."""
+"""Pytest fixtures for handlers. Their imports are lazy, as pytest loads this module in every project."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from flambeau.testing.context import HandlerContext
     from flambeau.testing.server import ModelServer
 
-DRAIN_S = 5  # a test does not wait long for requests it has left behind
+DRAIN_S = 5  # for requests that a test has not waited for
 
 
 @pytest.fixture
 def model_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., ModelServer]]:
-    """Start servers: `model_server("handler.py", batch_size=4)`; options are those of `flambeau serve`.
+    """Starts servers: `model_server("handler.py", batch_size=4)`; the options are those of `flambeau serve`.
 
-    Paths are found beside the test or from the current folder. The call returns when the models are ready, and fails
-    with the server's log when they do not get ready. Servers stop at the end of the test.
+    Paths are relative to the test's folder, else to the current folder. The call returns when the models are ready;
+    if one is not, the test fails with the server's log. Servers stop at the end of the test.
     """
     from flambeau.testing.server import START_S, ModelServer, to_arguments
 
@@ -38,11 +38,11 @@ def model_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cal
         server.start_timeout_s = start_timeout
         running.append(server)
         try:
-            server.wait_started()  # with what failed to load: that is tried again, but not waited for here
+            server.wait_started()  # also returns for a model that failed to load and will be retried
             if not server.is_ready:
                 raise AssertionError(f"a model could not be loaded:\n{server.log}")
         except AssertionError as error:
-            pytest.fail(f"the model server did not get ready: {error}", pytrace=False)
+            pytest.fail(f"the model server is not ready: {error}", pytrace=False)
         return server
 
     yield start
@@ -52,7 +52,7 @@ def model_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cal
 
 @pytest.fixture
 def handler_context(tmp_path: Path) -> Callable[..., HandlerContext]:
-    """Make a context as a worker would: `handler_context(model_dir=…, config={…}, requests=[…])`."""
+    """Creates a context as a worker does: `handler_context(model_dir=…, config={…}, requests=[…])`."""
     from flambeau.testing.context import new_handler_context
 
     def make(**given: Any) -> HandlerContext:
@@ -62,6 +62,6 @@ def handler_context(tmp_path: Path) -> Callable[..., HandlerContext]:
 
 
 def find(path: str | Path, folder: Path) -> Path:
-    """A path as a test names it: beside the test, else from the current folder."""
+    """A path relative to `folder` if it exists there, else to the current folder."""
     beside = folder / path
     return beside if beside.exists() else Path(path).absolute()

@@ -1,4 +1,4 @@
-"""The `torchserve` command: start, stop and version, as TorchServe's launcher does them."""
+"""The `torchserve` command: start, stop and version, as in TorchServe's launcher."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from flambeau import TORCHSERVE_VERSION, __version__
+from flambeau import __version__
 from flambeau.errors import FlambeauError
+from flambeau.torchserve import TORCHSERVE_VERSION
 from flambeau.torchserve.config_properties import read_file
 from flambeau.torchserve.flags import missing, missing_folders, parser
 from flambeau.torchserve.pid_file import SIGN, VARIABLE, PidFile, command_of
@@ -20,18 +21,18 @@ from flambeau.torchserve.snapshot import newest
 
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
 STOP_S = 60
-PORTS_S = 5  # a server that is stopping has closed its ports long before, so that the next one can start
+PORTS_S = 5  # a stopping server closes its ports well within this, so that the next one can start
 POLL_S = 0.05
 
 
 def main() -> None:
-    """Run the command; a failed check ends with status 1."""
+    """Run the command and exit with its status."""
     if (status := run(parser().parse_args(), sys.argv[1:])) != 0:
         sys.exit(status)
 
 
 def run(arguments: argparse.Namespace, words: list[str]) -> int:
-    """Do what the flags say and return the exit status."""
+    """Execute the command and return its exit status."""
     pid_file = PidFile(arguments.pid_file)
     pid = pid_file.read()
     if arguments.version:
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace, words: list[str]) -> int:
         print(RUNNING)
         return 1
     try:
-        problem = problem_of(arguments)
+        problem = start_problem(arguments)
     except FlambeauError as error:
         problem = f"Invalid configuration: {error}"
     if problem:
@@ -53,8 +54,8 @@ def run(arguments: argparse.Namespace, words: list[str]) -> int:
     return start(words, pid_file, foreground=arguments.foreground)
 
 
-def problem_of(arguments: argparse.Namespace) -> str | None:
-    """What stands in the way of a start."""
+def start_problem(arguments: argparse.Namespace) -> str | None:
+    """The reason why the server cannot be started, or None."""
     if problem := missing(arguments, named_config(arguments), os.environ.get("TEMP")):
         return problem
     file = config_file(arguments)
@@ -63,7 +64,6 @@ def problem_of(arguments: argparse.Namespace) -> str | None:
 
 
 def named_config(arguments: argparse.Namespace) -> Path | None:
-    """The config file that was asked for."""
     named = os.environ.get("TS_CONFIG_FILE") or arguments.ts_config
     return Path(named) if named else None
 
@@ -79,34 +79,32 @@ def config_file(arguments: argparse.Namespace) -> Path | None:
 
 
 def snapshot_folder() -> Path:
-    """Where snapshots lie."""
     return Path(os.environ.get("LOG_LOCATION") or "logs") / "config"
 
 
 def start(words: list[str], pid_file: PidFile, *, foreground: bool) -> int:
-    """Start the server process; in the foreground it takes the place of this one, so that signals reach it."""
+    """Start the server process. In the foreground it replaces this process, so that signals reach it."""
     command = [sys.executable, "-m", "flambeau.torchserve.server_process", SIGN, *words]
     environment = {**os.environ, VARIABLE: str(pid_file.path.absolute())}
     if temp := os.environ.get("TEMP"):
         environment["TMPDIR"] = temp
     if foreground:
-        note(os.getpid(), pid_file)
-        become(command, environment)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server outlives the terminal it was started from
-    note(subprocess.Popen(command, env=environment).pid, pid_file)
+        write_pid(os.getpid(), pid_file)
+        replace_process(command, environment)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server survives the end of its terminal
+    write_pid(subprocess.Popen(command, env=environment).pid, pid_file)
     return 0
 
 
-def note(pid: int, pid_file: PidFile) -> None:
-    """Write the pid file; a server without one runs all the same."""
+def write_pid(pid: int, pid_file: PidFile) -> None:
+    """Write the pid file; a server without one runs as well."""
     try:
         pid_file.write(pid)
     except OSError as error:
         print(f"{pid_file.path} cannot be written ({error.strerror}): torchserve --stop will not find process {pid}")
 
 
-def become(command: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replace this process."""
+def replace_process(command: list[str], environment: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     os.execve(command[0], command, environment)
 
@@ -133,7 +131,7 @@ def stop(pid: int | None, pid_file: PidFile, *, wait: bool) -> int:
 
 
 def wait_for_end(pid: int, limit_s: float) -> bool:
-    """Whether a process ends in time."""
+    """Wait for a server process to end; False after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while (command := command_of(pid)) is not None and SIGN in command:
         if time.monotonic() > deadline:

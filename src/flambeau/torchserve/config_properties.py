@@ -1,4 +1,4 @@
-"""config.properties, TS_* variables and flags, in TorchServe's spelling → ServerConfig."""
+"""config.properties, TS_* variables and flags → ServerConfig."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig
-from flambeau.config.values import refuse, switch
 from flambeau.errors import ConfigError
 from flambeau.torchserve.config_keys import (
+    CONTROL_KEYS,
     CORS,
     KEYS,
-    STEERING,
+    SNAPSHOT_KEYS,
     WITHOUT_EFFECT,
-    WRITTEN_BY_THE_SERVER,
     known_keys,
     variable_of,
 )
+from flambeau.torchserve.config_values import invalid, switch
 from flambeau.torchserve.java_properties import parse as parse
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# What TorchServe's users start from: gRPC is on, registering models over the APIs is not.
+# TorchServe's defaults: gRPC is on, registering models over the APIs is off.
 TORCHSERVE = ServerConfig(
     grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
     model_api=False,
-    error_details=False,  # error documents are TorchServe's to the letter; the log has the causes
+    error_details=False,  # error documents have TorchServe's exact text; causes are logged
     measure=MetricsConfig(mode="both"),
     log_folder=Path("logs"),
     metrics_log_folder=Path("logs"),
@@ -42,23 +42,23 @@ _VARIABLES: dict[str, str] = {name: key for key in known_keys() if (name := vari
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Properties:
-    """What a config.properties asks for: a server, and the models it starts with."""
+    """The contents of a config.properties: the server's settings and the models it starts with."""
 
     server: ServerConfig
     load_models: str | None = None
-    model_snapshot: str | None = None  # then load_models does not count
+    model_snapshot: str | None = None  # overrides load_models
     given: Mapping[str, str] = field(default_factory=dict)  # every key as text, for snapshots
 
 
-def gather(
+def merge_settings(
     file: Mapping[str, str], flags: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Lay flags over the file and, where the file allows that, the environment over both."""
+    """Merge the settings: flags override the file; the environment overrides both, if the file allows it."""
     given = {**file, **flags}
     variables = {name: key for name, key in _VARIABLES.items() if name in environment}
     if not _is_on(file, "enable_envvars_config"):
-        variables.pop("TS_OPEN_INFERENCE_PROTOCOL", None)  # it is read in any case
-        # Asking for more protection needs no permission.
+        variables.pop("TS_OPEN_INFERENCE_PROTOCOL", None)  # it is read without permission
+        # More protection needs no permission.
         if environment.get("TS_DISABLE_TOKEN_AUTHORIZATION", "").strip().lower() == "false":
             given["disable_token_authorization"] = "false"
             del variables["TS_DISABLE_TOKEN_AUTHORIZATION"]
@@ -69,7 +69,7 @@ def gather(
         del variables["TS_ALLOWED_URLS"]
         logger.info("TS_ALLOWED_URLS is not read: the config file has no use_env_allowed_urls=true")
     for name in environment:
-        if name.startswith("TS_") and name not in _VARIABLES and (near := _near(name, _VARIABLES)):
+        if name.startswith("TS_") and name not in _VARIABLES and (near := _nearest(name, _VARIABLES)):
             logger.warning("%s is not a known variable; did you mean %s?", name, near)
     return given | {key: environment[name] for name, key in variables.items()}
 
@@ -77,23 +77,23 @@ def gather(
 def to_properties(
     given: Mapping[str, str], base: ServerConfig, environment: Mapping[str, str] = os.environ
 ) -> Properties:
-    """The settings these properties ask for; a key that is not known is named with the nearest one that is."""
+    """Read the settings; for an unknown key, a warning names the nearest known one."""
     server = base
     for key, value in given.items():
         if key in KEYS:
-            server = put(server, KEYS[key].place, KEYS[key].kind(key, value))
+            server = with_field(server, KEYS[key].field_path, KEYS[key].read(key, value))
         elif key in WITHOUT_EFFECT:
             logger.info("%s has no effect here: %s", key, WITHOUT_EFFECT[key])
-        elif key not in CORS and key not in STEERING and key not in WRITTEN_BY_THE_SERVER:
-            near = _near(key, known_keys())
+        elif key not in CORS and key not in CONTROL_KEYS and key not in SNAPSHOT_KEYS:
+            near = _nearest(key, known_keys())
             logger.warning("%s is not a known key%s", key, f"; did you mean {near}?" if near else "")
     if not switch("enable_metrics_api", given.get("enable_metrics_api", "true")):
         server = replace(server, metrics=None)
-    if "token_expiration_min" in given and server.keys.is_on is None:  # keys that expire are keys that are asked for
-        server = put(server, "keys.is_on", True)
-    if any(key.startswith("grpc_") for key in given):  # asked for by name
-        server = put(server, "grpc.is_optional", False)
-    if server.keys.is_on is False:  # switched off by name: existing containers do so, and mean it
+    if "token_expiration_min" in given and server.keys.is_on is None:  # an expiry implies that keys are on
+        server = with_field(server, "keys.is_on", True)
+    if any(key.startswith("grpc_") for key in given):  # set explicitly, so a missing grpcio is an error
+        server = with_field(server, "grpc.is_optional", False)
+    if server.keys.is_on is False:  # set explicitly, as many existing containers do
         server = replace(server, allow_unprotected=True)
     if protocol := environment.get("TS_OPEN_INFERENCE_PROTOCOL"):
         server = replace(server, open_inference=protocol == "oip")
@@ -107,35 +107,39 @@ def to_properties(
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """The keys and values of a properties file."""
     try:
         return parse(path.read_text(encoding="iso-8859-1"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def load_properties(file_path: str) -> dict[str, str]:
+    """`read_file` with the signature of `ts.model_server`."""
+    return read_file(Path(file_path))
+
+
 def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:
-    """The property `models`: settings by model name and version."""
+    """Parse the property `models`: settings by model name and version."""
     if not text or not text.strip():
         return {}
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise refuse("models", text, f"JSON ({error})") from None
+        raise invalid("models", text, f"JSON ({error})") from None
     expected = 'a JSON object such as {"name": {"1.0": {"batchSize": 4}}}'
     if not isinstance(document, dict):
-        raise refuse("models", text, expected)
+        raise invalid("models", text, expected)
     for versions in document.values():
-        if not isinstance(versions, dict) or not all(isinstance(said, dict) for said in versions.values()):
-            raise refuse("models", text, expected)
+        if not isinstance(versions, dict) or not all(isinstance(one, dict) for one in versions.values()):
+            raise invalid("models", text, expected)
     return document
 
 
-def put(config: T, place: str, value: object) -> T:
-    """Set a field, or a field of a part: `grpc.inference.port`."""
-    outer, _, inner = place.partition(".")
+def with_field(config: T, field_path: str, value: object) -> T:
+    """Return the config with a field set; `field_path` may be nested: `grpc.inference.port`."""
+    outer, _, inner = field_path.partition(".")
     if inner:
-        value = put(getattr(config, outer) or Address(), inner, value)
+        value = with_field(getattr(config, outer) or Address(), inner, value)
     return replace(config, **{outer: value})  # type: ignore[type-var]
 
 
@@ -143,7 +147,7 @@ def _is_on(given: Mapping[str, str], key: str) -> bool:
     return given.get(key, "").strip().lower() == "true"
 
 
-def _near(name: str, known: Iterable[str]) -> str | None:
+def _nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.8)), None)
 
 

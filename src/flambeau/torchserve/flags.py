@@ -1,21 +1,21 @@
-"""The flags of the `torchserve` command, in TorchServe's spelling and with ours beside them."""
+"""The flags of the `torchserve` command: TorchServe's, and a few more."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 
 def parser() -> argparse.ArgumentParser:
-    """Everything that may stand after `torchserve`."""
     flags = argparse.ArgumentParser(prog="torchserve", description="Serve PyTorch models")
     action = flags.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
-    action.add_argument("--start", action="store_true", help="start the server; so does naming no action")
-    action.add_argument("--stop", action="store_true", help="stop the server that was started from this machine")
-    flags.add_argument("--ts-config", metavar="FILE", help="config.properties; TS_CONFIG_FILE beats it")
+    action.add_argument("--start", action="store_true", help="start the server (the default)")
+    action.add_argument("--stop", action="store_true", help="stop the server that runs on this machine")
+    flags.add_argument("--ts-config", metavar="FILE", help="config.properties; TS_CONFIG_FILE overrides it")
     flags.add_argument("--model-store", metavar="DIR", help="folder of archives and models")
-    flags.add_argument("--workflow-store", metavar="DIR", help="folder of workflow archives; else the model store")
+    flags.add_argument("--workflow-store", metavar="DIR", help="folder of workflow archives (default: the model store)")
     flags.add_argument(
         "--models",
         nargs="+",
@@ -24,26 +24,27 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--log-config", metavar="FILE", help="log4j2 configuration; must exist")
     flags.add_argument("--cpp-log-config", metavar="FILE", help="accepted; there is no C++ backend")
-    flags.add_argument("--foreground", action="store_true", help="stay until the server ends")
+    flags.add_argument("--foreground", action="store_true", help="run in the foreground")
     flags.add_argument(
         "--no-config-snapshots", "--ncs", action="store_true", help="neither write snapshots nor start from one"
     )
     flags.add_argument("--plugins-path", "--ppath", metavar="PATH", help="accepted; plugins are Java programs")
-    flags.add_argument("--disable-token-auth", "--dt", action="store_true", dest="token_auth", help="ask for no keys")
+    flags.add_argument("--disable-token-auth", "--dt", action="store_true", dest="token_auth", help="require no keys")
     flags.add_argument(
-        "--enable-model-api", action="store_true", dest="model_mode", help="let the APIs register and unregister models"
+        "--enable-model-api",
+        action="store_true",
+        dest="model_mode",
+        help="allow registration over the APIs",
     )
     ours = flags.add_argument_group("not in TorchServe")
-    ours.add_argument("--enable-token-auth", action="store_true", help="ask for keys on a loopback address too")
-    ours.add_argument(
-        "--allow-unprotected", action="store_true", help="let other machines in although no keys are asked for"
-    )
-    ours.add_argument("--pid-file", metavar="FILE", help="else TS_PID_FILE, else .model_server.pid in the temp folder")
+    ours.add_argument("--enable-token-auth", action="store_true", help="require keys on a loopback address too")
+    ours.add_argument("--allow-unprotected", action="store_true", help="accept other machines without keys")
+    ours.add_argument("--pid-file", metavar="FILE", help="default: TS_PID_FILE, else TMPDIR/.model_server.pid")
     return flags
 
 
 def to_properties(arguments: argparse.Namespace) -> dict[str, str]:
-    """What the flags say, as keys of config.properties; switches can turn things on, never off."""
+    """The flags as keys of config.properties; a switch can only turn something on."""
     given = {"model_store": arguments.model_store, "workflow_store": arguments.workflow_store}
     if arguments.models:
         given["load_models"] = ",".join(arguments.models)
@@ -70,8 +71,25 @@ def worker_parser() -> argparse.ArgumentParser:
     return flags
 
 
+class ArgParser:
+    """The parsers of the `torchserve` command and of its workers (`ts.arg_parser`)."""
+
+    @staticmethod
+    def ts_parser() -> argparse.ArgumentParser:
+        return parser()
+
+    @staticmethod
+    def model_service_worker_args() -> argparse.ArgumentParser:
+        return worker_parser()
+
+    @staticmethod
+    def extract_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+        """Parse these words, or those of this process."""
+        return parser().parse_args(args or None)
+
+
 def missing(arguments: argparse.Namespace, config: Path | None, temp: str | None) -> str | None:
-    """What is not where the flags and variables say, in TorchServe's words; `config` is the file that was named."""
+    """The error for a file that the flags or variables name and that does not exist, in TorchServe's words."""
     if arguments.log_config and not Path(arguments.log_config).is_file():
         return f"--log-config file not found: {Path(arguments.log_config).resolve()}"
     if temp and not Path(temp).is_dir():
@@ -82,7 +100,7 @@ def missing(arguments: argparse.Namespace, config: Path | None, temp: str | None
 
 
 def missing_folders(arguments: argparse.Namespace, store: str | None) -> str | None:
-    """The same, of what may be told from the config file too."""
+    """As `missing`, for folders that the config file may name instead; `store` is the model store."""
     if not store:
         return "Missing mandatory parameter --model-store"
     if not Path(store).is_dir():

@@ -1,4 +1,4 @@
-"""Java's properties format: text ↔ keys and values."""
+"""Reads and writes Java's properties format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VARIABLE = re.compile(r"\$\$([^$]+)\$\$")
 
 
 def parse(text: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Read Java's properties format: comments, continued lines, escapes; `$$NAME$$` is an environment variable."""
+    """Parse comments, continued lines and escapes; `$$NAME$$` is replaced by an environment variable."""
     properties = {}
     for line in _logical_lines(text):
         match = _PAIR.fullmatch(line)
@@ -26,7 +26,7 @@ def parse(text: str, environment: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def dump(properties: Mapping[str, str], comment: str) -> str:
-    """Write Java's properties format, one key to a line, sorted."""
+    """Write one key per line, sorted."""
     lines = [f"#{comment}", *(f"{_escape(key, is_key=True)}={_escape(properties[key])}" for key in sorted(properties))]
     return "\n".join([*lines, ""])
 
@@ -53,7 +53,7 @@ def _unescape(text: str) -> str:
         return chr(int(code, 16)) if code else _ESCAPES.get(letter, letter)
 
     plain = re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", replacement, text)
-    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins what Java wrote as two halves
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins surrogate pairs
 
 
 def _escape(text: str, *, is_key: bool = False) -> str:
@@ -63,7 +63,7 @@ def _escape(text: str, *, is_key: bool = False) -> str:
             return f"\\{letter}"
         if character in "\\=:#! ":
             return f"\\{character}"
-        # Beyond 16 bits Java writes two halves.
+        # Java writes characters beyond 16 bits as surrogate pairs.
         units = character.encode("utf-16-be")
         return "".join(f"\\u{units[i]:02X}{units[i + 1]:02X}" for i in range(0, len(units), 2))
 

@@ -1,4 +1,4 @@
-"""Starts and stops a `torchserve` server from a script, and registers models with it (`ts.launcher`)."""
+"""Starts and stops a `torchserve` server from a script, and registers models (`ts.launcher`)."""
 
 from __future__ import annotations
 
@@ -20,38 +20,33 @@ COMMAND = [sys.executable, "-m", "flambeau.torchserve.command"]
 MANAGEMENT = "http://localhost:8081"
 STARTED = "Model server started"
 LAST_LINES = 20
-MOST_LINES = 1000
+MAX_LINES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the server answered, under the names that users of `requests` know."""
+    """An HTTP response with the attributes of `requests.Response`."""
 
     status_code: int
     content: bytes
 
     @property
     def text(self) -> str:
-        """The body as text."""
         return self.content.decode(errors="replace")
 
     @property
     def ok(self) -> bool:
-        """Whether it went well."""
         return self.status_code < 400
 
     def json(self) -> Any:
-        """The body as the JSON it is."""
         return json.loads(self.content)
 
     def raise_for_status(self) -> None:
-        """Raise when it did not go well."""
         if not self.ok:
             raise RuntimeError(f"the server answered {self.status_code}: {self.text.strip()}")
 
 
 def stop(wait: bool = True) -> None:
-    """Stop the running server."""
     subprocess.run([*COMMAND, "--stop", *(["--foreground"] if wait else [])], check=False)
 
 
@@ -64,7 +59,10 @@ def start(
     models: str | None = None,
     enable_model_api: bool = False,
 ) -> Queue[str | None]:
-    """Stop the running server, start another and wait until it has started; later lines come out of the queue."""
+    """Stop the running server, start a new one and wait until it has started.
+
+    The queue receives the lines that the server prints later.
+    """
     stop()
     values = {
         "--model-store": model_store,
@@ -89,14 +87,14 @@ def start(
     )
     assert process.stdout is not None
     echo_until_started(process.stdout)
-    process.wait()  # the command returns at once; the server has taken over its output
-    lines: Queue[str | None] = Queue(MOST_LINES)
+    process.wait()  # the command returns at once; the server inherits its output
+    lines: Queue[str | None] = Queue(MAX_LINES)
     threading.Thread(target=pass_on, args=(process.stdout, lines), daemon=True).start()
     return lines
 
 
 def echo_until_started(output: Iterable[str]) -> None:
-    """Print what the server prints until it has started; raise when it ends before."""
+    """Print the server's output until it has started; raise if it ends before."""
     last: deque[str] = deque(maxlen=LAST_LINES)
     for line in output:
         print(line.strip())
@@ -107,7 +105,7 @@ def echo_until_started(output: Iterable[str]) -> None:
 
 
 def pass_on(output: IO[str], lines: Queue[str | None]) -> None:
-    """Print each line and put it into the queue; None is the end."""
+    """Print each line and put it into the queue; None marks the end."""
     with output:
         for line in output:
             print(line.strip())
@@ -116,7 +114,7 @@ def pass_on(output: IO[str], lines: Queue[str | None]) -> None:
 
 
 def put(line: str | None, lines: Queue[str | None]) -> None:
-    """Add a line; where nobody reads them, the oldest goes."""
+    """Add a line; a full queue drops its oldest one."""
     while True:
         try:
             return lines.put_nowait(line)
@@ -137,6 +135,6 @@ def register_model_with_params(params: Mapping[str, str] | Iterable[tuple[str, s
 
 
 def register_model(model_name: str, url: str) -> Response:
-    """Register a model with one worker, and wait for that."""
+    """Register a model with one worker and wait until it is ready."""
     given = {"model_name": model_name, "url": url, "initial_workers": "1", "synchronous": "true"}
     return register_model_with_params(given)

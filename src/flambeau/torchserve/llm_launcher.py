@@ -1,4 +1,4 @@
-"""`python -m ts.llm_launcher`: a model folder for a language model, and a server on it until a signal comes."""
+"""`python -m ts.llm_launcher`: creates a model folder for a language model and serves it until a signal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import yaml
 
 from flambeau.archive.pack import Recipe, pack
 from flambeau.errors import FlambeauError
-from flambeau.serving.workers.devices import count_gpus
+from flambeau.serving.workers.host_resources import count_gpus
 
-ENGINES = ("vllm", "trt_llm")  # TorchServe's; the flags of either are read, and this server's own engine does the work
+ENGINES = ("vllm", "trt_llm")  # TorchServe's engines: their flags are accepted, and this server's own engine is used
 HANDLER = "gpt_handler"
 STOP_S = 60
 DTYPE = "bfloat16"
@@ -28,8 +28,6 @@ DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFlags:
-    """What the command line says."""
-
     model_id: str
     engine: str = "vllm"
     model_name: str = "model"
@@ -45,12 +43,12 @@ class LaunchFlags:
 
 
 def to_model_config(flags: LaunchFlags, num_gpus: int) -> dict[str, Any]:
-    """The model-config.yaml that flags ask for on a host with that many GPUs; none is fine."""
+    """The model-config.yaml for these flags on a host with `num_gpus` GPUs, which may be 0."""
     if flags.engine not in ENGINES:
         raise RuntimeError(f"Unsupported LLM Engine: {flags.engine!r} is none of {', '.join(ENGINES)}")
     handler: dict[str, Any] = {
         "model_path": model_path_of(flags.model_id),
-        "dtype": flags.dtype if num_gpus or flags.dtype != DTYPE else "auto",  # a CPU computes in float32
+        "dtype": flags.dtype if num_gpus or flags.dtype != DTYPE else "auto",  # on a CPU the engine chooses
         "tensor_parallel_size": max(1, num_gpus),
     }
     ranks = {"parallelType": "tp", "parallelLevel": num_gpus} if num_gpus > 1 else {}
@@ -78,14 +76,14 @@ def to_model_config(flags: LaunchFlags, num_gpus: int) -> dict[str, Any]:
 
 
 def model_path_of(model_id: str) -> str:
-    """A folder by its full path, for the server may run elsewhere; a name of the hub as it is."""
+    """A folder as an absolute path, since the server may run in another folder; a hub name unchanged."""
     path = Path(model_id).expanduser()
     return str(path.resolve()) if path.is_dir() else model_id
 
 
 @contextmanager
 def model_folder(flags: LaunchFlags, num_gpus: int) -> Iterator[Path]:
-    """The model's folder in the store: the one that is there, or a new one, which is removed at the end."""
+    """The model's folder in the store; one that did not exist is created, and removed at the end."""
     flags.model_store.mkdir(parents=True, exist_ok=True)
     folder = flags.model_store / flags.model_name
     if folder.exists():
@@ -103,35 +101,50 @@ def model_folder(flags: LaunchFlags, num_gpus: int) -> Iterator[Path]:
 
 
 def parse(arguments: Sequence[str]) -> LaunchFlags:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m ts.llm_launcher", description="Serve a language model.")
     add = parser.add_argument
     add("--model_name", default="model", help="name of the model, and of its folder in the store")
-    add("--model_store", default="model_store", help="folder of models, made when missing")
-    add("--model_id", default="meta-llama/Meta-Llama-3.1-8B-Instruct", help="a model of the hub, or a folder")
-    add("--disable_token_auth", action="store_true", help="answer requests without a key")
-    add("--vllm_engine.max_num_seqs", dest="max_num_seqs", type=int, default=256, help="sequences at a time")
-    add("--vllm_engine.max_model_len", dest="max_model_len", type=int, help="longest sequence, in tokens")
-    add("--vllm_engine.download_dir", dest="download_dir", help="where weights are kept")
-    add("--startup_timeout", type=int, default=1200, help="seconds the model may take to load")
-    add("--engine", default="vllm", help="whose flags these are: vllm or trt_llm")
-    add("--dtype", default=DTYPE, help="type of the weights")
-    add("--trt_llm_engine.max_batch_size", dest="max_batch_size", type=int, default=4, help="sequences at a time")
+    add("--model_store", default="model_store", help="folder of models, created if missing")
+    add(
+        "--model_id",
+        default="meta-llama/Meta-Llama-3.1-8B-Instruct",
+        help="name on the hub, or a folder",
+    )
+    add("--disable_token_auth", action="store_true", help="require no key")
+    add(
+        "--vllm_engine.max_num_seqs",
+        dest="max_num_seqs",
+        type=int,
+        default=256,
+        help="concurrent sequences",
+    )
+    add("--vllm_engine.max_model_len", dest="max_model_len", type=int, help="maximum length of a sequence in tokens")
+    add("--vllm_engine.download_dir", dest="download_dir", help="folder for downloaded weights")
+    add("--startup_timeout", type=int, default=1200, help="seconds to load the model")
+    add("--engine", default="vllm", help="the engine these flags are for: vllm or trt_llm")
+    add("--dtype", default=DTYPE, help="data type of the weights")
+    add(
+        "--trt_llm_engine.max_batch_size",
+        dest="max_batch_size",
+        type=int,
+        default=4,
+        help="concurrent sequences",
+    )
     add(
         "--trt_llm_engine.kv_cache_free_gpu_memory_fraction",
         dest="kv_cache_fraction",
         type=float,
         default=0.1,
-        help="share of the free GPU memory that the KV cache gets",
+        help="share of the free GPU memory for the KV cache",
     )
     given = vars(parser.parse_args(arguments))
     return LaunchFlags(**{**given, "model_store": Path(given["model_store"])})
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the model until a signal comes; the exit status is the server's."""
+    """Serve the model until a signal; return the exit status of the server."""
     flags = parse(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs are started with the first one ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
         with model_folder(flags, count_gpus()):
@@ -145,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _serve(flags: LaunchFlags) -> int:
     command = [sys.executable, "-m", "flambeau.torchserve.command"]
-    subprocess.run([*command, "--stop", "--foreground"], check=False)  # as TorchServe's does: one server at a time
+    subprocess.run([*command, "--stop", "--foreground"], check=False)  # as in TorchServe: one server at a time
     words = ["--start", "--foreground", "--ncs", "--model-store", str(flags.model_store), "--models", flags.model_name]
     if flags.disable_token_auth:
         words.append("--disable-token-auth")

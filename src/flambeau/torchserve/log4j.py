@@ -1,14 +1,22 @@
-"""A log4j2 XML file → what of it can be kept: file names, sizes, levels of the five logs (pure)."""
+"""Reads a log4j2 XML file: the file names, sizes and levels of the five logs; the rest has no effect."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from xml.parsers import expat
 
+from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
+from flambeau.logs.setup import LogSettings, open_logs
+from flambeau.logs.writer import Logs
+
+logger = logging.getLogger(__name__)
 
 LEVELS = {"all": 0, "trace": 5, "debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50, "off": 100}
 FILE_APPENDERS = ("file", "rollingfile", "randomaccessfile", "rollingrandomaccessfile")
@@ -39,42 +47,50 @@ _KNOWN = frozenset(
 
 @dataclass(slots=True)
 class Element:
-    """One element of an XML document."""
-
     tag: str
     attributes: dict[str, str]
     children: list[Element] = field(default_factory=list)
     text: str = ""
 
     def get(self, name: str) -> str | None:
-        """An attribute, whatever its case."""
+        """An attribute; its name is matched without case."""
         return next((value for key, value in self.attributes.items() if key.lower() == name.lower()), None)
 
     def walk(self) -> list[Element]:
-        """This element and all below it."""
+        """This element and all its descendants."""
         return [self, *(one for child in self.children for one in child.walk())]
 
 
-@dataclass(frozen=True, slots=True)
-class LogChoices:
-    """What a log4j2 file asks for: files and levels by log, and whether there is a console."""
+def open_log4j_logs(config: ServerConfig, path: Path) -> Logs:
+    """Open the logs that a log4j2 file describes; a warning names its parts without effect.
 
-    files: Mapping[str, str]
-    levels: Mapping[str, int]
-    has_console: bool
-    max_bytes: int | None
-    ignored: tuple[str, ...]  # parts that mean nothing here
+    `${LOG_LOCATION}` and `${METRICS_LOCATION}` in file names are the two log folders of the server.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--log-config {path} cannot be read: {error}") from None
+    folder = str(config.log_folder or "logs")
+    locations = {"LOG_LOCATION": folder, "METRICS_LOCATION": str(config.metrics_log_folder or folder)}
+    settings, ignored = read_log4j(text, {**os.environ, **locations})
+    logs = open_logs(config, settings=settings)
+    if ignored:
+        logger.warning("%s: without effect here: %s", path, ", ".join(ignored))
+    return logs
 
 
-def read_log4j(text: str, variables: Mapping[str, str]) -> LogChoices:
-    """What of a log4j2 XML file can be kept; `${env:NAME}` and `${NAME}` come from its properties and `variables`."""
+def read_log4j(text: str, variables: Mapping[str, str]) -> tuple[LogSettings, tuple[str, ...]]:
+    """The settings of a log4j2 document, and its parts without effect.
+
+    `${env:NAME}` and `${NAME}` come from the document's properties and from `variables`.
+    """
     root = parse_xml(text)
     elements = root.walk()
     names = {e.get("name") or "": e.text.strip() for e in elements if e.tag.lower() == "property"}
     names = {**names, **variables}
     appenders = {e.get("name") or "": e for e in elements if e.tag.lower() in FILE_APPENDERS}
     consoles = {e.get("name") or "" for e in elements if e.tag.lower() == "console"}
-    files: dict[str, str] = {}
+    files: dict[str, Path] = {}
     levels: dict[str, int] = {}
     has_console = False
     for element in elements:
@@ -89,12 +105,12 @@ def read_log4j(text: str, variables: Mapping[str, str]) -> LogChoices:
             if reference in appenders:
                 name = appenders[reference].get("fileName")
                 if name:
-                    files[channel] = expand(name, names)
-    return LogChoices(files, levels, has_console, max_bytes_of(elements), ignored_in(elements))
+                    files[channel] = Path(expand(name, names))
+    return LogSettings(files, levels, has_console, max_bytes_of(elements)), ignored_in(elements)
 
 
 def channel_of(element: Element) -> str | None:
-    """The log that a logger element is about; the server's own packages and the root are one."""
+    """The log of a logger element; TorchServe's own packages and the root belong to the server log."""
     tag = element.tag.lower()
     if tag in ("root", "asyncroot"):
         return SERVER
@@ -105,7 +121,7 @@ def channel_of(element: Element) -> str | None:
 
 
 def max_bytes_of(elements: list[Element]) -> int | None:
-    """The size at which files are rolled, if the document names one."""
+    """The size at which files are rolled, if the document sets one."""
     for element in elements:
         if element.tag.lower() == "sizebasedtriggeringpolicy":
             match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", element.get("size") or "", re.IGNORECASE)
@@ -115,7 +131,7 @@ def max_bytes_of(elements: list[Element]) -> int | None:
 
 
 def ignored_in(elements: list[Element]) -> tuple[str, ...]:
-    """The elements, loggers and patterns that have no meaning here, each once."""
+    """The elements, loggers and patterns without effect, each once."""
     found = [e.tag for e in elements if e.tag.lower() not in (*_KNOWN, *FILE_APPENDERS)]
     for element in elements:
         if element.tag.lower() in ("logger", "asynclogger") and channel_of(element) is None:
@@ -126,16 +142,16 @@ def ignored_in(elements: list[Element]) -> tuple[str, ...]:
 
 
 def expand(name: str, variables: Mapping[str, str]) -> str:
-    """A file name with its `${…}` filled in; `:-` gives what stands for a name that is not known."""
+    """Replace `${…}` in a file name; `:-` introduces a default."""
 
     def fill(match: re.Match[str]) -> str:
         key, _, otherwise = match[1].partition(":-")
         value = variables.get(key.removeprefix("env:").removeprefix("sys:"), otherwise or None)
         if value is None:
-            raise ConfigError(f"the log configuration names ${{{match[1]}}}, which is not known")
+            raise ConfigError(f"the log configuration names ${{{match[1]}}}, which is not set")
         return value
 
-    for _ in range(5):  # a property may name another
+    for _ in range(5):  # a property may refer to another one
         filled = re.sub(r"\$\{([^${}]+)\}", fill, name)
         if filled == name:
             break
@@ -144,7 +160,7 @@ def expand(name: str, variables: Mapping[str, str]) -> str:
 
 
 def parse_xml(text: str) -> Element:
-    """The root of an XML document; one that declares entities is refused, since they can grow without bound."""
+    """Parse a document and return its root. Entities are rejected, since they can expand without bound."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"the log configuration is larger than {MAX_CHARACTERS} characters")
     top = Element("", {})
@@ -165,7 +181,7 @@ def parse_xml(text: str) -> Element:
         stack[-1].text += data
 
     def on_doctype(*_: object) -> None:
-        raise ConfigError("the log configuration has a DOCTYPE, which is not allowed here; take it out")
+        raise ConfigError("the log configuration has a DOCTYPE, which is not allowed; remove it")
 
     parser.StartElementHandler, parser.EndElementHandler = on_start, on_end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = on_text, on_doctype

@@ -1,4 +1,4 @@
-"""The pid file of the `torchserve` command, and the process it names."""
+"""The pid file of the `torchserve` command, and the process it refers to."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# Scripts and other tools look for this word in the list of processes, and so do we.
+# Scripts search the process list for this word, and so does `torchserve --stop`.
 SIGN = "org.pytorch.serve.ModelServer"
 VARIABLE = "TS_PID_FILE"
 
 
 class PidFile:
-    """One line with the id of a running server."""
+    """A file with the process id of a running server."""
 
     def __init__(self, named: str | None) -> None:
         self.path = Path(named or os.environ.get(VARIABLE) or Path(tempfile.gettempdir()) / ".model_server.pid")
 
     def read(self) -> int | None:
-        """The id of the running server; an orphan file is removed, a process that is none of ours is left alone."""
+        """The id of the running server, or None. A file without a process is removed; other processes are ignored."""
         try:
             pid = int(self.path.read_text().split("\n", 1)[0])
         except FileNotFoundError:
@@ -34,11 +34,10 @@ class PidFile:
         return pid if SIGN in command else None
 
     def write(self, pid: int) -> None:
-        """Name this process as the server."""
         self.path.write_text(str(pid))
 
     def remove(self, pid: int) -> None:
-        """Delete the file if it still names this process; another server may have come since."""
+        """Delete the file if it still holds this id; another server may have started since."""
         try:
             if self.path.read_text().strip() == str(pid):
                 self.path.unlink()
@@ -47,7 +46,7 @@ class PidFile:
 
 
 def command_of(pid: int) -> str | None:
-    """The command line of a process; None when there is none, or when it has ended and nobody has noticed."""
+    """The command line of a process; None if there is no such process, or only a zombie."""
     folder = Path(f"/proc/{pid}")
     if not Path("/proc/self/stat").exists():
         words = subprocess.run(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flambeau import __version__
-from flambeau.cli import serve
+from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen, FlambeauError, VersionNotFound, WorkersFailed
@@ -22,30 +22,33 @@ from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.torchserve import flags as torchserve_flags
 from flambeau.torchserve.command import config_file, named_config, snapshot_folder
-from flambeau.torchserve.config_properties import TORCHSERVE, Properties, gather, read_file, to_properties
+from flambeau.torchserve.config_properties import TORCHSERVE, Properties, merge_settings, read_file, to_properties
+from flambeau.torchserve.log4j import open_log4j_logs
+from flambeau.torchserve.log_voice import TorchServeVoice
 from flambeau.torchserve.pid_file import PidFile
-from flambeau.torchserve.snapshot import read_snapshot
-from flambeau.torchserve.snapshot_writer import SnapshotWriter
-from flambeau.torchserve.startup_models import StartupModel, find, named_models, saved_models
+from flambeau.torchserve.snapshot import SnapshotWriter, read_snapshot
+from flambeau.torchserve.startup_models import StartupModel, locate, named_models, saved_models
 
 logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Serve until a signal; the first word only tells the process list what this is."""
+    """Serve until a signal; the first argument only marks the process in the process list."""
     arguments = torchserve_flags.parser().parse_args(sys.argv[2:])
     status = 0
     logs: Logs | None = None
     try:
-        logs = open_logs(places(arguments))
+        config = base_config()
+        logs = open_log4j_logs(config, Path(arguments.log_config)) if arguments.log_config else open_logs(config)
         properties = settings(arguments)
-        serve.start(properties.server, Startup(properties), logs)
+        snapshots = None if arguments.no_config_snapshots else snapshot_folder()
+        run_server(properties.server, Startup(properties, snapshots), logs, TorchServeVoice(logs))
     except CannotListen as error:
-        say(f"Failed to bind to address: {error.address}")
-        say(str(error))
+        print_line(f"Failed to bind to address: {error.address}")
+        print_line(str(error))
         status = 1
     except FlambeauError as error:
-        say(f"Invalid configuration: {error}")
+        print_line(f"Invalid configuration: {error}")
         status = 1
     finally:
         PidFile(arguments.pid_file).remove(os.getpid())
@@ -54,28 +57,25 @@ def main() -> None:
     sys.exit(status)
 
 
-def say(text: str) -> None:
-    """Print a line that scripts wait for; a terminal that is gone does not matter."""
+def print_line(text: str) -> None:
+    """Print a line that scripts wait for; a closed terminal is ignored."""
     try:
         print(text, flush=True)
     except OSError:
         pass
 
 
-def places(arguments: argparse.Namespace) -> ServerConfig:
-    """TorchServe's defaults, with the folders that the environment and the flags name."""
-    logs = Path(os.environ.get("LOG_LOCATION") or "logs")
+def base_config() -> ServerConfig:
+    """TorchServe's defaults, with the log folders that the environment names."""
     return replace(
         TORCHSERVE,
-        log_folder=logs,
+        log_folder=Path(os.environ.get("LOG_LOCATION") or "logs"),
         metrics_log_folder=Path(os.environ.get("METRICS_LOCATION") or "logs"),
-        log_config=Path(arguments.log_config) if arguments.log_config else None,
-        snapshot_folder=None if arguments.no_config_snapshots else logs / "config",
     )
 
 
 def settings(arguments: argparse.Namespace) -> Properties:
-    """Everything that was said: the file or snapshot, the flags over it, the environment over both."""
+    """The settings of the file or snapshot, overridden by the flags, overridden by the environment."""
     file = config_file(arguments)
     written = read_file(file) if file else {}
     if file and file != named_config(arguments) and file.parent == snapshot_folder():
@@ -87,17 +87,17 @@ def settings(arguments: argparse.Namespace) -> Properties:
     for flag, value in (("--cpp-log-config", arguments.cpp_log_config), ("--plugins-path", arguments.plugins_path)):
         if value:
             logger.info("%s has no effect here: there is no C++ backend and no Java", flag)
-    given = gather(written, torchserve_flags.to_properties(arguments))
+    given = merge_settings(written, torchserve_flags.to_properties(arguments))
     if file:
         given["tsConfigFile"] = str(file)
     given |= {"version": __version__, "python": sys.executable}
-    properties = to_properties(given, places(arguments))
-    logger.info("settings:\n%s", "\n".join(described(properties, file)))
+    properties = to_properties(given, base_config())
+    logger.info("settings:\n%s", "\n".join(summary_of(properties, file)))
     return properties
 
 
-def described(properties: Properties, file: Path | None) -> list[str]:
-    """The settings an operator looks for first, in TorchServe's words."""
+def summary_of(properties: Properties, file: Path | None) -> list[str]:
+    """The main settings, one per line, under TorchServe's names."""
     server = properties.server
     lines = {
         "Flambeau version": __version__,
@@ -123,19 +123,20 @@ def described(properties: Properties, file: Path | None) -> list[str]:
     return [f"{name}: {value}" for name, value in lines.items()]
 
 
-class Startup(serve.Life):
-    """Registers its models before the ports open, as TorchServe does: who can connect finds them there."""
+class Startup(LifecycleHooks):
+    """Registers its models before the ports open, as TorchServe does, so that the first client finds them."""
 
-    def __init__(self, properties: Properties) -> None:
+    def __init__(self, properties: Properties, snapshot_folder: Path | None) -> None:
         self._properties = properties
+        self._snapshot_folder = snapshot_folder
         self._models: list[Model] = []
         self._snapshots: SnapshotWriter | None = None
 
-    async def prepare(self, server: Server) -> None:
-        """Register the models; one that cannot be is named and skipped."""
+    async def before_listening(self, server: Server) -> None:
+        """Register the models; one that fails is logged and skipped."""
         store = server.config.model_store or Path()
         is_named = (self._properties.load_models or "").lower() != "all"
-        for wanted in await asyncio.to_thread(wanted_models, self._properties, store):
+        for wanted in await asyncio.to_thread(startup_models, self._properties, store):
             logger.info("Loading initial models: %s", wanted.url)
             try:
                 self._models.append(await register(server, wanted, store))
@@ -143,29 +144,29 @@ class Startup(serve.Life):
                 logger.error("Failed to load model: %s: %s", wanted.url, error)
                 if is_named:
                     server.could_not_start_with(wanted.name or wanted.url, str(error))
-            except Exception:  # whatever is wrong with one model, the others are served
+            except Exception:  # one broken model must not keep the others from being served
                 logger.exception("Failed to load model: %s", wanted.url)
 
-    async def begin(self, server: Server, address: Address) -> None:
-        """Say the words that scripts wait for; then wait for the workers."""
-        if folder := server.config.snapshot_folder:
-            writer = self._snapshots = SnapshotWriter(folder, self._properties.given, server)
+    async def after_listening(self, server: Server, address: Address) -> None:
+        """Print the line that scripts wait for, then wait for the workers."""
+        if self._snapshot_folder is not None:
+            writer = self._snapshots = SnapshotWriter(self._snapshot_folder, self._properties.given, server)
             writer.save("startup")
-            await writer.written()  # scripts look for it when they have read the words below
+            await writer.written()  # scripts look for it after the line below
             server.on_change = lambda: writer.save("snapshot")
-        say("Model server started.")
+        print_line("Model server started.")
         await asyncio.gather(*map(wait_for_workers, self._models))
-        serve.settle(server)
+        mark_started(server)
 
-    async def end(self, server: Server) -> None:
-        """Keep what is registered for the next start."""
+    async def after_closing(self, server: Server) -> None:
+        """Write the final snapshot."""
         if self._snapshots is not None:
             self._snapshots.save("shutdown")
             await self._snapshots.close()
 
 
-def wanted_models(properties: Properties, store: Path) -> Sequence[StartupModel]:
-    """What to start with; a snapshot beats a list."""
+def startup_models(properties: Properties, store: Path) -> Sequence[StartupModel]:
+    """The models to start with; a snapshot overrides a list."""
     if properties.model_snapshot is None:
         return named_models(properties.load_models or "", store)
     if properties.load_models:
@@ -174,10 +175,10 @@ def wanted_models(properties: Properties, store: Path) -> Sequence[StartupModel]
 
 
 async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
-    """Register one model; its workers start beside."""
+    """Register one model without waiting for its workers."""
     model = await server.register(
         wanted.url,
-        path=await asyncio.to_thread(find, wanted.url, store),
+        path=await asyncio.to_thread(locate, wanted.url, store),
         name=wanted.name,
         config=defaults(server.config, num_gpus=server.num_gpus),
         wishes=wanted.settings,
@@ -193,7 +194,7 @@ async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
 
 
 def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
-    """The settings of a model that says nothing; without GPUs it gets one worker, where TorchServe took every core."""
+    """The settings of a model without any: one worker per GPU, or one, where TorchServe started one per core."""
     workers = config.default_workers or num_gpus or 1
     return ModelConfig(
         min_workers=workers,
@@ -205,11 +206,11 @@ def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
 
 
 async def wait_for_workers(model: Model) -> None:
-    """Wait until a model's workers have started, or say why they have not."""
+    """Wait until a model's workers have started, or log why they failed."""
     try:
-        await model.supervisor.wait_started([*model.supervisor.slots])
+        await model.pool.wait_started([*model.pool.slots])
     except WorkersFailed as error:
-        if not error.is_final:  # of which all is said
+        if not error.is_final:  # a final error is logged by the supervisor
             logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
 
 

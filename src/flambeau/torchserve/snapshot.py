@@ -1,8 +1,11 @@
-"""Snapshots: which models are registered, with how many workers, as TorchServe's configuration files tell it."""
+"""Snapshots: the registered models and their settings, saved as TorchServe saves them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from flambeau.config.model import DEFAULT_BATCH_DELAY_MS
 from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
+from flambeau.serving.server import Server
 from flambeau.torchserve.java_properties import dump
 
 Kind = Literal["startup", "snapshot", "shutdown"]
@@ -23,24 +27,24 @@ _REQUIRED = ("defaultVersion", "marName", "minWorkers", "maxWorkers", "batchSize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedModel:
-    """One model of a snapshot: where it lies, and the settings it had."""
+    """One model of a snapshot: its archive and its settings."""
 
     name: str
     version: str
     archive: str  # a file or folder of the store, or a path
     is_default: bool
-    settings: Mapping[str, Any]  # fields of ModelConfig that beat the model's own YAML
+    settings: Mapping[str, Any]  # fields of ModelConfig that override the model's YAML
 
 
 def name_for(kind: Kind, now: datetime, last: str | None = None) -> str:
-    """The name of a snapshot; it sorts after the last one, however quickly they follow."""
+    """The name of a snapshot; it sorts after the last one, even within a millisecond."""
     before = moment_of(last) if last else None
     moment = max(now, before + timedelta(milliseconds=1)) if before else now
     return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}-{kind}.cfg"
 
 
 def moment_of(name: str) -> datetime | None:
-    """When a snapshot was taken, by its name; None when it is no snapshot's."""
+    """The time in the name of a snapshot; None for other files."""
     match = _NAME.fullmatch(name)
     try:
         return datetime.strptime(f"{match[1]}000", "%Y%m%d%H%M%S%f") if match else None
@@ -49,7 +53,7 @@ def moment_of(name: str) -> datetime | None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The latest snapshot of a folder; files that are none are left alone."""
+    """The latest snapshot in a folder; other files are ignored."""
     try:
         names = [path.name for path in folder.iterdir() if moment_of(path.name)]
     except OSError:
@@ -58,7 +62,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def to_documents(registry: Registry) -> dict[str, dict[str, dict[str, Any]]]:
-    """All models as they are now, by name and version, in TorchServe's words; nodes of workflows are not among them."""
+    """All registered models by name and version, under TorchServe's keys, without the nodes of workflows."""
     documents: dict[str, dict[str, dict[str, Any]]] = {}
     for model in registry:
         if model.workflow:
@@ -69,13 +73,12 @@ def to_documents(registry: Registry) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def to_document(model: Model, *, is_default: bool) -> dict[str, Any]:
-    """One model; what it was registered by stands for its archive."""
     config = model.config
     document: dict[str, Any] = {
         "defaultVersion": is_default,
         "marName": model.source.downloaded.name if model.source.downloaded else model.source.url,
-        "minWorkers": model.min_workers,
-        "maxWorkers": model.max_workers,
+        "minWorkers": model.pool.min_workers,
+        "maxWorkers": model.pool.max_workers,
         "batchSize": config.batch_size,
         "maxBatchDelay": config.batch_delay_ms,
         "responseTimeout": max(1, round(config.response_timeout_s)),
@@ -94,7 +97,7 @@ def to_text(
     models: Mapping[str, Mapping[str, dict[str, Any]]],
     store: Path | None,
 ) -> str:
-    """A whole snapshot file: every setting that was given, and the models."""
+    """The text of a snapshot file: every setting that was given, and the models."""
     document = {
         "name": name,
         "modelCount": sum(map(len, models.values())),
@@ -111,13 +114,13 @@ def to_text(
 
 
 def archive_name(url: str, store: Path | None) -> str:
-    """What a snapshot calls an archive: its name in the store; what lies elsewhere keeps its path, to be found."""
+    """The name of an archive in the store; an archive elsewhere keeps its path, so that it is found again."""
     file = Path(url).name
     return file if store is not None and (store / file).exists() else url
 
 
 def read_snapshot(text: str) -> list[SavedModel]:
-    """The models of a `model_snapshot`, of a file we wrote, of TorchServe's, or written by hand."""
+    """Parse a `model_snapshot` written by this server, by TorchServe or by hand."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -131,26 +134,26 @@ def read_snapshot(text: str) -> list[SavedModel]:
 def _versions(name: str, versions: Any) -> Iterable[SavedModel]:
     if not isinstance(versions, dict):
         raise ConfigError(f"model_snapshot: model {name} must map versions to their settings")
-    for version, said in versions.items():
+    for version, saved in versions.items():
         where = f"model_snapshot: model {name}, version {version}"
-        if not isinstance(said, dict):
+        if not isinstance(saved, dict):
             raise ConfigError(f"{where} must be an object")
-        if missing := [key for key in _REQUIRED if key not in said]:
+        if missing := [key for key in _REQUIRED if key not in saved]:
             raise ConfigError(f"{where} has no {', '.join(missing)}")
-        if not isinstance(said["marName"], str) or not said["marName"]:
-            raise ConfigError(f"{where}: marName must name an archive, not {said['marName']!r}")
+        if not isinstance(saved["marName"], str) or not saved["marName"]:
+            raise ConfigError(f"{where}: marName must name an archive, not {saved['marName']!r}")
         yield SavedModel(
             name=name,
             version=version,
-            archive=said["marName"],
-            is_default=said["defaultVersion"] is True,
-            settings=_settings(said, where),
+            archive=saved["marName"],
+            is_default=saved["defaultVersion"] is True,
+            settings=_settings(saved, where),
         )
 
 
-def _settings(said: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _settings(saved: Mapping[str, Any], where: str) -> dict[str, Any]:
     def number(key: str, at_least: int) -> int:
-        value = said[key]
+        value = saved[key]
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise ConfigError(f"{where}: {key} must be a whole number of at least {at_least}, not {value!r}")
         return value
@@ -161,10 +164,63 @@ def _settings(said: Mapping[str, Any], where: str) -> dict[str, Any]:
         "max_workers": max(low, number("maxWorkers", 0)),
         "batch_size": number("batchSize", 1),
     }
-    # The default is written where nothing was asked for; then the model's own YAML decides again.
+    # The default is also written where nothing was set; then the model's YAML decides.
     if (delay := number("maxBatchDelay", 0)) != DEFAULT_BATCH_DELAY_MS:
         settings["batch_delay_s"] = delay / 1000
     for key, field in (("responseTimeout", "response_timeout_s"), ("startupTimeout", "startup_timeout_s")):
-        if key in said:
+        if key in saved:
             settings[field] = number(key, 1)
     return settings
+
+
+logger = logging.getLogger(__name__)
+
+
+class SnapshotWriter:
+    """Writes one file at the start, after each change and at the end, in order and off the event loop."""
+
+    def __init__(self, folder: Path, given: Mapping[str, str], server: Server) -> None:
+        self._folder = folder
+        self._given = given
+        self._server = server
+        self._last: str | None = None
+        self._queue: asyncio.Queue[tuple[Kind, Any] | None] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(self._write_all())
+
+    def save(self, kind: Kind) -> None:
+        """Queue a snapshot of the models as they are now."""
+        self._queue.put_nowait((kind, to_documents(self._server.registry)))
+
+    async def written(self) -> None:
+        """Wait until all queued snapshots are on disk."""
+        await self._queue.join()
+
+    async def close(self) -> None:
+        """Write the queued snapshots and stop."""
+        self._queue.put_nowait(None)
+        await self._task
+
+    async def _write_all(self) -> None:
+        while (entry := await self._queue.get()) is not None:
+            kind, models = entry
+            try:
+                await asyncio.to_thread(self._write, kind, models)
+            except OSError as error:
+                logger.warning("no snapshot was written to %s: %s", self._folder, error.strerror or error)
+            finally:
+                self._queue.task_done()
+
+    def _write(self, kind: Kind, models: dict[str, Any]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._last is None and (there := newest(self._folder)):
+            self._last = there.name
+        now = datetime.now()
+        name = name_for(kind, now, self._last)
+        text = to_text(name, now, self._given, models, self._server.config.model_store)
+        draft = self._folder / f".{name}.draft"
+        # Readable by this user only: the settings may include keystore_pass, which the next start needs.
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="iso-8859-1") as file:
+            file.write(text)
+        os.replace(draft, self._folder / name)  # readers never see a partial file
+        self._last = name

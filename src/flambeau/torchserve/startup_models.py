@@ -1,4 +1,4 @@
-"""Which models a `torchserve` command starts with: `--models`, `load_models`, or a snapshot."""
+"""The models that a `torchserve` command starts with: `--models`, `load_models`, or a snapshot."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ ARCHIVES = (".mar", ".model", ".tar.gz", ".tgz")
 class StartupModel:
     """One model to register before the ports open."""
 
-    url: str  # as it was named
+    url: str  # as given
     name: str | None = None
     saved: SavedModel | None = None  # from a snapshot
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def named_models(wanted: str, store: Path) -> list[StartupModel]:
-    """The models that `--models` or `load_models` names."""
     if wanted.strip().lower() == "all":
         return [StartupModel(url=file) for file in everything_in(store)]
     return [*_listed(wanted)]
@@ -35,14 +34,14 @@ def named_models(wanted: str, store: Path) -> list[StartupModel]:
 def _listed(wanted: str) -> Iterator[StartupModel]:
     for value in filter(None, (part.strip() for part in wanted.split(","))):
         head, equals, tail = value.partition("=")
-        if equals and "/" not in head:  # a URL may hold an equals sign of its own
+        if equals and "/" not in head:  # a URL may contain an equals sign
             yield StartupModel(url=tail.strip(), name=head.strip())
         else:
             yield StartupModel(url=value)
 
 
 def everything_in(store: Path) -> list[str]:
-    """The folders and archives of a store; hidden ones do not count."""
+    """The folders and archives of a store, without hidden ones."""
     return sorted(
         path.name
         for path in store.iterdir()
@@ -51,7 +50,7 @@ def everything_in(store: Path) -> list[str]:
 
 
 def saved_models(saved: Sequence[SavedModel], store: Path) -> list[StartupModel]:
-    """The models of a snapshot; each archive must be there."""
+    """The models of a snapshot; raises ConfigError if an archive is missing."""
     for model in saved:
         if not model.archive.startswith(SCHEMES) and not _exists(model.archive, store):
             named = f"model {model.name}, version {model.version}"
@@ -61,14 +60,14 @@ def saved_models(saved: Sequence[SavedModel], store: Path) -> list[StartupModel]
 
 def _exists(archive: str, store: Path) -> bool:
     try:
-        find(archive, store)
+        locate(archive, store)
     except ModelNotFound:
         return False
     return True
 
 
-def find(url: str, store: Path) -> Path | None:
-    """Where a model lies that the operator named: in the store first. None: the server has to fetch it."""
+def locate(url: str, store: Path) -> Path | None:
+    """The path of a model that the operator named, in the store first; None if it must be downloaded."""
     if url.startswith(SCHEMES):
         return None
     in_store, itself = store / Path(url).name, Path(url)

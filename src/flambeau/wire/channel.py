@@ -35,7 +35,6 @@ class ServerChannel(asyncio.BufferedProtocol):
         self._fault = ""
         self._streak = 0  # reads in a row that followed each other at once
         self._heard = 0.0
-        self.on_open: Callable[[], object] = lambda: None
 
     def send(self, message: ToWorker) -> None:
         """Send a message; silently nothing once the channel is closed."""
@@ -49,7 +48,6 @@ class ServerChannel(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        self.on_open()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._frames.space()

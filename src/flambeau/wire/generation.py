@@ -1,13 +1,42 @@
-"""What a front end asks of a model that generates text, and the pieces it gets: the body of jobs of kind `generate`.
+"""Generate and Piece: the bodies of jobs of kind `generate`, and of the parts of their replies.
 
-The front end knows an API's shape, the worker knows tokenizers and chat templates; this is what lies between.
+The front end knows the shape of an API; the worker knows tokenizers and chat templates.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msgspec import DecodeError, Struct, ValidationError, msgpack
+from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, defstruct, field, msgpack
+
+from flambeau.llm.sampling_params import SAMPLING_FIELDS
+
+_TYPES: dict[str, Any] = {
+    "integer": int,
+    "number": float,
+    "flag": bool,
+    "texts": list[str],
+    "token_ids": list[int],
+    "biases": dict[int, float],
+}
+
+if TYPE_CHECKING:
+
+    class SamplingOptions(Struct):
+        """The sampling parameters that a request gives, by the names of SamplingParams."""
+
+        def __init__(self, **given: Any) -> None: ...
+
+else:
+    SamplingOptions = defstruct(
+        "SamplingOptions",
+        [(name, _TYPES[known.kind] | UnsetType, UNSET) for name, known in SAMPLING_FIELDS.items()],
+        kw_only=True,
+        frozen=True,
+        omit_defaults=True,
+        forbid_unknown_fields=True,
+        module=__name__,
+    )
 
 
 class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
@@ -17,18 +46,18 @@ class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     template_options: dict[str, Any] = {}  # further variables of the chat template
-    sampling: dict[str, Any] = {}  # fields of SamplingParams, by name
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stream: bool = False  # pieces as they are made; otherwise one for each choice, whole
     echo: bool = False  # the prompt before the text
 
 
 class Token(Struct, array_like=True, frozen=True):
-    """A token and its log-probability, with the likeliest alternatives."""
+    """A token with its log-probability and the likeliest alternatives."""
 
     id: int
     text: str
     logprob: float
-    data: bytes = b""  # the bytes it stands for, which may be no text of their own
+    data: bytes = b""  # its bytes, which may be part of a character
     top: list[tuple[int, str, float, bytes]] = []
 
 
@@ -38,8 +67,8 @@ class Piece(Struct, array_like=True, frozen=True):
     index: int
     text: str
     finish_reason: str | None = None  # "stop" or "length"; the last piece of a choice has one
-    tokens: list[Token] | None = None  # where log-probabilities were asked for
-    num_prompt_tokens: int = 0  # these counts are in the last piece of a choice …
+    tokens: list[Token] | None = None  # with log-probabilities, if the request asks for them
+    num_prompt_tokens: int = 0  # the counts are in the last piece of a choice
     num_tokens: int = 0
     num_cached_tokens: int = 0
     num_drafted: int = 0
@@ -47,7 +76,7 @@ class Piece(Struct, array_like=True, frozen=True):
 
 
 class Pieces(Struct, array_like=True, frozen=True):
-    """The body of one part: what one step has made for a job."""
+    """The body of one part: what one step generated for a job."""
 
     pieces: list[Piece]
 
@@ -57,24 +86,26 @@ _decode_request = msgpack.Decoder(Generate).decode
 _decode_pieces = msgpack.Decoder(Pieces).decode
 
 
+def given_options(options: SamplingOptions) -> dict[str, Any]:
+    """The parameters that a request gives; the model's settings decide the others."""
+    return {name: value for name in SAMPLING_FIELDS if (value := getattr(options, name)) is not UNSET}
+
+
 def encode_request(request: Generate) -> bytes:
-    """The body of a job of kind `generate`."""
     return _encode(request)
 
 
 def decode_request(body: bytes | bytearray) -> Generate:
-    """The request behind such a body; raises ValueError where it is none."""
+    """Raises ValueError for a body that is not a request."""
     try:
         return _decode_request(body)
     except (ValidationError, DecodeError, RecursionError) as error:
-        raise ValueError(f"this is no request to generate: {error}") from None
+        raise ValueError(f"the body is not a generation request: {error}") from None
 
 
 def encode_pieces(pieces: list[Piece]) -> bytes:
-    """The body of a part of the reply."""
     return _encode(Pieces(pieces))
 
 
 def decode_pieces(body: bytes) -> list[Piece]:
-    """What a part of the reply holds."""
     return _decode_pieces(body).pieces

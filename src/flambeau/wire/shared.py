@@ -43,8 +43,8 @@ class Segment:
         """Give the memory back to the system."""
         if self.fd < 0:
             return
-        os.close(self.fd)
-        self.fd = -1
+        fd, self.fd = self.fd, -1  # first, so that the number is never closed twice
+        os.close(fd)
         try:
             self.memory.close()
         except (BufferError, AttributeError):  # a view is still held, and the map goes with it; or there is no map

@@ -7,6 +7,7 @@ python -m flambeau.worker --connect HOST:PORT   (TCP; the token is in FLAMBEAU_W
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import select
 import signal
@@ -14,7 +15,6 @@ import socket
 import sys
 import threading
 
-from flambeau.config.logs import set_up_worker_logs
 from flambeau.wire.channel import WorkerChannel
 from flambeau.worker.loop import serve
 
@@ -26,7 +26,8 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable(all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    set_up_worker_logs()
+    # Bare messages: the server adds the time and the name of the worker.
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
     sock = connect(dict(zip(arguments[::2], arguments[1::2], strict=True)))
     threading.Thread(target=exit_with_server, args=(sock.fileno(),), daemon=True, name="exit-with-server").start()
     return serve(WorkerChannel(sock, MAX_FRAME_BYTES))

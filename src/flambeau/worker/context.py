@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from flambeau.torchserve.metrics.cache import WorkerMetrics
+from flambeau.metrics.definitions import Definition
+from flambeau.metrics.samples import SampleSource
 from flambeau.wire.messages import Request
 
 _NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", "_processors", "_read_headers"}
+
+METRICS = "flambeau.torchserve.metrics.cache:WorkerMetrics"  # the class of `context.metrics`
 
 Headers = dict[str, Any]
 Types = dict[str, str] | None  # of a form's fields; None for a plain body
@@ -98,7 +102,7 @@ class Context:
             "server_version": mms_version,
             "limit_max_image_pixels": limit_max_image_pixels,
         }
-        self.metrics = metrics if metrics is not None else WorkerMetrics(model_name)
+        self.metrics = metrics if metrics is not None else new_metrics(model_name)
         self.model_yaml_config: Mapping[str, Any] = model_yaml_config or {}
         self.stopping_criteria: Any = None
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
@@ -126,7 +130,7 @@ class Context:
         self._request_ids = None
         self._processors = None
         self.has_sent = False
-        if isinstance(self.metrics, WorkerMetrics):
+        if isinstance(self.metrics, SampleSource):
             self.metrics.follow(requests)
 
     def connect(self, outlet: Outlet, read_headers: Callable[[Request, Types], Headers]) -> None:
@@ -248,3 +252,8 @@ class Context:
     def get_sequence_id(self, idx: int) -> Any:
         """The sequence that request `idx` belongs to."""
         return self.get_request_header(idx, self.header_key_sequence_id)
+
+
+def new_metrics(model: str, config_file: str = "", definitions: Iterable[Definition] = ()) -> Any:
+    """A `context.metrics` with the metrics that the server's metrics.yaml defines."""
+    return pkgutil.resolve_name(METRICS)(model, config_file, definitions)

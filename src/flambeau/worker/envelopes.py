@@ -16,11 +16,11 @@ from flambeau.worker.context import Context
 Handle = Callable[[Any, Context], Any]
 
 ENVELOPES = {
-    "body": "flambeau.handlers.envelopes.envelopes:BodyEnvelope",
-    "json": "flambeau.handlers.envelopes.envelopes:JSONEnvelope",
-    "kserve": "flambeau.handlers.envelopes.envelopes:KServeEnvelope",
-    "kservev2": "flambeau.handlers.envelopes.envelopes:KServev2Envelope",
-    "instances": "flambeau.handlers.envelopes.envelopes:InstancesEnvelope",
+    "body": "flambeau.handlers.envelopes.base:BodyEnvelope",
+    "json": "flambeau.handlers.envelopes.base:JSONEnvelope",
+    "kserve": "flambeau.handlers.envelopes.kserve:KServeEnvelope",
+    "kservev2": "flambeau.handlers.envelopes.kserve:KServev2Envelope",
+    "instances": "flambeau.handlers.envelopes.kserve:InstancesEnvelope",
     "open_inference": "flambeau.handlers.envelopes.open_inference:OpenInferenceEnvelope",
 }
 TORCHSERVE = "ts.torch_handler.request_envelope"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
+from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.errors import HandlerError
 from flambeau.importing import import_file
 from flambeau.worker.context import Context
@@ -129,8 +129,8 @@ def import_handler(name: str, folder: Path) -> ModuleType:
     file = folder / f"{name}.py"
     if file.is_file():
         return import_file(file)
-    if name in FOREIGN:
-        raise HandlerError(f"{name} is not a handler of this server: {FOREIGN[name]}")
+    if name in UNSUPPORTED:
+        raise HandlerError(f"{name} is not a handler of this server: {UNSUPPORTED[name]}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -16,14 +16,13 @@ from queue import Queue
 from typing import Any
 
 from flambeau import __version__
-from flambeau.archive.folders import manifest_of
+from flambeau.archive.model_folder import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
 from flambeau.metrics.definitions import Definition
-from flambeau.torchserve.metrics.cache import WorkerMetrics
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Load, Ready, Run, Samples, Schedule, Stop
-from flambeau.worker.context import Context
+from flambeau.worker.context import Context, new_metrics
 from flambeau.worker.continuous import RunningBatch
 from flambeau.worker.envelopes import Handle
 from flambeau.worker.failures import load_failed
@@ -175,7 +174,7 @@ def new_context(load: Load) -> Context:
         load.gpu_id,
         __version__,
         load.limit_max_image_pixels,
-        WorkerMetrics(load.model, load.metrics_file, (Definition(n, k, u, tuple(d)) for n, k, u, d in load.metrics)),
+        new_metrics(load.model, load.metrics_file, (Definition(n, k, u, tuple(d)) for n, k, u, d in load.metrics)),
         options,
     )
 

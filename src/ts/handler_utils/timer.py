@@ -1,3 +1,3 @@
-from flambeau.handlers.timing import timed
+from flambeau.handlers.profiler import timed
 
 __all__ = ["timed"]

@@ -1,1 +1,1 @@
-from flambeau.torchserve.metrics.units import Dimension as Dimension
+from flambeau.torchserve.metrics.metric import Dimension as Dimension

@@ -1,1 +1,1 @@
-from flambeau.torchserve.metrics.units import MetricTypes as MetricTypes
+from flambeau.metrics.definitions import MetricTypes as MetricTypes

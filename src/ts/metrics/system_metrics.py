@@ -1,21 +1,18 @@
-"""The host's state, a function per figure; `collect_all` prints what they have added to `system_metrics`."""
+"""The state of the host, one function per metric; `collect_all` prints what they added to `system_metrics`."""
 
-from flambeau.torchserve.metrics.collector import Collector
-from flambeau.torchserve.metrics.units import Dimension
+from flambeau.torchserve.metrics.collector import HOST_COLLECTOR
 
-dimension = [Dimension("Level", "Host")]
-_collector = Collector(dimension)
-
-system_metrics = _collector.metrics
-cpu_utilization = _collector.cpu_utilization
-memory_used = _collector.memory_used
-memory_available = _collector.memory_available
-memory_utilization = _collector.memory_utilization
-disk_used = _collector.disk_used
-disk_utilization = _collector.disk_utilization
-disk_available = _collector.disk_available
-gpu_utilization = _collector.gpu_utilization
-collect_all = _collector.collect_all
+dimension = HOST_COLLECTOR.dimensions
+system_metrics = HOST_COLLECTOR.metrics
+cpu_utilization = HOST_COLLECTOR.cpu_utilization
+memory_used = HOST_COLLECTOR.memory_used
+memory_available = HOST_COLLECTOR.memory_available
+memory_utilization = HOST_COLLECTOR.memory_utilization
+disk_used = HOST_COLLECTOR.disk_used
+disk_utilization = HOST_COLLECTOR.disk_utilization
+disk_available = HOST_COLLECTOR.disk_available
+gpu_utilization = HOST_COLLECTOR.gpu_utilization
+collect_all = HOST_COLLECTOR.collect_all
 
 __all__ = [
     "collect_all",

@@ -1,1 +1,1 @@
-from flambeau.torchserve.metrics.units import Units as Units
+from flambeau.torchserve.metrics.metric import Units as Units

@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.trt_llm_handler`."""
 
-from flambeau.torchserve.handlers.unsupported import TRTLLMHandler as TRTLLMHandler
+from flambeau.torchserve.handlers.legacy import TRTLLMHandler as TRTLLMHandler

@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.vllm_handler`."""
 
-from flambeau.torchserve.handlers.unsupported import VLLMHandler as VLLMHandler
+from flambeau.torchserve.handlers.legacy import VLLMHandler as VLLMHandler

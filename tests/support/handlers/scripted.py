@@ -11,7 +11,7 @@ import signal
 import time
 
 from flambeau.errors import BadRequest
-from flambeau.wire.generation import Piece, Token, decode_request, encode_pieces
+from flambeau.wire.generation import Piece, Token, decode_request, encode_pieces, given_options
 from flambeau.wire.messages import Part
 
 
@@ -37,9 +37,13 @@ class Script:
         told = prompt
         if prompt == "report":
             told = json.dumps(
-                {"sampling": request.sampling, "tools": request.tools, "options": request.template_options}
+                {
+                    "sampling": given_options(request.sampling),
+                    "tools": request.tools,
+                    "options": request.template_options,
+                }
             )
-        num_choices = request.sampling.get("n", 1) * max(1, len(request.prompts))
+        num_choices = given_options(request.sampling).get("n", 1) * max(1, len(request.prompts))
         return [[index, str(told), "stop"] for index in range(num_choices)]
 
     def step(self):

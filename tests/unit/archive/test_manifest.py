@@ -48,7 +48,7 @@ def test_manifest_of_the_old_archiver_is_read_whole() -> None:
     )
 
 
-def test_unknown_and_missing_fields_are_no_mistake() -> None:
+def test_unknown_and_missing_fields_are_allowed() -> None:
     document = {"specificationVersion": "1.0", "license": "x", "model": {"modelName": "m", "sourceVocab": "v.pt"}}
     manifest = Manifest.from_dict(document)
     assert (manifest.model_name, manifest.handler, manifest.version, manifest.runtime) == ("m", "", "1.0", "python")
@@ -77,7 +77,7 @@ def test_version_written_as_a_number_is_read_as_text() -> None:
         ({"model": {"modelVersion": True}}, "model.modelVersion of the manifest must be text, not a boolean"),
     ],
 )
-def test_broken_manifest_is_refused_by_name(document: Any, message: str) -> None:
+def test_broken_manifest_is_rejected_by_name(document: Any, message: str) -> None:
     with pytest.raises(BrokenArchive, match=message):
         Manifest.from_dict(document)
 
@@ -111,7 +111,7 @@ def test_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\xff", b"[" * 100_000])
-def test_manifest_that_is_not_json_is_refused_by_its_path(tmp_path: Path, content: bytes) -> None:
+def test_manifest_that_is_not_json_is_rejected_with_its_path(tmp_path: Path, content: bytes) -> None:
     write_manifest(tmp_path, content)
     with pytest.raises(BrokenArchive, match=r"MAR-INF/MANIFEST.json is not JSON"):
         read_manifest(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from flambeau.archive.manifest import MANIFEST, read_manifest
-from flambeau.archive.pack import Format, Recipe, check_syntax, files_of, find_handler, pack
+from flambeau.archive.pack import ArchiveFormat, Recipe, check_syntax, files_of, find_handler, pack
 from flambeau.archive.unpack import read_manifest_of, unpack
 from flambeau.errors import ArchiveError
 
@@ -42,7 +42,9 @@ def files_below(folder: Path) -> dict[str, bytes]:
     ("format", "name"),
     [("default", "digits.mar"), ("zip-store", "digits.mar"), ("tgz", "digits.tar.gz")],
 )
-def test_archive_gives_back_what_was_packed(project: Path, tmp_path: Path, format: Format, name: str) -> None:
+def test_unpacked_archive_equals_what_was_packed(
+    project: Path, tmp_path: Path, format: ArchiveFormat, name: str
+) -> None:
     Path("model.py").write_text("class Model: ...\n")
     Path("requirements.txt").write_text("numpy\n")
     Path("model-config.yaml").write_text("batchSize: 4\n")
@@ -83,7 +85,7 @@ def test_default_is_deflated_and_store_is_not(project: Path, tmp_path: Path) -> 
     assert stored > 7000
 
 
-def test_every_entry_of_a_tar_lies_below_the_name_of_the_model(project: Path, tmp_path: Path) -> None:
+def test_every_entry_of_a_tar_is_below_the_name_of_the_model(project: Path, tmp_path: Path) -> None:
     with tarfile.open(pack(recipe(), tmp_path, format="tgz")) as file:
         assert file.getnames() == ["digits/MAR-INF/MANIFEST.json", "digits/handler.py"]
         assert {(member.uid, member.uname) for member in file} == {(0, "")}
@@ -100,7 +102,7 @@ def test_folder_is_merged_into_only_when_forced(project: Path, tmp_path: Path) -
     assert read_manifest_of(path) == read_manifest(path)
 
 
-def test_folder_can_be_packed_where_it_lies(project: Path, tmp_path: Path) -> None:
+def test_folder_can_be_packed_in_place(project: Path, tmp_path: Path) -> None:
     path = pack(recipe(), tmp_path, format="no-archive")
     pack(recipe(handler=str(path / "handler.py"), extra_files=[path]), tmp_path, format="no-archive", force=True)
     assert set(files_below(path)) == {MANIFEST, "handler.py"}
@@ -216,7 +218,7 @@ def test_linked_files_are_packed_as_files(project: Path, tmp_path: Path) -> None
     (project / "assets").mkdir()
     (project / "assets" / "link.pt").symlink_to(project / "weights.pt")
     (project / "assets" / "more").symlink_to(project / "code")
-    formats: tuple[Format, ...] = ("default", "tgz")
+    formats: tuple[ArchiveFormat, ...] = ("default", "tgz")
     for format in formats:
         path = pack(recipe(extra_files=["assets"]), tmp_path, format=format)
         unpack(path, tmp_path / format)
@@ -225,13 +227,13 @@ def test_linked_files_are_packed_as_files(project: Path, tmp_path: Path) -> None
         assert (tmp_path / format / "more" / "handler.py").is_file()
 
 
-def test_folder_that_links_to_itself_is_refused(project: Path, tmp_path: Path) -> None:
+def test_folder_that_links_to_itself_is_rejected(project: Path, tmp_path: Path) -> None:
     (project / "code" / "again").symlink_to(project / "code")
-    with pytest.raises(ArchiveError, match=r"code/again is a link to a folder that it lies in"):
+    with pytest.raises(ArchiveError, match=r"code/again is a link to one of its parent folders"):
         pack(recipe(extra_files=["code"]), tmp_path)
 
 
-def test_link_that_leads_nowhere_is_refused(project: Path, tmp_path: Path) -> None:
+def test_broken_link_is_rejected(project: Path, tmp_path: Path) -> None:
     (project / "code" / "lost").symlink_to("nowhere")
     with pytest.raises(ArchiveError, match=r"File does not exist: code/lost"):
         pack(recipe(extra_files=["code"]), tmp_path)
@@ -244,11 +246,11 @@ def test_two_files_with_one_name_are_both_named(project: Path, tmp_path: Path) -
         pack(recipe(extra_files=["other"]), tmp_path)
 
 
-def test_file_named_like_a_folder_is_refused(project: Path, tmp_path: Path) -> None:
+def test_file_named_like_a_folder_is_rejected(project: Path, tmp_path: Path) -> None:
     (project / "one" / "name").mkdir(parents=True)
     (project / "one" / "name" / "file").touch()
     (project / "name").touch()
-    with pytest.raises(ArchiveError, match="name takes the name of the folder that one/name/file needs"):
+    with pytest.raises(ArchiveError, match="name has the name of the folder of one/name/file"):
         pack(recipe(extra_files=["one", "name"]), tmp_path)
 
 
@@ -290,19 +292,19 @@ def test_missing_extra_file_is_named(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "../a", "a b", "a\n"])
-def test_bad_model_name_is_refused(project: Path, tmp_path: Path, name: str) -> None:
+def test_bad_model_name_is_rejected(project: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(ArchiveError, match="is not allowed; use letters"):
         pack(recipe(model_name=name), tmp_path)
 
 
-def test_unknown_format_and_runtime_are_refused(project: Path, tmp_path: Path) -> None:
+def test_unknown_format_and_runtime_are_rejected(project: Path, tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match=r"Unknown archive format 'rar'; use one of: default"):
-        pack(recipe(), tmp_path, format=cast(Format, "rar"))
+        pack(recipe(), tmp_path, format=cast(ArchiveFormat, "rar"))
     with pytest.raises(ArchiveError, match=r"Unknown runtime 'java'; use one of: python"):
         pack(recipe(runtime="java"), tmp_path)
 
 
-def test_export_path_that_is_a_file_is_refused(project: Path, tmp_path: Path) -> None:
+def test_export_path_that_is_a_file_is_rejected(project: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ArchiveError, match="Cannot pack"):
         pack(recipe(), tmp_path / "file")

@@ -62,7 +62,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def assert_refused(archive: Path, into: Path, message: str, limits: UnpackLimits | None = None) -> None:
+def assert_rejected(archive: Path, into: Path, message: str, limits: UnpackLimits | None = None) -> None:
     around = set(into.parent.iterdir())
     with pytest.raises(UnsafeArchive, match=message):
         unpack(archive, into, limits or UnpackLimits())
@@ -135,100 +135,110 @@ def test_permission_to_run_is_kept_and_setuid_is_not(tmp_path: Path, into: Path)
 
 
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "a/.."])
-def test_entry_that_climbs_out_of_the_folder_is_refused(tmp_path: Path, into: Path, name: str) -> None:
-    assert_refused(make_zip(tmp_path / "m.mar", [("ok", b""), (name, b"x")]), into, f"'{name}' is refused: it climbs")
-    assert_refused(make_tar(tmp_path / "m.tgz", [file("ok"), file(name)]), into, f"'{name}' is refused: it climbs")
+def test_entry_that_climbs_out_of_the_folder_is_rejected(tmp_path: Path, into: Path, name: str) -> None:
+    assert_rejected(
+        make_zip(tmp_path / "m.mar", [("ok", b""), (name, b"x")]), into, f"'{name}' is rejected: its path contains"
+    )
+    assert_rejected(
+        make_tar(tmp_path / "m.tgz", [file("ok"), file(name)]), into, f"'{name}' is rejected: its path contains"
+    )
 
 
 @pytest.mark.parametrize("name", ["/etc/out", "//out", "C:out", "c:/out", "a\\..\\..\\out", "\\out"])
-def test_absolute_and_windows_paths_are_refused(tmp_path: Path, into: Path, name: str) -> None:
+def test_absolute_and_windows_paths_are_rejected(tmp_path: Path, into: Path, name: str) -> None:
     message = "absolute|drive letter|backslash"
-    assert_refused(make_zip(tmp_path / "m.mar", [(name, b"x")]), into, message)
-    assert_refused(make_tar(tmp_path / "m.tgz", [file(name)]), into, message)
+    assert_rejected(make_zip(tmp_path / "m.mar", [(name, b"x")]), into, message)
+    assert_rejected(make_tar(tmp_path / "m.tgz", [file(name)]), into, message)
 
 
-def test_null_in_a_name_is_refused(tmp_path: Path, into: Path) -> None:
+def test_null_in_a_name_is_rejected(tmp_path: Path, into: Path) -> None:
     archive = make_zip(tmp_path / "m.mar", [("a_b", b"x")])
     archive.write_bytes(archive.read_bytes().replace(b"a_b", b"a\0b"))
-    assert_refused(archive, into, "a null in it")
+    assert_rejected(archive, into, "a null in it")
 
 
-def test_entries_without_a_name_are_refused(tmp_path: Path, into: Path) -> None:
+def test_entries_without_a_name_are_rejected(tmp_path: Path, into: Path) -> None:
     nameless = zipfile.ZipInfo("_")
     nameless.filename = ""
-    assert_refused(make_zip(tmp_path / "m.mar", [(nameless, b"x")]), into, "it has no name")
-    assert_refused(make_zip(tmp_path / "m.mar", [(".", b"x")]), into, "take the place of the folder")
-    assert_refused(make_tar(tmp_path / "m.tgz", [link(".", "a")]), into, "take the place of the folder")
+    assert_rejected(make_zip(tmp_path / "m.mar", [(nameless, b"x")]), into, "it has no name")
+    assert_rejected(make_zip(tmp_path / "m.mar", [(".", b"x")]), into, "replace the target folder")
+    assert_rejected(make_tar(tmp_path / "m.tgz", [link(".", "a")]), into, "replace the target folder")
 
 
-def test_endless_names_are_refused(tmp_path: Path, into: Path) -> None:
-    assert_refused(make_zip(tmp_path / "m.mar", [("a" * 5000, b"")]), into, "longer than 4096")
-    assert_refused(make_zip(tmp_path / "m.mar", [("a/" * 60 + "b", b"")]), into, "more than 50 folders deep")
+def test_endless_names_are_rejected(tmp_path: Path, into: Path) -> None:
+    assert_rejected(make_zip(tmp_path / "m.mar", [("a" * 5000, b"")]), into, "longer than 4096")
+    assert_rejected(make_zip(tmp_path / "m.mar", [("a/" * 60 + "b", b"")]), into, "more than 50 folders")
 
 
-def test_duplicate_names_are_refused(tmp_path: Path, into: Path) -> None:
+def test_duplicate_names_are_rejected(tmp_path: Path, into: Path) -> None:
     with pytest.warns(UserWarning, match="Duplicate name"):
         archive = make_zip(tmp_path / "m.mar", [("a", b"1"), ("a", b"2")])
-    assert_refused(archive, into, "'a' is refused: another entry has taken its name")
-    assert_refused(make_zip(tmp_path / "m.mar", [("b/c", b"1"), ("b/./c", b"2")]), into, "taken its name")
-    assert_refused(make_tar(tmp_path / "m.tgz", [file("a"), file("./a")]), into, "taken its name")
-    assert_refused(make_tar(tmp_path / "m.tgz", [file("b"), link("a", "b"), link("a", "b")]), into, "taken its name")
+    assert_rejected(archive, into, "'a' is rejected: another entry has the same name")
+    assert_rejected(make_zip(tmp_path / "m.mar", [("b/c", b"1"), ("b/./c", b"2")]), into, "has the same name")
+    assert_rejected(make_tar(tmp_path / "m.tgz", [file("a"), file("./a")]), into, "has the same name")
+    assert_rejected(
+        make_tar(tmp_path / "m.tgz", [file("b"), link("a", "b"), link("a", "b")]), into, "has the same name"
+    )
 
 
-def test_file_in_the_place_of_a_folder_is_refused(tmp_path: Path, into: Path) -> None:
-    assert_refused(make_zip(tmp_path / "m.mar", [("a", b"1"), ("a/b", b"2")]), into, "taken its name")
-    assert_refused(make_zip(tmp_path / "m.mar", [("a/b", b"1"), ("a", b"2")]), into, "taken its name")
+def test_file_in_the_place_of_a_folder_is_rejected(tmp_path: Path, into: Path) -> None:
+    assert_rejected(make_zip(tmp_path / "m.mar", [("a", b"1"), ("a/b", b"2")]), into, "has the same name")
+    assert_rejected(make_zip(tmp_path / "m.mar", [("a/b", b"1"), ("a", b"2")]), into, "has the same name")
 
 
 @pytest.mark.parametrize("target", ["/etc", "../..", "a/../../etc", "..", "C:\\out", "self"])
-def test_link_that_leaves_the_folder_is_refused(tmp_path: Path, into: Path, target: str) -> None:
-    assert_refused(make_tar(tmp_path / "m.tgz", [file("a"), link("self", target)]), into, "'self' is refused: its link")
+def test_link_that_leaves_the_folder_is_rejected(tmp_path: Path, into: Path, target: str) -> None:
+    assert_rejected(
+        make_tar(tmp_path / "m.tgz", [file("a"), link("self", target)]), into, "'self' is rejected: its link"
+    )
 
 
-def test_link_that_leaves_once_the_top_folder_is_dropped_is_refused(tmp_path: Path, into: Path) -> None:
+def test_link_that_leaves_once_the_top_folder_is_dropped_is_rejected(tmp_path: Path, into: Path) -> None:
     archive = make_tar(tmp_path / "m.tgz", [file("top/a"), link("top/b", "../top/a")])
-    assert_refused(archive, into, "'b' is refused: its link")
+    assert_rejected(archive, into, "'b' is rejected: its link")
 
 
-def test_link_that_leaves_through_another_link_is_refused(tmp_path: Path, into: Path) -> None:
+def test_link_that_leaves_through_another_link_is_rejected(tmp_path: Path, into: Path) -> None:
     archive = make_tar(tmp_path / "m.tgz", [file("a/b/c"), link("a/b/root", "../.."), link("out", "a/b/root/../x")])
-    assert_refused(archive, into, "'out' is refused: its link")
+    assert_rejected(archive, into, "'out' is rejected: its link")
 
 
 @pytest.mark.parametrize("target", ["../outside", "inside"])
-def test_writing_through_a_link_is_refused(tmp_path: Path, into: Path, target: str) -> None:
+def test_writing_through_a_link_is_rejected(tmp_path: Path, into: Path, target: str) -> None:
     (tmp_path / "outside").mkdir()
     archive = make_tar(tmp_path / "m.tgz", [file("inside/ok"), link("door", target), file("door/planted")])
-    assert_refused(archive, into, "'door' is refused")
+    assert_rejected(archive, into, "'door' is rejected")
     archive = make_tar(tmp_path / "m.tgz", [file("inside/ok"), link("door", target), link("door/planted", "ok")])
-    assert_refused(archive, into, "'door' is refused|behind a link")
+    assert_rejected(archive, into, "'door' is rejected|below a link")
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_overwriting_a_file_behind_a_link_is_refused(tmp_path: Path, into: Path) -> None:
+def test_overwriting_a_file_behind_a_link_is_rejected(tmp_path: Path, into: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     archive = make_tar(tmp_path / "m.tgz", [link("door", "../precious"), file("door", b"theirs")])
-    assert_refused(archive, into, "'door' is refused")
+    assert_rejected(archive, into, "'door' is rejected")
     assert (tmp_path / "precious").read_text() == "mine"
 
 
 @pytest.mark.parametrize("target", ["../precious", "/etc/hostname", "absent", "link"])
-def test_hard_link_to_anything_but_a_file_of_the_archive_is_refused(tmp_path: Path, into: Path, target: str) -> None:
+def test_hard_link_to_anything_but_a_file_of_the_archive_is_rejected(tmp_path: Path, into: Path, target: str) -> None:
     (tmp_path / "precious").write_text("mine")
     archive = make_tar(tmp_path / "m.tgz", [file("a"), link("link", "a"), hard_link("door", target)])
-    assert_refused(archive, into, "is refused")
+    assert_rejected(archive, into, "is rejected")
 
 
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"Z"])
-def test_devices_and_pipes_are_refused(tmp_path: Path, into: Path, kind: bytes) -> None:
-    assert_refused(make_tar(tmp_path / "m.tgz", [(member("dev", kind), b"")]), into, "'dev' is refused: it is a device")
+def test_devices_and_pipes_are_rejected(tmp_path: Path, into: Path, kind: bytes) -> None:
+    assert_rejected(
+        make_tar(tmp_path / "m.tgz", [(member("dev", kind), b"")]), into, "'dev' is rejected: it is a device"
+    )
 
 
-def test_symbolic_link_in_a_zip_is_refused(tmp_path: Path, into: Path) -> None:
+def test_symbolic_link_in_a_zip_is_rejected(tmp_path: Path, into: Path) -> None:
     info = zipfile.ZipInfo("door")
     info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-    assert_refused(
-        make_zip(tmp_path / "m.mar", [(info, b"/etc")]), into, "'door' is refused: .* symbolic link in a zip"
+    assert_rejected(
+        make_zip(tmp_path / "m.mar", [(info, b"/etc")]), into, "'door' is rejected: .* symbolic link in a zip"
     )
 
 
@@ -243,28 +253,28 @@ def test_following_links_is_decided_without_touching_a_disk() -> None:
 # ── bombs ──
 
 
-def test_too_many_entries_are_refused(tmp_path: Path, into: Path) -> None:
+def test_too_many_entries_are_rejected(tmp_path: Path, into: Path) -> None:
     names = [str(number) for number in range(11)]
     limits = UnpackLimits(max_entries=10)
-    assert_refused(make_zip(tmp_path / "m.mar", [(name, b"") for name in names]), into, "more than 10 entries", limits)
-    assert_refused(make_tar(tmp_path / "m.tgz", [file(name) for name in names]), into, "more than 10 entries", limits)
+    assert_rejected(make_zip(tmp_path / "m.mar", [(name, b"") for name in names]), into, "more than 10 entries", limits)
+    assert_rejected(make_tar(tmp_path / "m.tgz", [file(name) for name in names]), into, "more than 10 entries", limits)
 
 
 def test_size_limit_counts_all_entries_together(tmp_path: Path, into: Path) -> None:
     archive = make_tar(tmp_path / "m.tgz", [file("a", bytes(600)), file("b", bytes(400))])
-    assert_refused(archive, into, "at entry 'b': it unpacks to more than 999 bytes", UnpackLimits(max_bytes=999))
+    assert_rejected(archive, into, "at entry 'b': it unpacks to more than 999 bytes", UnpackLimits(max_bytes=999))
     unpack(archive, into, UnpackLimits(max_bytes=1000))
     assert (into / "b").stat().st_size == 400
 
 
-def test_zip_bomb_is_refused(tmp_path: Path, into: Path) -> None:
+def test_zip_bomb_is_rejected(tmp_path: Path, into: Path) -> None:
     archive = make_zip(tmp_path / "m.mar", [("bomb", bytes(120 * MIB))])
-    assert_refused(archive, into, "at entry 'bomb': it unpacks to more than 1000 times its own size")
+    assert_rejected(archive, into, "at entry 'bomb': it unpacks to more than 1000 times its own size")
 
 
-def test_tar_bomb_is_refused(tmp_path: Path, into: Path) -> None:
+def test_tar_bomb_is_rejected(tmp_path: Path, into: Path) -> None:
     archive = make_tar(tmp_path / "m.tgz", [file("bomb", bytes(120 * MIB))])
-    assert_refused(archive, into, "at entry 'bomb': it unpacks to more than 500 times", UnpackLimits(max_ratio=500))
+    assert_rejected(archive, into, "at entry 'bomb': it unpacks to more than 500 times", UnpackLimits(max_ratio=500))
 
 
 def test_small_archive_may_shrink_as_much_as_it_likes(tmp_path: Path, into: Path) -> None:
@@ -272,7 +282,7 @@ def test_small_archive_may_shrink_as_much_as_it_likes(tmp_path: Path, into: Path
     assert (into / "zeros").stat().st_size == MIB
 
 
-def test_header_that_lies_about_its_size_does_not_help(tmp_path: Path, into: Path) -> None:
+def test_false_size_in_a_header_does_not_pass_the_limit(tmp_path: Path, into: Path) -> None:
     archive = make_zip(tmp_path / "m.mar", [("a", bytes(5000))])
     size, lie = (5000).to_bytes(4, "little"), (10).to_bytes(4, "little")
     archive.write_bytes(archive.read_bytes().replace(size, lie))
@@ -286,18 +296,18 @@ def test_sparse_tar_entry_is_counted_as_it_is_written(tmp_path: Path, into: Path
     header = member("sparse")
     header.pax_headers = headers
     archive = make_tar(tmp_path / "m.tgz", [(header, b"x")])
-    assert_refused(archive, into, "more than 1000000 bytes", UnpackLimits(max_bytes=1_000_000))
+    assert_rejected(archive, into, "more than 1000000 bytes", UnpackLimits(max_bytes=1_000_000))
 
 
-def test_endless_tar_header_is_refused_before_it_is_read(tmp_path: Path, into: Path) -> None:
+def test_endless_tar_header_is_rejected_before_it_is_read(tmp_path: Path, into: Path) -> None:
     archive = make_tar(tmp_path / "m.tgz", [(member("long", tarfile.GNUTYPE_LONGNAME), bytes(2 * MIB)), file("a")])
-    assert_refused(archive, into, "a header of 2097152 bytes")
+    assert_rejected(archive, into, "a header of 2097152 bytes")
 
 
 def test_zeros_after_the_end_of_a_tar_are_counted(tmp_path: Path, into: Path) -> None:
     archive = tmp_path / "m.tgz"
     archive.write_bytes(gzip.compress(bytes(3 * MIB)))
-    assert_refused(archive, into, "more than 1048576 bytes", UnpackLimits(max_bytes=MIB, max_entries=10))
+    assert_rejected(archive, into, "more than 1048576 bytes", UnpackLimits(max_bytes=MIB, max_entries=10))
 
 
 # ── broken ones ──
@@ -319,7 +329,7 @@ def test_missing_archive_is_named(tmp_path: Path, into: Path) -> None:
 
 def test_gzip_of_something_else_is_broken(tmp_path: Path, into: Path) -> None:
     (tmp_path / "m.tgz").write_bytes(gzip.compress(b"hello" * 1000))
-    with pytest.raises(BrokenArchive, match="damaged or cut short"):
+    with pytest.raises(BrokenArchive, match="damaged or truncated"):
         unpack(tmp_path / "m.tgz", into)
 
 
@@ -340,7 +350,7 @@ def test_archive_cut_short_anywhere_is_broken(tmp_path: Path, into: Path, name: 
 def test_tar_cut_short_before_it_was_gzipped_is_broken(tmp_path: Path, into: Path) -> None:
     whole = gzip.decompress(make_tar(tmp_path / "m.tgz", [file("a", bytes(2000)), file("b")]).read_bytes())
     (tmp_path / "m.tgz").write_bytes(gzip.compress(whole[:1500]))
-    with pytest.raises(BrokenArchive, match="'a' is damaged or cut short"):
+    with pytest.raises(BrokenArchive, match="'a' is damaged or truncated"):
         unpack(tmp_path / "m.tgz", into)
 
 
@@ -348,20 +358,20 @@ def test_damaged_tar_header_is_not_taken_for_the_end(tmp_path: Path, into: Path)
     whole = bytearray(gzip.decompress(make_tar(tmp_path / "m.tgz", [file("a"), file("b")]).read_bytes()))
     whole[1024 + 150] ^= 0xFF
     (tmp_path / "m.tgz").write_bytes(gzip.compress(whole))
-    with pytest.raises(BrokenArchive, match="a header makes no sense"):
+    with pytest.raises(BrokenArchive, match="a header is invalid"):
         unpack(tmp_path / "m.tgz", into)
 
 
 def test_flipped_bit_in_a_zip_is_noticed(tmp_path: Path, into: Path) -> None:
     archive = make_zip(tmp_path / "m.mar", [("a", b"content")], method=zipfile.ZIP_STORED)
     archive.write_bytes(archive.read_bytes().replace(b"content", b"cantent"))
-    with pytest.raises(BrokenArchive, match="'a' is damaged or cut short: Bad CRC"):
+    with pytest.raises(BrokenArchive, match="'a' is damaged or truncated: Bad CRC"):
         unpack(archive, into)
 
 
 def test_other_ways_of_packing_a_zip_are_named(tmp_path: Path, into: Path) -> None:
     archive = make_zip(tmp_path / "m.mar", [("a", b"1")], method=zipfile.ZIP_BZIP2)
-    with pytest.raises(BrokenArchive, match=r"'a' of .* is neither stored nor deflated"):
+    with pytest.raises(BrokenArchive, match=r"'a' of .* is encrypted, or neither stored nor deflated"):
         unpack(archive, into)
 
 
@@ -380,7 +390,7 @@ def test_existing_empty_folder_outlives_a_failure(tmp_path: Path, into: Path) ->
     assert list(into.iterdir()) == []
 
 
-def test_what_the_disk_refuses_is_told_apart_from_a_broken_archive(tmp_path: Path, into: Path) -> None:
+def test_disk_errors_are_not_reported_as_a_broken_archive(tmp_path: Path, into: Path) -> None:
     archive = make_zip(tmp_path / "m.mar", [("ok", b"1"), ("a" * 300, b"1")])
     with pytest.raises(ArchiveError, match=r"'aaa.*' cannot be written: File name too long") as caught:
         unpack(archive, into)

@@ -11,7 +11,7 @@ from flambeau.errors import BadRequest, HandlerError, PredictionException
 from flambeau.handlers.generation.tensors import PAD
 from flambeau.handlers.gpt import GptHandler
 from flambeau.testing.context import new_handler_context
-from flambeau.wire.generation import Generate, decode_pieces, encode_request
+from flambeau.wire.generation import Generate, SamplingOptions, decode_pieces, encode_request
 from flambeau.wire.messages import Part, Request
 from support.language_models import CONTEXT, write_language_model
 
@@ -228,7 +228,7 @@ def test_several_choices_are_told_apart(handler):
 
 
 def test_request_of_a_front_end_is_answered_in_pieces(handler):
-    sampling = {"max_tokens": 4, "temperature": 0.0, "n": 2}
+    sampling = SamplingOptions(max_tokens=4, temperature=0.0, n=2)
     body = encode_request(Generate(prompts=[PROMPT, [5, 6, 7]], sampling=sampling, stream=True, echo=True))
     join(handler, body, kind="generate")
     pieces = pieces_of(run(handler)[1])
@@ -246,7 +246,7 @@ def test_request_of_a_front_end_is_answered_in_pieces(handler):
 
 def test_chat_is_rendered_by_the_tokenizer(handler):
     chat = [{"role": "user", "content": "to be?"}]
-    join(handler, encode_request(Generate(messages=chat, sampling={"max_tokens": 3})), kind="generate")
+    join(handler, encode_request(Generate(messages=chat, sampling=SamplingOptions(max_tokens=3))), kind="generate")
     [piece] = pieces_of(run(handler)[1])
     assert piece.num_prompt_tokens == len(handler.tokenizer.encode_chat(chat))
     join(handler, {"messages": chat, "max_new_tokens": 3})
@@ -298,11 +298,17 @@ def test_messages_that_do_not_fit_the_chat_template_are_refused_with_its_reason(
 
 
 def test_front_ends_request_is_as_long_as_the_context_unless_somebody_limits_it(handler, folder):
-    join(handler, encode_request(Generate(prompts=[PROMPT], sampling={"ignore_eos": True})), kind="generate")
+    join(
+        handler, encode_request(Generate(prompts=[PROMPT], sampling=SamplingOptions(ignore_eos=True))), kind="generate"
+    )
     [piece] = pieces_of(run(handler)[1])
     assert (piece.finish_reason, piece.num_tokens) == ("length", 8)  # the model's own limit
     unlimited = new_handler(folder, max_new_tokens=None)
-    join(unlimited, encode_request(Generate(prompts=[PROMPT], sampling={"ignore_eos": True})), kind="generate")
+    join(
+        unlimited,
+        encode_request(Generate(prompts=[PROMPT], sampling=SamplingOptions(ignore_eos=True))),
+        kind="generate",
+    )
     [piece] = pieces_of(run(unlimited)[1])
     assert piece.num_prompt_tokens + piece.num_tokens == CONTEXT
 
@@ -326,17 +332,26 @@ def test_prompt_that_cannot_be_answered_is_the_clients_fault(handler, body, reas
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"nonsense", "this is no request to generate"),
-        (b"\x81\xb0template_options" + b"\x81\xa1a" * 5000 + b"\xc0", "this is no request to generate"),
+        (b"nonsense", "the body is not a generation request"),
+        (b"\x81\xb0template_options" + b"\x81\xa1a" * 5000 + b"\xc0", "the body is not a generation request"),
         (encode_request(Generate(prompts=[])), "prompts times n must be 1 to 1024, not 0"),
         (encode_request(Generate(prompts=[PROMPT, ""])), "the prompt is empty"),
         (encode_request(Generate(prompts=[PROMPT, [10**6]])), "token ids outside"),
-        (encode_request(Generate(prompts=[PROMPT] * 9, sampling={"n": 128})), "prompts times n must be 1 to 1024"),
-        (encode_request(Generate(prompts=[PROMPT], sampling={"temperature": -1})), "temperature must be"),
+        (
+            encode_request(Generate(prompts=[PROMPT] * 9, sampling=SamplingOptions(n=128))),
+            "prompts times n must be 1 to 1024",
+        ),
+        (encode_request(Generate(prompts=[PROMPT], sampling=SamplingOptions(temperature=-1))), "temperature must be"),
         (encode_request(Generate(messages=[{"content": 5}])), "messages"),
         (encode_request(Generate(messages=[{"role": "user", "content": "x" * CONTEXT * 300}])), "the chat has 76800"),
-        (encode_request(Generate(prompts=[PROMPT], sampling={"stop": ["x"] * 65})), "stop must be at most 64 texts"),
-        (encode_request(Generate(prompts=[PROMPT], sampling={"stop": "x" * 1001})), "at most 1000 characters"),
+        (
+            encode_request(Generate(prompts=[PROMPT], sampling=SamplingOptions(stop=["x"] * 65))),
+            "stop must be at most 64 texts",
+        ),
+        (
+            encode_request(Generate(prompts=[PROMPT], sampling=SamplingOptions(stop=["x" * 1001]))),
+            "at most 1000 characters",
+        ),
     ],
 )
 def test_front_ends_request_that_makes_no_sense_is_refused_whole(handler, body, reason):
@@ -354,7 +369,7 @@ def test_too_many_prompts_are_not_even_cut_into_tokens(handler, monkeypatch):
 def test_tool_call_whose_arguments_are_nested_without_end_costs_nothing(handler):
     call = {"function": {"name": "f", "arguments": "[" * 200_000}}
     message = {"role": "assistant", "content": "x", "tool_calls": [call]}
-    join(handler, encode_request(Generate(messages=[message], sampling={"max_tokens": 1})), kind="generate")
+    join(handler, encode_request(Generate(messages=[message], sampling=SamplingOptions(max_tokens=1))), kind="generate")
     assert run(handler)[1][-1].last
 
 
@@ -456,7 +471,7 @@ def test_stop_string_that_was_half_held_back_is_found_after_the_change(lasting):
 
 @pytest.mark.parametrize("most", [1, 3, 8])
 def test_choices_go_on_each_where_it_stopped_and_finished_ones_are_left(lasting, most):
-    sampling = {"max_tokens": 12, "temperature": 1.2, "seed": 5, "n": 3}
+    sampling = SamplingOptions(max_tokens=12, temperature=1.2, seed=5, n=3)
     request = Generate(prompts=[PROMPT, "the sea"], sampling=sampling, stream=True, echo=True)
     body = encode_request(request)
 

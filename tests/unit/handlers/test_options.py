@@ -38,7 +38,7 @@ def test_options_are_read_and_have_defaults():
 @pytest.mark.parametrize(
     ("section", "reason"),
     [
-        ({"max_text": 3}, "has max_text; it may have model_path, allow_nan, max_texts"),
+        ({"max_text": 3}, "model-config.yaml: max_text; known: model_path, allow_nan, max_texts"),
         ({"max_texts": 0}, "max_texts in the handler section must be a whole number of at least 1, not 0"),
         ({"max_texts": True}, "whole number"),
         ({"allow_nan": 1}, "true or false"),

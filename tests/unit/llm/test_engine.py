@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flambeau.llm.backends.eager import WholeAttention
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import ARCH, tiny_engine, tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)

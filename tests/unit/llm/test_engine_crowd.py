@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flambeau.llm.config import SamplingParams
+from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_model
 
 WINDOWED = replace(ARCH, head_size=16, windows=(None, 6, 11))

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import flambeau.examples
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.engine import Engine
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
 
 FOLDER = Path(flambeau.examples.__file__).parent / "shakespeare"

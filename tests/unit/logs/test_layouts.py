@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
-from flambeau.logs.access import http_line
-from flambeau.logs.layouts import masked, tidy
-from flambeau.logs.writer import QueueHandler
+from flambeau.logs.layouts import full_line, local_time, masked, printable, terminal_line, tidy
 
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 SIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Credential=AKIA%2F1&X-Amz-Signature=abc&x=1"
 
 
@@ -28,25 +28,15 @@ def test_signatures_are_masked(url, shown):
     assert masked(url) == (shown or "url=https%3A%2F%2Fh%2Fm.mar%3FSignature%3D***%26a%3D1&limit=3")
 
 
-def test_access_log_has_no_signatures():
-    line = http_line("/h:1", "POST", "/models", f"url={SIGNED}", "1.1", 200, 0.001, 0.0)
-    assert "abc" not in line
-    assert "AKIA" not in line
-    assert "/models?url=https://b.s3" in line
-
-
-def test_message_keeps_its_lines_and_shows_what_would_move_the_cursor():
+def test_messages_keep_their_lines_and_other_control_characters_are_escaped():
     assert tidy("one\n\ttwo é") == "one\n\ttwo é"
     assert tidy("a\x1b[2Jb\rc\u2028") == "a\\x1b[2Jb\\rc\\u2028"
 
 
-def test_records_are_tidied():
-    class Taken:
-        def put_now(self, *entry):
-            self.entry = entry
-
-    logs = Taken()
-    record = logging.LogRecord("flambeau", logging.INFO, "", 0, "model %s", ("a\rb",), None)
-    record.worker = "W-1\nx"
-    QueueHandler(logs).emit(record)
-    assert logs.entry[2:] == ("W-1\\nx", "flambeau", "model a\\rb")
+def test_layouts_of_files_and_terminal():
+    assert re.fullmatch(TIME, local_time(1717105563.6254))
+    assert local_time(1717105563.6254).endswith(",625")
+    line = full_line(local_time(0), logging.WARNING, "W-9000-m_1.0-stderr", "MODEL_LOG", "hello")
+    assert re.fullmatch(TIME + r" \[WARN \] W-9000-m_1\.0-stderr MODEL_LOG - hello\n", line)
+    assert terminal_line(0, logging.INFO, "hello") == "1970-01-01T00:00:00Z INFO    hello\n"
+    assert printable("a\nb\x1b[31m") == r"a\nb\x1b[31m"

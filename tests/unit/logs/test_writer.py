@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import gzip
 import logging
 import os
 import re
-import threading
 import time
 
 import pytest
 
-from flambeau.logs import rolling, writer
-from flambeau.logs.access import grpc_line, http_line, remote_of
-from flambeau.logs.layouts import ACCESS, MODEL, SERVER, TS_METRICS, full_line, local_time, printable, terminal_line
-from flambeau.logs.rolling import RollingFile
+from flambeau.logs import writer
+from flambeau.logs.layouts import ACCESS, MODEL, SERVER, TS_METRICS
+from flambeau.logs.rolling_file import RollingFile
 from flambeau.logs.writer import Logs, QueueHandler
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
@@ -24,29 +21,6 @@ def pipe():
     yield ends
     for end in ends:
         os.close(end)
-
-
-def test_layouts():
-    assert re.fullmatch(TIME, local_time(1717105563.6254))
-    assert local_time(1717105563.6254).endswith(",625")
-    line = full_line(local_time(0), logging.WARNING, "W-9000-m_1.0-stderr", "MODEL_LOG", "hello")
-    assert re.fullmatch(TIME + r" \[WARN \] W-9000-m_1\.0-stderr MODEL_LOG - hello\n", line)
-    assert terminal_line(0, logging.INFO, "hello") == "1970-01-01T00:00:00Z INFO    hello\n"
-    assert printable("a\nb\x1b[31m") == r"a\nb\x1b[31m"
-
-
-def test_access_lines_are_torchserves():
-    remote = remote_of(("127.0.0.1", 40122))
-    assert http_line(remote, "POST", "/predictions/m", "", "1.1", 200, 0.0371, 0) == (
-        '/127.0.0.1:40122 "POST /predictions/m HTTP/1.1" 200 37'
-    )
-    assert '"GET /models?limit=2 HTTP/1.0" 404 0' in http_line(remote, "GET", "/models", "limit=2", "1.0", 404, 0, 0)
-    method = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
-    assert grpc_line("ipv4:127.0.0.1:59418", method, 0, 0.012, 0) == (
-        '/127.0.0.1:59418 "gRPC org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions HTTP/2.0" 0 12'
-    )
-    assert remote_of("ipv6:%5B::1%5D:50051") == "/::1:50051"
-    assert remote_of("") == remote_of(None) == "/local"
 
 
 def test_every_line_goes_to_its_file_the_servers_file_and_the_console(tmp_path, pipe):
@@ -66,7 +40,7 @@ def test_every_line_goes_to_its_file_the_servers_file_and_the_console(tmp_path, 
     assert os.read(pipe[0], 10_000).decode().splitlines() == read[SERVER]
 
 
-def test_a_console_that_nobody_reads_holds_nobody_up(pipe, tmp_path, monkeypatch):
+def test_a_console_without_a_reader_does_not_block(pipe, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MAX_WAITING", 1000)
     monkeypatch.setattr(writer, "PATIENCE_S", 0.02)
     file = RollingFile(tmp_path / "ts_log.log")
@@ -80,7 +54,7 @@ def test_a_console_that_nobody_reads_holds_nobody_up(pipe, tmp_path, monkeypatch
     assert "log lines were dropped" in (tmp_path / "ts_log.log").read_text()
 
 
-def test_python_logging_is_led_in_with_the_workers_name(pipe):
+def test_records_of_python_logging_carry_the_workers_name(pipe):
     logs = Logs(pipe[1], is_terminal=False)
     logger = logging.Logger("flambeau.serving.workers.supervisor")
     logger.addHandler(QueueHandler(logs))
@@ -100,7 +74,7 @@ def test_python_logging_is_led_in_with_the_workers_name(pipe):
     assert "last words" in text
 
 
-def test_lines_below_a_logs_level_are_left_out(pipe):
+def test_lines_below_a_logs_level_are_dropped(pipe):
     logs = Logs(pipe[1], levels={ACCESS: logging.WARNING}, is_terminal=False)
     logs.put(ACCESS, logging.INFO, "main", ACCESS, "quiet")
     logs.put(SERVER, logging.INFO, "main", "x", "loud")
@@ -109,40 +83,7 @@ def test_lines_below_a_logs_level_are_left_out(pipe):
     assert b"loud" in text
 
 
-def compressing():
-    return [thread for thread in threading.enumerate() if thread.name == "compress-log"]
-
-
-def test_files_are_rolled_by_size_and_five_are_kept(tmp_path):
-    file = RollingFile(tmp_path / "ts_log.log", max_bytes=100)
-    for number in range(9):
-        file.write(f"{number}".encode() * 80 + b"\n")
-        for thread in compressing():
-            thread.join()
-    file.close()
-    assert (tmp_path / "ts_log.log").read_bytes() == b"8" * 80 + b"\n"
-    kept = rolling.packed(tmp_path / "ts_log.log")
-    assert len(kept) == 5
-    assert all(re.fullmatch(r"ts_log\.\d\d-[A-Za-z]{3}(\.\d)?\.log\.gz", path.name) for path in kept)
-    assert sorted(gzip.decompress(path.read_bytes())[:1] for path in kept) == [b"3", b"4", b"5", b"6", b"7"]
-
-
-def test_files_are_rolled_every_day(tmp_path):
-    path = tmp_path / "access_log.log"
-    path.write_bytes(b"yesterday\n")
-    yesterday = time.time() - 86_400
-    os.utime(path, (yesterday, yesterday))
-    file = RollingFile(path)
-    file.write(b"today\n")
-    for thread in compressing():
-        thread.join()
-    file.close()
-    assert path.read_bytes() == b"today\n"
-    day = time.strftime("%d-%b", time.localtime(yesterday))
-    assert gzip.decompress((tmp_path / f"access_log.{day}.log.gz").read_bytes()) == b"yesterday\n"
-
-
-def test_logs_go_on_after_a_line_that_cannot_be_laid_out(pipe, capsys):
+def test_logs_continue_after_a_line_that_cannot_be_formatted(pipe, capsys):
     logs = Logs(pipe[1])
     logs.put(SERVER, logging.INFO, "main", "x", (lambda created: 1 / 0,))
     logs.put(SERVER, logging.INFO, "main", "x", "lost with it")
@@ -152,3 +93,15 @@ def test_logs_go_on_after_a_line_that_cannot_be_laid_out(pipe, capsys):
     logs.close()
     assert "still here" in os.read(pipe[0], 10_000).decode()
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_control_characters_in_records_are_escaped():
+    class Taken:
+        def put_now(self, *entry):
+            self.entry = entry
+
+    logs = Taken()
+    record = logging.LogRecord("flambeau", logging.INFO, "", 0, "model %s", ("a\rb",), None)
+    record.worker = "W-1\nx"
+    QueueHandler(logs).emit(record)
+    assert logs.entry[2:] == ("W-1\\nx", "flambeau", "model a\\rb")

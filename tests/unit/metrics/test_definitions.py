@@ -56,7 +56,7 @@ MODEL = "model_metrics:\n  gauge:\n    - {name: a, unit: ms, dimensions: []}\n"
         (MODEL + "ts_metrics: {counter: [{name: a}]}", r"ts_metrics.counter\[0\]: unit"),
     ],
 )
-def test_what_is_wrong_is_said_by_place(text, complaint):
+def test_errors_name_their_place(text, complaint):
     with pytest.raises(ConfigError, match=complaint):
         parse_definitions(text)
 

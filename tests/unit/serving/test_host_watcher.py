@@ -1,4 +1,4 @@
-"""The host's state, read by ourselves or by a command of the operator's."""
+"""The host's state, read by the server or by a configured command."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 from flambeau.config.server import MetricsConfig
 from flambeau.logs.writer import Logs
-from flambeau.serving.host_watcher import HostWatcher
-from flambeau.serving.measures import Measures
+from flambeau.serving.host_watcher import HostWatcher, parse_output
+from flambeau.serving.telemetry import Telemetry
 
 SCRIPT = """
 import sys
@@ -22,32 +22,32 @@ for pid in sys.stdin.readline().split(","):
 """
 
 
-def watch(config, until, pids=lambda: [12, 34]):
-    """Watch the host until something holds; the metrics then, and the watcher."""
-
-    async def run():
-        measures = Measures(config, Logs())
-        watcher = HostWatcher(config, measures, pids)
-        watcher.start()
-        async with asyncio.timeout(30):
-            while not until(measures.text([], [], []), watcher):
-                await asyncio.sleep(0.01)
-        await watcher.stop()
-        return measures.text([], [], []), watcher
-
-    return asyncio.run(run())
+async def metrics_when(config, condition):
+    """Run a watcher until a condition of the metrics text holds, and return that text."""
+    telemetry = Telemetry(config, Logs())
+    watcher = HostWatcher(config, telemetry, lambda: [12, 34])
+    watcher.start()
+    async with asyncio.timeout(30):
+        while not condition(telemetry.text([], [], [])):
+            await asyncio.sleep(0.01)
+    await watcher.stop()
+    return telemetry.text([], [], [])
 
 
-def test_the_host_is_read_again_and_again():
-    text, _ = watch(MetricsConfig(interval_s=0.05), lambda text, _: "CPUUtilization{" in text and "MemoryUsed{" in text)
+def watch(config, condition):
+    return asyncio.run(metrics_when(config, condition))
+
+
+def test_the_host_is_read_periodically():
+    text = watch(MetricsConfig(interval_s=0.05), lambda text: "CPUUtilization{" in text and "MemoryUsed{" in text)
     assert "DiskAvailable{" in text
 
 
-def test_a_command_tells_the_metrics(tmp_path):
+def test_a_command_provides_the_metrics(tmp_path):
     (tmp_path / "collect.py").write_text(SCRIPT)
     command = f"{sys.executable} {tmp_path / 'collect.py'}"
     config = MetricsConfig(interval_s=0.05, system_command=command)
-    text, _ = watch(config, lambda text, _: "CPUUtilization{" in text)
+    text = watch(config, lambda text: "CPUUtilization{" in text)
     host = os.uname().nodename
     assert f'CPUUtilization{{Level="Host",Hostname="{host}",}} 12.5' in text
     assert f'GPUUtilization{{Level="Host",DeviceId="1",Hostname="{host}",}} 7.0' in text
@@ -55,19 +55,27 @@ def test_a_command_tells_the_metrics(tmp_path):
     assert "MemoryUsed{" not in text
 
 
-def test_a_command_that_fails_is_named_and_tried_again(tmp_path, caplog):
+def test_a_failed_command_is_logged_and_retried(tmp_path, caplog):
     (tmp_path / "collect.py").write_text("raise SystemExit(3)")
     config = MetricsConfig(interval_s=0.01, system_command=f"{sys.executable} {tmp_path / 'collect.py'}")
-    watch(config, lambda *_: caplog.text.count("ended with status 3") > 1)
+    watch(config, lambda _: caplog.text.count("ended with status 3") > 1)
     config = MetricsConfig(interval_s=0.01, system_command="/no/such/command")
-    watch(config, lambda *_: caplog.text.count("No such file") > 1)
+    watch(config, lambda _: caplog.text.count("No such file") > 1)
 
 
-def test_nothing_is_read_where_that_is_not_wanted():
-    text, _ = watch(MetricsConfig(system=False, interval_s=0.01), lambda *_: True)
+def test_nothing_is_read_when_system_metrics_are_off():
+    text = watch(MetricsConfig(system=False, interval_s=0.01), lambda _: True)
     assert "CPUUtilization{" not in text
 
 
 def test_a_command_that_prints_without_end_is_ended(caplog):
     config = MetricsConfig(interval_s=0.05, system_command="yes")
-    watch(config, lambda text, _: "printed more than" in caplog.text)
+    watch(config, lambda text: "printed more than" in caplog.text)
+
+
+def test_the_output_of_a_command_is_parsed(caplog):
+    lines = ["CPUUtilization.Percent:12.5|#Level:Host|#hostname:h,1", "noise", ""]
+    lines += ["GPUUtilization.Percent:1|#Level:Host,device_id:3|#hostname:h,1", "12:4096", "x:y"]
+    readings = parse_output([lines[3], *lines[:3], *lines[4:]])
+    assert readings == [("GPUUtilization", "Percent", 1.0, "3"), ("CPUUtilization", "Percent", 12.5, None)]
+    assert [record.args for record in caplog.records] == [("noise",)]

@@ -12,7 +12,7 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ModelExists, WorkersFailed
 from flambeau.serving.registration import name_from, new_model, settings_of
 from flambeau.serving.registry import Registry
-from flambeau.serving.sources.source import Source
+from flambeau.serving.sources.store import Source
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_model_that_nobody_named_is_named_by_its_file(url, name):
     assert name_from(url) == name
 
 
-def test_wishes_win_over_the_models_file_and_that_over_the_servers(tmp_path):
+def test_overrides_beat_the_models_file_and_that_beats_the_servers(tmp_path):
     (tmp_path / "model-config.yaml").write_text("batchSize: 3\nminWorkers: 3\n")
     manifest = Manifest(model_name="m", version="1.0", config_file="model-config.yaml")
     source = Source(url="m", folder=tmp_path, manifest=manifest)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 
 import pytest
 
+from flambeau.archive.manifest import MANIFEST
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
-from flambeau.errors import DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
+from flambeau.errors import ConfigError, DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
+from flambeau.serving import registration
+from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.server import Server
-from flambeau.serving.workers.recovery import Death
 from support.fake_workers import FakeWorker
-from support.jobs import new_job
 
-CRASH = Death(reason="it crashed", while_loading=True)
+CRASH = WorkerExit(reason="it crashed", while_loading=True)
 
 
 @pytest.fixture(autouse=True)
 def workers(monkeypatch):
-    monkeypatch.setattr("flambeau.serving.workers.making.RemoteWorker", FakeWorker)
+    monkeypatch.setattr("flambeau.serving.workers.worker_factory.RemoteWorker", FakeWorker)
     FakeWorker.all = []
     return FakeWorker.all
 
@@ -63,7 +66,7 @@ def test_failed_registration_is_not_in_the_newest_snapshot(folder, workers):
     assert asyncio.run(fail()) == [["m"], []]
 
 
-def test_failed_registration_spares_its_successor(folder, workers):
+def test_a_failed_registration_does_not_remove_its_successor(folder, workers):
     async def fail():
         async with new_server() as server:
             registering = asyncio.create_task(register(server, folder))
@@ -109,7 +112,7 @@ def test_unregister_timeout_holds_once_stopping_has_begun(folder, workers):
     assert asyncio.run(unregister()) < 30
 
 
-def test_files_are_seen_to_though_a_model_cannot_be_closed(folder, workers, caplog, monkeypatch):
+def test_files_are_removed_even_if_a_model_cannot_be_closed(folder, workers, caplog, monkeypatch):
     closed = []
 
     async def close():
@@ -130,41 +133,17 @@ def test_files_are_seen_to_though_a_model_cannot_be_closed(folder, workers, capl
     assert "a mistake of ours" in caplog.text
 
 
-def test_question_of_the_management_api_is_no_inference(folder, workers):
-    async def ask():
-        async with new_server() as server:
-            model = await register(server, folder, wait=False)
-            await until(lambda: workers)
-            described, asked = new_job(kind="describe"), new_job()
-            model.add(described)
-            model.add(asked)
-            return described.usage, asked.usage.num_requests
+def test_yaml_of_a_model_is_read_in_a_thread(tmp_path, monkeypatch):
+    (tmp_path / MANIFEST).parent.mkdir()
+    (tmp_path / MANIFEST).write_text(json.dumps({"model": {"modelName": "m", "handler": "h", "configFile": "c.yaml"}}))
+    readers = []
 
-    assert asyncio.run(ask()) == (None, 1)
+    def read_options(path):
+        readers.append(threading.current_thread())
+        raise ConfigError("that is enough")
 
-
-def test_queue_is_full_when_what_waits_and_what_was_sent_ahead_fill_it(folder, workers):
-    async def fill():
-        async with new_server() as server:
-            model = await register(server, folder, wait=False, wishes={"queue_size": 3})
-            await until(lambda: workers)
-            model.traffic.num_ahead = 2
-            model.add(new_job())
-            with pytest.raises(Unavailable, match="All 3 places"):
-                model.add(new_job())
-            return model.num_waiting
-
-    assert asyncio.run(fill()) == 3
-
-
-def test_model_that_is_gone_gets_no_workers(folder, workers):
-    async def scale():
-        async with new_server() as server:
-            model = await register(server, folder, wait=False)
-            await until(lambda: workers)
-            await model.close("gone", now=True)
-            with pytest.raises(Unavailable):
-                await model.scale(2, 2, wait=False)
-            return len(workers)
-
-    assert asyncio.run(scale()) == 1
+    monkeypatch.setattr(registration, "read_options", read_options)
+    with pytest.raises(ConfigError, match="enough"):
+        asyncio.run(Server(ServerConfig()).register("m", path=tmp_path, config=ModelConfig()))
+    assert readers
+    assert threading.main_thread() not in readers

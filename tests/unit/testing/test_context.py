@@ -6,7 +6,6 @@ import pytest
 
 from flambeau.archive.pack import Recipe, pack
 from flambeau.testing.context import new_handler_context
-from flambeau.testing.server import to_arguments
 from flambeau.worker.context import Context
 from support.running import HANDLERS
 
@@ -21,7 +20,7 @@ def test_requests_become_rows_as_they_do_in_a_worker():
     assert context.system_properties["batch_size"] == 3
 
 
-def test_each_request_may_have_headers_of_its_own():
+def test_each_request_may_have_its_own_headers():
     context = new_handler_context(requests=[b"a=1", b"{}"], headers=[{"Content-Type": FORM}, {}])
     assert context.rows[0] == {"a": bytearray(b"1")}
     assert context.get_request_header(1, "content-type") == "application/octet-stream"
@@ -39,7 +38,7 @@ def test_next_batch_replaces_the_last_one():
     assert context.get_response_status(0) == (200, None)
 
 
-def test_what_is_given_stands_in_the_manifest(tmp_path):
+def test_arguments_are_in_the_manifest(tmp_path):
     context = new_handler_context(
         model_dir=tmp_path, model_file="net.py", serialized_file="net.pt", config={"k": 1}, batch_size=8, gpu_id=1
     )
@@ -63,13 +62,8 @@ def test_manifest_and_config_of_the_folder_are_read(tmp_path):
     assert context.model_yaml_config == {"threshold": 0.5}
 
 
-def test_what_a_handler_sends_is_kept():
+def test_values_that_a_handler_sends_are_kept():
     context = new_handler_context(requests=[1, 2])
     context.send(["a", "b"])
     assert context.sent == [["a", "b"]]
     assert not context.is_cancelled(1)
-
-
-def test_options_become_words():
-    given = {"batch_size": 4, "watch": True, "error_details": False, "name": None}
-    assert to_arguments(given) == ["--batch-size", "4", "--watch", "--no-error-details"]

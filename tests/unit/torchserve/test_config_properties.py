@@ -9,7 +9,7 @@ import pytest
 from flambeau.config.server import Address, GrpcConfig, KeysConfig, SequenceHeaders, ServerConfig, Tls, check_protection
 from flambeau.errors import ConfigError
 from flambeau.torchserve.config_keys import CORS, KEYS, WITHOUT_EFFECT, known_keys, variable_of
-from flambeau.torchserve.config_properties import TORCHSERVE, gather, read_file, to_properties
+from flambeau.torchserve.config_properties import TORCHSERVE, merge_settings, read_file, to_properties
 
 
 def server(**given: str) -> ServerConfig:
@@ -137,7 +137,7 @@ def test_ill_formed_address_names_its_key():
         server(inference_address="ftp://x")
 
 
-def test_switches_are_on_only_for_true_and_odd_words_are_remarked_upon(caplog):
+def test_switches_are_on_only_for_true_and_other_words_are_logged(caplog):
     assert server(enable_model_api="True").model_api
     assert not server(enable_model_api="yes").model_api
     assert "enable_model_api is 'yes', which counts as false" in caplog.text
@@ -153,7 +153,7 @@ def test_unknown_keys_are_named_with_the_nearest_known_one(caplog):
         server(job_queue_sise="1", vmargs="-Xmx1g", something_else="x", version="0.12.0")
     assert "job_queue_sise is not a known key; did you mean job_queue_size?" in caplog.text
     assert "something_else is not a known key\n" in caplog.text
-    assert "vmargs has no effect here: there is no Java here" in caplog.text
+    assert "vmargs has no effect here: this server does not run on Java" in caplog.text
     assert "version" not in caplog.text
 
 
@@ -171,15 +171,17 @@ def test_no_key_is_in_two_places():
 
 def test_environment_counts_only_where_the_file_says_so(caplog):
     variables = {"TS_JOB_QUEUE_SIZE": "7", "OTHER": "x"}
-    assert gather({"job_queue_size": "5"}, {}, variables) == {"job_queue_size": "5"}
+    assert merge_settings({"job_queue_size": "5"}, {}, variables) == {"job_queue_size": "5"}
     file = {"job_queue_size": "5", "enable_envvars_config": "true"}
-    assert gather(file, {}, variables)["job_queue_size"] == "7"
-    assert gather({"job_queue_size": "5"}, {"enable_envvars_config": "true"}, variables)["job_queue_size"] == "5"
+    assert merge_settings(file, {}, variables)["job_queue_size"] == "7"
+    assert (
+        merge_settings({"job_queue_size": "5"}, {"enable_envvars_config": "true"}, variables)["job_queue_size"] == "5"
+    )
 
 
-def test_environment_beats_flags_and_flags_beat_the_file():
+def test_environment_overrides_flags_and_flags_override_the_file():
     file = {"enable_envvars_config": "true", "model_store": "a", "load_models": "a"}
-    given = gather(file, {"model_store": "b", "load_models": "b"}, {"TS_MODEL_STORE": "c"})
+    given = merge_settings(file, {"model_store": "b", "load_models": "b"}, {"TS_MODEL_STORE": "c"})
     assert (given["model_store"], given["load_models"]) == ("c", "b")
 
 
@@ -202,13 +204,13 @@ def test_variables_have_torchserves_names(key, variable):
 
 def test_allowed_urls_need_a_permission_of_their_own():
     variables = {"TS_ALLOWED_URLS": ".*"}
-    assert "allowed_urls" not in gather({"enable_envvars_config": "true"}, {}, variables)
+    assert "allowed_urls" not in merge_settings({"enable_envvars_config": "true"}, {}, variables)
     both = {"enable_envvars_config": "true", "use_env_allowed_urls": "true"}
-    assert gather(both, {}, variables)["allowed_urls"] == ".*"
+    assert merge_settings(both, {}, variables)["allowed_urls"] == ".*"
 
 
-def test_misspelt_variables_are_named(caplog):
-    gather({"enable_envvars_config": "true"}, {}, {"TS_JOB_QUEUE_SISE": "1", "TS_UNRELATED_THING_OF_MINE": "1"})
+def test_misspelled_variables_are_named(caplog):
+    merge_settings({"enable_envvars_config": "true"}, {}, {"TS_JOB_QUEUE_SISE": "1", "TS_UNRELATED_THING_OF_MINE": "1"})
     assert "TS_JOB_QUEUE_SISE is not a known variable; did you mean TS_JOB_QUEUE_SIZE?" in caplog.text
     assert "UNRELATED" not in caplog.text
 
@@ -234,11 +236,13 @@ def test_keys_are_off_on_loopback_unless_asked_for_and_on_elsewhere_unless_switc
 
 
 def test_asking_for_keys_in_the_environment_needs_no_permission():
-    assert gather({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false"}) == {"disable_token_authorization": "false"}
-    assert gather({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "true"}) == {}
+    assert merge_settings({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false"}) == {
+        "disable_token_authorization": "false"
+    }
+    assert merge_settings({}, {}, {"TS_DISABLE_TOKEN_AUTHORIZATION": "true"}) == {}
 
 
-def test_public_bind_without_keys_has_to_be_asked_for_by_name(caplog):
+def test_public_bind_without_keys_must_be_allowed_explicitly(caplog):
     public = ServerConfig(grpc=GrpcConfig(inference=Address("0.0.0.0", 7070)), keys=KeysConfig(is_on=False))
     with pytest.raises(ConfigError, match=r"http://0\.0\.0\.0:7070 can be reached .*--allow-unprotected"):
         check_protection(public)

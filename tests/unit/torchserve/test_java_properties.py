@@ -37,7 +37,7 @@ def test_missing_variable_is_named():
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text().filter(lambda text: "$$" not in text)))
-def test_what_is_written_is_read_again(properties):
+def test_written_properties_are_read_back(properties):
     text = dump(properties, "a comment")
     assert text.isascii()
     assert parse(text, {}) == properties

@@ -64,7 +64,7 @@ def test_a_folder_is_named_by_its_full_path(tmp_path, monkeypatch):
     assert (config["handler"]["model_path"], config["handler"]["dtype"]) == (str(tmp_path / "here"), "float16")
 
 
-def test_an_unknown_engine_is_refused():
+def test_an_unknown_engine_is_rejected():
     with pytest.raises(RuntimeError, match="Unsupported LLM Engine: 'other' is none of vllm, trt_llm"):
         to_model_config(parse(["--engine", "other"]), 0)
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
-from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
-from flambeau.logs.setup import default_files, open_logs
-from flambeau.torchserve.log4j import read_log4j
+from flambeau.logs.layouts import ACCESS, MODEL, SERVER
+from flambeau.torchserve.log4j import open_log4j_logs, read_log4j
 
 XML = """<?xml version="1.0" encoding="UTF-8"?>
 <Configuration>
@@ -36,12 +36,12 @@ XML = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 def test_files_levels_and_sizes_are_kept_and_the_rest_is_named():
-    choices = read_log4j(XML, {"LOG_LOCATION": "/srv/logs"})
-    assert choices.files == {ACCESS: "/srv/logs/who.log", SERVER: "/var/log/all.log"}
-    assert choices.levels == {ACCESS: logging.INFO, SERVER: logging.DEBUG, MODEL: logging.WARNING}
-    assert choices.has_console
-    assert choices.max_bytes == 20 << 20
-    assert choices.ignored == (*("Kafka", "PatternLayout (lines keep TorchServe's layout)", "Logger io.netty"),)
+    settings, ignored = read_log4j(XML, {"LOG_LOCATION": "/srv/logs"})
+    assert settings.files == {ACCESS: Path("/srv/logs/who.log"), SERVER: Path("/var/log/all.log")}
+    assert settings.levels == {ACCESS: logging.INFO, SERVER: logging.DEBUG, MODEL: logging.WARNING}
+    assert settings.has_console
+    assert settings.max_bytes == 20 << 20
+    assert ignored == ("Kafka", "PatternLayout (lines keep TorchServe's layout)", "Logger io.netty")
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,20 @@ def test_files_levels_and_sizes_are_kept_and_the_rest_is_named():
         ('<!DOCTYPE c SYSTEM "file:///etc/passwd"><Configuration/>', "DOCTYPE"),
         ("<Configuration>" + "<a>" * 100, "nested too deeply"),
         ("<Configuration>" + " " * (1 << 20), "larger than"),
-        (XML.replace(":-/var/log", ""), r"\$\{env:NOWHERE\}, which is not known"),
+        (XML.replace(":-/var/log", ""), r"\$\{env:NOWHERE\}, which is not set"),
     ],
 )
-def test_what_cannot_be_read_is_refused(text, complaint):
+def test_unreadable_files_are_rejected(text, complaint):
     with pytest.raises(ConfigError, match=complaint):
         read_log4j(text, {})
 
 
-def test_a_file_of_choices_opens_its_logs(tmp_path, caplog):
+def test_the_logs_of_a_file_are_opened(tmp_path, caplog):
     (tmp_path / "log4j2.xml").write_text(XML.replace("${env:NOWHERE:-/var/log}", "${folder}"))
-    config = replace(ServerConfig(), log_config=tmp_path / "log4j2.xml", log_folder=tmp_path / "logs")
+    config = replace(ServerConfig(), log_folder=tmp_path / "logs")
     handlers, level = logging.root.handlers[:], logging.root.level
     try:
-        logs = open_logs(config)
+        logs = open_log4j_logs(config, tmp_path / "log4j2.xml")
         logging.getLogger("flambeau.x").debug("told")
         logs.close()
     finally:
@@ -77,9 +77,3 @@ def test_a_file_of_choices_opens_its_logs(tmp_path, caplog):
     assert "told" in text
     assert "without effect here: Kafka, PatternLayout" in text
     assert (tmp_path / "logs" / "who.log").read_text() == ""
-
-
-def test_metrics_have_a_folder_of_their_own_if_one_is_named(tmp_path):
-    files = default_files(tmp_path / "a", tmp_path / "b")
-    assert {channel for channel, path in files.items() if path.parent.name == "b"} == {TS_METRICS, MODEL_METRICS}
-    assert files[SERVER] == tmp_path / "a" / "ts_log.log"

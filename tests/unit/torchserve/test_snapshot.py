@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,18 @@ import pytest
 from flambeau.config.model import ModelConfig
 from flambeau.errors import ConfigError
 from flambeau.serving.registry import Registry
-from flambeau.serving.sources.source import Source
+from flambeau.serving.sources.store import Source
 from flambeau.torchserve.java_properties import parse
-from flambeau.torchserve.snapshot import archive_name, moment_of, name_for, newest, read_snapshot, to_documents, to_text
+from flambeau.torchserve.snapshot import (
+    SnapshotWriter,
+    archive_name,
+    moment_of,
+    name_for,
+    newest,
+    read_snapshot,
+    to_documents,
+    to_text,
+)
 
 NOW = datetime(2026, 11, 15, 10, 21, 49, 533_999)
 SAVED = {
@@ -55,9 +66,8 @@ def test_only_time_stamped_files_are_snapshots(tmp_path):
 
 def registered(name, *, url, workflow="", downloaded=None):
     source = Source(url=url, folder=Path(), manifest=None, downloaded=downloaded)
-    return SimpleNamespace(
-        name=name, version="1.0", workflow=workflow, source=source, config=ModelConfig(), min_workers=1, max_workers=1
-    )
+    pool = SimpleNamespace(min_workers=1, max_workers=1)
+    return SimpleNamespace(name=name, version="1.0", workflow=workflow, source=source, config=ModelConfig(), pool=pool)
 
 
 def test_downloaded_models_are_saved_by_their_file_and_nodes_of_workflows_not_at_all():
@@ -103,7 +113,7 @@ def test_default_delay_leaves_the_choice_to_the_model():
         (text_of(minWorkers="two"), "minWorkers must be a whole number of at least 0, not 'two'"),
     ],
 )
-def test_what_is_wrong_is_named(text, problem):
+def test_errors_are_named(text, problem):
     with pytest.raises(ConfigError) as error:
         read_snapshot(text)
     assert problem in str(error.value)
@@ -124,3 +134,21 @@ def test_written_snapshot_holds_settings_and_models(tmp_path):
 def test_folder_outside_the_store_keeps_its_path(tmp_path):
     assert archive_name("/elsewhere/loose", tmp_path) == "/elsewhere/loose"
     assert archive_name("gone.mar", None) == "gone.mar"
+
+
+async def write_snapshot(folder):
+    server = SimpleNamespace(registry=[], config=SimpleNamespace(model_store=None))
+    writer = SnapshotWriter(folder, {"keystore_pass": "changed"}, server)
+    writer.save("startup")
+    await writer.close()
+
+
+def test_snapshot_is_private_and_keeps_what_a_start_needs(tmp_path):
+    mask = os.umask(0)
+    try:
+        asyncio.run(write_snapshot(tmp_path / "config"))
+    finally:
+        os.umask(mask)
+    [file] = (tmp_path / "config").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "keystore_pass=changed" in file.read_text()

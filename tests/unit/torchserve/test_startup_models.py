@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flambeau.errors import ModelNotFound
-from flambeau.torchserve.startup_models import everything_in, find, named_models
+from flambeau.torchserve.startup_models import everything_in, locate, named_models
 
 
 @pytest.fixture
@@ -36,15 +36,15 @@ def test_store_comes_first(store, tmp_path_factory, monkeypatch):
     for name in ("folder", "other"):
         (elsewhere / name).mkdir()
     monkeypatch.chdir(elsewhere)
-    assert find("a.mar", store) == store / "a.mar"
-    assert find("/any/where/a.mar", store) == store / "a.mar"
-    assert find(str(elsewhere / "other"), store) == elsewhere / "other"
-    assert find("folder", store).resolve() == elsewhere / "folder"
+    assert locate("a.mar", store) == store / "a.mar"
+    assert locate("/any/where/a.mar", store) == store / "a.mar"
+    assert locate(str(elsewhere / "other"), store) == elsewhere / "other"
+    assert locate("folder", store).resolve() == elsewhere / "folder"
     monkeypatch.chdir(store.parent)
-    assert find("folder", store) == store / "folder"
-    assert find("https://host/a.mar", store) is None
+    assert locate("folder", store) == store / "folder"
+    assert locate("https://host/a.mar", store) is None
     (store / "unpacked" / "MAR-INF").mkdir(parents=True)
     (store / "unpacked" / "MAR-INF" / "MANIFEST.json").touch()
-    assert find("unpacked.mar", store) == store / "unpacked"
+    assert locate("unpacked.mar", store) == store / "unpacked"
     with pytest.raises(ModelNotFound, match=r"Model not found at: none\.mar"):
-        find("none.mar", store)
+        locate("none.mar", store)

@@ -12,7 +12,7 @@ def test_messages_cross_in_both_directions_and_the_end_is_noticed():
         heard, closed = [], asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         channel = ServerChannel(heard.extend, closed.set_result, 1 << 20)
-        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, ours)
         worker = WorkerChannel(theirs, 1 << 20)
         worker.send([Part(1, b"a"), Part(2, b"b")])
         channel.send(Stop())
@@ -29,7 +29,7 @@ def test_malformed_frame_closes_the_channel_with_a_reason():
         heard, closed = [], asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         channel = ServerChannel(heard.extend, closed.set_result, 1 << 20)
-        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, ours)
         WorkerChannel(theirs, 1 << 20).send([Part(1, b"good")])
         theirs.sendall(b"\x01\x00\x00\x00\xc1")
         reason = await closed
@@ -46,7 +46,7 @@ def test_burst_of_parts_loses_none_and_comes_in_fewer_reads():
         reads, closed = [], asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         channel = ServerChannel(reads.append, closed.set_result, 1 << 20)
-        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, ours)
         worker = WorkerChannel(theirs, 1 << 20)
 
         def burst():

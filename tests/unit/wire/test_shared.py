@@ -20,6 +20,14 @@ def test_reader_sees_what_the_pool_wrote():
     segment.close()
 
 
+def test_segment_closes_its_descriptor_once_even_where_that_fails():
+    segment = SegmentPool().take(5)
+    os.close(segment.fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        segment.close()
+    segment.close()  # the number may belong to somebody else by now
+
+
 def test_segments_are_reused_by_size():
     pool = SegmentPool()
     first = pool.take(SMALLEST + 1)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.envelopes.envelopes import JSONEnvelope
+from flambeau.handlers.envelopes.base import JSONEnvelope
 from flambeau.worker.envelopes import find_envelope
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flambeau.cli.stage_table import median_call, rows_of
+from flambeau.cli.stage_table import median_call, stage_rows
 from flambeau.worker.loader import Entry
 from flambeau.worker.stages import Call, Stage, StageObserver, device_of
 
@@ -127,7 +127,7 @@ def test_handler_without_all_stages_or_without_room_is_timed_as_a_whole():
 def test_table_adds_up_in_every_column():
     first = Call([Stage("preprocess", 0.5, 1, "x"), Stage("inference", 1.0, 1, "y")], Stage("rest of handle", 0.25))
     later = Call([Stage("preprocess", 0.1, 1, "x"), Stage("inference", 0.2, 2, "z")], Stage("rest of handle", 0.05))
-    rows = rows_of([first, later])
+    rows = stage_rows([first, later])
     assert [row.name for row in rows] == ["preprocess", "inference ×2", "rest of handle", "handle"]
     for column in range(2):
         *parts, whole = (row.times_ms[column] for row in rows)

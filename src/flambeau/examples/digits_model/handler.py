@@ -1,4 +1,4 @@
-"""Reads digits: a JSON list of 64 grey values (0 to 16) → the digit, and how sure the model is."""
+"""Classifies digits: a JSON list of 64 gray values (0 to 16) → the digit and its probability."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A small network that reads 8×8 handwritten digits."""
+"""A small network for handwritten digits of 8×8 pixels."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The embedded language model: a small Llama-shaped network that has read Shakespeare, and a draft for it."""
+"""An example language model: a small Llama trained on Shakespeare, with a draft model."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ NEEDED = ("torch", "safetensors", "sentencepiece")
 
 
 def missing() -> list[str]:
-    """What would have to be installed to serve it."""
+    """The packages that must be installed to serve it."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -1,4 +1,4 @@
-"""The gRPC APIs; loaded only where one of their ports is open, for it needs the extra `grpc`."""
+"""The gRPC APIs. They need the extra `grpc`, so they are imported only if a gRPC port is configured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 _FORKS = "GRPC_ENABLE_FORK_SUPPORT"
 
 if _FORKS not in os.environ:
-    # Workers are programs of their own, so gRPC need not survive a fork, nor complain of each; it looks at this once.
+    # Workers are separate programs, so gRPC need not support forks or warn about them; it reads this once.
     os.environ[_FORKS] = "0"
     import grpc
 

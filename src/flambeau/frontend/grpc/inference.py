@@ -1,46 +1,61 @@
-"""The inference service: Ping, Predictions, StreamPredictions; StreamPredictions2 is in sequences.py."""
+"""InferenceService: Ping, Predictions, StreamPredictions and StreamPredictions2."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from flambeau.frontend.authorization import Keys
+from flambeau.frontend.common.authorization import Keys
 from flambeau.frontend.grpc import status
-from flambeau.frontend.grpc.calls import Message, Service
-from flambeau.frontend.grpc.jobs import add_inputs, find_model
+from flambeau.frontend.grpc.jobs import StreamReply, UnaryReply, add_inputs, find_model
 from flambeau.frontend.grpc.messages import (
     Empty,
+    HealthResponse,
     PredictionResponse,
     PredictionsRequest,
-    TorchServeHealthResponse,
 )
-from flambeau.frontend.grpc.replies import StreamedReply, WholeReply
 from flambeau.frontend.grpc.sequences import SequenceStream
-from flambeau.frontend.http.problems import to_json
+from flambeau.frontend.grpc.service import GrpcService, Message
+from flambeau.frontend.http.errors import to_json
 from flambeau.serving.server import Server
 
 SERVICE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 
 
-def inference_service(server: Server, keys: Keys | None) -> Service:
-    """The calls of the inference service."""
+class InferenceService(GrpcService):
+    """The inference service of existing clients."""
 
-    async def ping(request: Message) -> Message:
-        text = to_json({"status": "Healthy" if server.is_healthy else "Unhealthy"})
-        return TorchServeHealthResponse(health=text.decode().rstrip())
+    def __init__(self, server: Server, keys: Keys | None) -> None:
+        super().__init__(
+            SERVICE,
+            max_bytes=server.config.max_request_bytes,
+            read_timeout_s=server.config.request_read_timeout_s,
+            keys=keys,
+            statuses=status.of_prediction,
+        )
+        self._server = server
+        self.one("Ping", Empty, self.ping)
+        self.one("Predictions", PredictionsRequest, self.predict)
+        self.many("StreamPredictions", PredictionsRequest, self.stream)
+        self.both("StreamPredictions2", PredictionsRequest, self.stream_sequences)
 
-    async def predict(request: Message) -> Message:
+    async def ping(self, request: Message) -> Message:
+        text = to_json({"status": "Healthy" if self._server.is_healthy else "Unhealthy"})
+        return HealthResponse(health=text.decode().rstrip())
+
+    async def predict(self, request: Message) -> Message:
+        server = self._server
         model = find_model(server, request.model_name, request.model_version)
-        reply = WholeReply(model, server.config.max_response_bytes)
+        reply = UnaryReply(model, server.config.max_response_bytes)
         add_inputs(server, model, request.model_version, request.input, reply, [])
         try:
             return PredictionResponse(prediction=await reply.done)
         finally:
             reply.cancel()
 
-    async def stream(request: Message) -> AsyncIterator[Message]:
+    async def stream(self, request: Message) -> AsyncIterator[Message]:
+        server = self._server
         model = find_model(server, request.model_name, request.model_version)
-        reply = StreamedReply(model)
+        reply = StreamReply(model)
         add_inputs(server, model, request.model_version, request.input, reply, [])
         try:
             async for body in reply.bodies():
@@ -48,19 +63,5 @@ def inference_service(server: Server, keys: Keys | None) -> Service:
         finally:
             reply.cancel()
 
-    def stream_sequences(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
-        return SequenceStream(server, requests).replies()
-
-    limit = server.config.max_request_bytes
-    service = Service(
-        SERVICE,
-        max_bytes=limit,
-        read_timeout_s=server.config.request_read_timeout_s,
-        keys=keys,
-        statuses=status.of_prediction,
-    )
-    service.one("Ping", Empty, ping)
-    service.one("Predictions", PredictionsRequest, predict)
-    service.many("StreamPredictions", PredictionsRequest, stream)
-    service.both("StreamPredictions2", PredictionsRequest, stream_sequences)
-    return service
+    def stream_sequences(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+        return SequenceStream(self._server, requests).replies()

@@ -1,36 +1,40 @@
-"""A prediction request → a job of its model."""
+"""Jobs of gRPC calls: request → job, and the replies that calls wait for."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
 
-from flambeau.errors import BadRequest, FlambeauError
-from flambeau.frontend.grpc.messages import Malformed
-from flambeau.frontend.grpc.replies import Reply
+from flambeau.errors import BadRequest, FlambeauError, JobFailed
+from flambeau.frontend.grpc.messages import MalformedMessage
+from flambeau.frontend.http.errors import status_and_type
 from flambeau.frontend.http.exchange import new_request_id
-from flambeau.serving.job import Body, Job
+from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
+from flambeau.wire.messages import Part
 
-MAX_INPUTS = 1000  # as many as a form has fields
+MAX_INPUTS = 1000  # the limit of a form's fields too
 
 Headers = list[tuple[str, str]]
 
 
 def find_model(server: Server, name: str, version: str) -> Model:
-    """The model that a call names; an empty version is the default one."""
+    """The model of a call; an empty version means the default."""
     if not name:
         raise BadRequest("Parameter model_name is required.")
     return server.registry.find(name, version or None)
 
 
 def add_inputs(
-    server: Server, model: Model, version: str, inputs: Mapping[str, bytes], reply: Reply, headers: Headers
+    server: Server, model: Model, version: str, inputs: Mapping[str, bytes], reply: GrpcReply, headers: Headers
 ) -> None:
-    """Give a model a request that came as a map of bytes; the handler gets the entries as they are."""
+    """Submit a map of named bytes to a model; the handler gets the entries unchanged."""
     if len(inputs) > MAX_INPUTS:
-        raise Malformed(f"The request has {len(inputs)} inputs; {MAX_INPUTS} are allowed.")
+        raise MalformedMessage(f"The request has {len(inputs)} inputs; {MAX_INPUTS} are allowed.")
     fields = [(name, len(value)) for name, value in inputs.items()]
     job = Job(
         reply,
@@ -43,8 +47,8 @@ def add_inputs(
     add(model, version, reply, job)
 
 
-def add(model: Model, version: str, reply: Reply, job: Job) -> None:
-    """Give a model a job; what it refuses is the reply."""
+def add(model: Model, version: str, reply: GrpcReply, job: Job) -> None:
+    """Add a job to its model; if the model rejects it, the reply is the error."""
     reply.job = job
     try:
         model.add(job, requested_version=version or None)
@@ -53,17 +57,139 @@ def add(model: Model, version: str, reply: Reply, job: Job) -> None:
         reply.on_error(error)
 
 
-def to_body(server: Server, values: list[bytes]) -> Body:
-    """These values one after another: large ones in shared memory, where a worker reads them without a socket."""
+def to_body(server: Server, values: list[bytes]) -> RequestBody:
+    """The values, concatenated; in shared memory if they are large."""
     size = sum(map(len, values))
     if server.segments is None or size < server.config.shared_memory_from_bytes:
-        return Body(values[0] if len(values) == 1 else b"".join(values))
+        return RequestBody(values[0] if len(values) == 1 else b"".join(values))
     try:
         segment = server.segments.take(size)
     except OSError:
-        return Body(values[0] if len(values) == 1 else b"".join(values))
+        return RequestBody(values[0] if len(values) == 1 else b"".join(values))
     start = 0
     for value in values:
         segment.memory[start : start + len(value)] = value
         start += len(value)
-    return Body.shared(segment, size, server.segments.give_back)
+    return RequestBody.shared(segment, size, server.segments.give_back)
+
+
+logger = logging.getLogger(__name__)
+
+UNREAD_BYTES = 64 << 20  # a client with this much unread data has stopped reading
+FAILED_FROM = 400  # statuses of a handler that are errors
+
+
+class GrpcReply:
+    """Receives the parts of a job, and counts its status."""
+
+    def __init__(self, model: Model) -> None:
+        self.job: Job | None = None
+        self.headers: list[tuple[str, str]] = []  # set by the handler
+        self.model = model
+        self._is_counted = False
+        self._size_bytes = 0
+
+    def on_parts(self, parts: list[Part]) -> None:
+        if not self._is_counted:
+            self._count(parts[0].status)
+            self.headers = parts[0].headers or []
+            if parts[0].status >= FAILED_FROM:
+                self._fail(JobFailed(parts[0].body.decode("utf-8", "replace"), status=parts[0].status))
+                return
+        self._take(parts)
+
+    def on_error(self, error: FlambeauError) -> None:
+        if isinstance(error, JobFailed) and error.cause:
+            request_id = self.job.request_id if self.job else ""
+            logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
+        if not self._is_counted:
+            self._count(status_and_type(error)[0])
+        self.end(error)
+
+    def cancel(self) -> None:
+        """Cancel the job; without effect once it has ended."""
+        if self.job is not None:
+            self.job.cancel()
+
+    def _count(self, status: int) -> None:
+        self._is_counted = True
+        self.model.answers[status] += 1
+
+    def _fail(self, error: JobFailed) -> None:
+        """End with an error, and cancel the rest of the job."""
+        self.cancel()
+        self.end(error)
+
+    def _take(self, parts: list[Part]) -> None:
+        raise NotImplementedError
+
+    def end(self, error: FlambeauError) -> None:
+        """End the reply with an error."""
+        raise NotImplementedError
+
+
+class UnaryReply(GrpcReply):
+    """The whole reply; the parts of a streaming handler are joined."""
+
+    def __init__(self, model: Model, max_bytes: int) -> None:
+        super().__init__(model)
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._max_bytes = max_bytes
+        self._bodies: list[bytes] = []
+
+    def _take(self, parts: list[Part]) -> None:
+        self._bodies += [part.body for part in parts]
+        self._size_bytes += sum(len(part.body) for part in parts)
+        if len(self._bodies) > 1 and self._size_bytes > self._max_bytes:
+            text = f"The parts of the reply make more than max_response_size, {self._max_bytes} bytes; raise it, "
+            self._fail(JobFailed(text + "or call StreamPredictions.", status=413))
+        elif parts[-1].last and not self.done.done():
+            self.done.set_result(b"".join(self._bodies))
+
+    def end(self, error: FlambeauError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class StreamReply(GrpcReply):
+    """The parts as they arrive; the unread data of a slow client is limited."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self._unread: deque[bytes] = deque()
+        self._num_parts = 0
+        self._error: FlambeauError | None = None
+        self._is_over = False
+        self._arrived = asyncio.Event()
+
+    def _take(self, parts: list[Part]) -> None:
+        bodies = [part.body for part in parts]
+        self._num_parts += len(bodies)
+        if parts[-1].last and not bodies[-1] and self._num_parts > 1:  # the end of a generator has no content
+            bodies.pop()
+        self._unread.extend(bodies)
+        self._size_bytes += sum(map(len, bodies))
+        if self._size_bytes > UNREAD_BYTES:
+            self._fail(JobFailed("The client stopped reading; its call is ended.", status=429))
+            return
+        self._is_over = self._is_over or parts[-1].last
+        self._arrived.set()
+
+    def end(self, error: FlambeauError) -> None:
+        if not self._is_over:
+            self._is_over, self._error = True, error
+            self._arrived.set()
+
+    async def bodies(self) -> AsyncIterator[bytes]:
+        """The parts, each as soon as it arrives."""
+        while True:
+            while self._unread:
+                body = self._unread.popleft()
+                self._size_bytes -= len(body)
+                yield body
+            if self._is_over:
+                break
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._error is not None:
+            raise self._error

@@ -1,36 +1,51 @@
-"""The management service: TorchServe's six calls; each answers with a text."""
+"""ManagementService: the management API over gRPC. Each call returns a text."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flambeau.errors import BadRequest, NotAllowed
-from flambeau.frontend import operations
-from flambeau.frontend.authorization import Keys
-from flambeau.frontend.grpc.calls import Message, Service
+from flambeau.frontend.common import operations
+from flambeau.frontend.common.authorization import Keys
 from flambeau.frontend.grpc.messages import management
-from flambeau.frontend.http.problems import to_json
+from flambeau.frontend.grpc.service import GrpcService, Message
+from flambeau.frontend.http.errors import to_json
 from flambeau.serving.server import Server
 
 SERVICE = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 ManagementResponse = management("ManagementResponse")
 
 
-def management_service(server: Server, keys: Keys | None) -> Service:
-    """The calls of the management service. Empty texts and numbers up to 0 mean "not given"."""
+class ManagementService(GrpcService):
+    """Empty texts and numbers up to 0 mean "not given"."""
 
-    async def describe(request: Message) -> Message:
-        version = request.model_version or None
-        found = await operations.describe(server, request.model_name, version, customized=request.customized)
-        return document(found)
+    def __init__(self, server: Server, keys: Keys | None) -> None:
+        super().__init__(
+            SERVICE,
+            max_bytes=server.config.max_request_bytes,
+            read_timeout_s=server.config.request_read_timeout_s,
+            keys=keys,
+            kind="management",
+        )
+        self._server = server
+        self.one("DescribeModel", management("DescribeModelRequest"), self.describe)
+        self.one("ListModels", management("ListModelsRequest"), self.list_models)
+        self.one("RegisterModel", management("RegisterModelRequest"), self.register)
+        self.one("ScaleWorker", management("ScaleWorkerRequest"), self.scale)
+        self.one("SetDefault", management("SetDefaultRequest"), self.set_default)
+        self.one("UnregisterModel", management("UnregisterModelRequest"), self.unregister)
 
-    async def list_models(request: Message) -> Message:
+    async def describe(self, request: Message) -> Message:
+        name, version = request.model_name, request.model_version or None
+        return to_message(await operations.describe(self._server, name, version, customized=request.customized))
+
+    async def list_models(self, request: Message) -> Message:
         limit = positive(request.limit) or operations.PAGE
-        return document(operations.list_models(server, limit, request.next_page_token))
+        return to_message(operations.list_models(self._server, limit, request.next_page_token))
 
-    async def register(request: Message) -> Message:
-        check_model_api(server)
-        asked = operations.Registration(
+    async def register(self, request: Message) -> Message:
+        check_model_api(self._server)
+        registration = operations.Registration(
             url=request.url or None,
             model_name=request.model_name or None,
             handler=request.handler or None,
@@ -43,56 +58,38 @@ def management_service(server: Server, keys: Keys | None) -> Service:
             synchronous=request.synchronous,
             s3_sse_kms=request.s3_sse_kms,
         )
-        return outcome(await operations.register(server, asked))
+        result = await operations.register(self._server, registration)
+        return ManagementResponse(msg=result.text)
 
-    async def scale(request: Message) -> Message:
+    async def scale(self, request: Message) -> Message:
         minimum = positive(request.min_worker) or 1
         maximum = positive(request.max_worker) or minimum
         name, version = request.model_name, request.model_version or None
-        done = await operations.scale(server, name, version, minimum, maximum, synchronous=request.synchronous)
-        return outcome(done)
+        result = await operations.scale(self._server, name, version, minimum, maximum, synchronous=request.synchronous)
+        return ManagementResponse(msg=result.text)
 
-    async def set_default(request: Message) -> Message:
-        return outcome(operations.set_default(server, request.model_name, request.model_version))
+    async def set_default(self, request: Message) -> Message:
+        result = operations.set_default(self._server, request.model_name, request.model_version)
+        return ManagementResponse(msg=result.text)
 
-    async def unregister(request: Message) -> Message:
-        check_model_api(server)
+    async def unregister(self, request: Message) -> Message:
+        check_model_api(self._server)
         if not request.model_name:
             raise BadRequest("Parameter model_name is required.")
-        return outcome(await operations.unregister(server, request.model_name, request.model_version or None))
-
-    service = Service(
-        SERVICE,
-        max_bytes=server.config.max_request_bytes,
-        read_timeout_s=server.config.request_read_timeout_s,
-        keys=keys,
-        kind="management",
-    )
-    service.one("DescribeModel", management("DescribeModelRequest"), describe)
-    service.one("ListModels", management("ListModelsRequest"), list_models)
-    service.one("RegisterModel", management("RegisterModelRequest"), register)
-    service.one("ScaleWorker", management("ScaleWorkerRequest"), scale)
-    service.one("SetDefault", management("SetDefaultRequest"), set_default)
-    service.one("UnregisterModel", management("UnregisterModelRequest"), unregister)
-    return service
+        result = await operations.unregister(self._server, request.model_name, request.model_version or None)
+        return ManagementResponse(msg=result.text)
 
 
 def check_model_api(server: Server) -> None:
-    """Refuse to change the set of models, in the words that gRPC clients know."""
+    """Raise NotAllowed, in the words that gRPC clients match, if models may not be registered or removed."""
     if not server.config.model_api:
         raise NotAllowed("Model API disabled")
 
 
 def positive(number: int) -> int | None:
-    """A number that was given."""
     return number if number > 0 else None
 
 
-def outcome(done: operations.Outcome) -> Message:
-    """The text of an outcome."""
-    return ManagementResponse(msg=done.text)
-
-
-def document(value: Any) -> Message:
-    """The JSON text that the REST API has as its body."""
-    return ManagementResponse(msg=to_json(value).decode().rstrip())
+def to_message(document: Any) -> Message:
+    """The JSON text that the HTTP API has as its body."""
+    return ManagementResponse(msg=to_json(document).decode().rstrip())

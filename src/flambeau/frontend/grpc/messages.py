@@ -1,4 +1,4 @@
-"""The messages of the gRPC APIs, in a descriptor pool of their own: other copies of the same files do no harm."""
+"""The messages of the gRPC APIs, in their own descriptor pool, so that other copies of the files do not conflict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _load() -> descriptor_pool.DescriptorPool:
     compiled = resources.files("flambeau.frontend.grpc") / "protos" / "descriptors.binpb"
     for file in descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file:
         pool.AddSerializedFile(file.SerializeToString())
-    for known in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # so that reflection finds all services here
+    for known in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # so that reflection finds all services
         pool.AddSerializedFile(known.serialized_pb)
     return pool
 
@@ -26,12 +26,11 @@ def _load() -> descriptor_pool.DescriptorPool:
 POOL = _load()
 
 
-class Malformed(BadRequest):
-    """The bytes of a message, or what they say, make no sense."""
+class MalformedMessage(BadRequest):
+    """The bytes of a message, or its content, are invalid."""
 
 
 def message_class(name: str) -> Any:
-    """The class of a message, by its full name."""
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(name))
 
 
@@ -45,7 +44,7 @@ ErrorInfo = message_class("google.rpc.ErrorInfo")
 Status = message_class("google.rpc.Status")
 PredictionsRequest = message_class("org.pytorch.serve.grpc.inference.PredictionsRequest")
 PredictionResponse = message_class("org.pytorch.serve.grpc.inference.PredictionResponse")
-TorchServeHealthResponse = message_class("org.pytorch.serve.grpc.inference.TorchServeHealthResponse")
+HealthResponse = message_class("org.pytorch.serve.grpc.inference.TorchServeHealthResponse")
 
 
 def management(name: str) -> Any:
@@ -54,8 +53,8 @@ def management(name: str) -> Any:
 
 
 def parse(kind: Any, raw: bytes) -> Any:
-    """The message in these bytes; raises Malformed when they hold none."""
+    """Raises MalformedMessage for invalid bytes."""
     try:
         return kind.FromString(raw)
     except DecodeError:
-        raise Malformed(f"The request is not a {kind.DESCRIPTOR.full_name}.") from None
+        raise MalformedMessage(f"The request is not a {kind.DESCRIPTOR.full_name}.") from None

@@ -1,4 +1,4 @@
-"""StreamPredictions2: the requests of sequences, on one stream; errors are replies, and the stream goes on."""
+"""SequenceStream: the call StreamPredictions2. An error is a reply of its request, and the stream continues."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ from collections.abc import AsyncIterator, Mapping
 
 from flambeau.config.server import SequenceHeaders
 from flambeau.errors import BadRequest, FlambeauError
-from flambeau.frontend.grpc.calls import Message
-from flambeau.frontend.grpc.jobs import Headers, add_inputs, find_model
+from flambeau.frontend.grpc.jobs import Headers, StreamReply, add_inputs, find_model
 from flambeau.frontend.grpc.messages import ErrorInfo, PredictionResponse
-from flambeau.frontend.grpc.replies import StreamedReply
+from flambeau.frontend.grpc.service import Message
 from flambeau.frontend.grpc.status import of_prediction
 from flambeau.serving.server import Server
 
-MAX_OPEN = 100  # requests of one stream that are not answered yet; the client's next ones wait to be read
+MAX_OPEN = 100  # unanswered requests of one stream; further ones are not read
 ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
-Line = deque[StreamedReply | FlambeauError]
+Line = deque[StreamReply | FlambeauError]
 
 
 class SequenceStream:
     """One call of StreamPredictions2.
 
-    The replies of a sequence come in the order of its requests; sequences do not wait for each other, nor do the
-    requests of a model with continuous batching, which may answer several of one sequence at a time. Nothing is read
-    ahead of a client that does not read: one message waits to be sent, and so many requests to be answered.
+    The replies of a sequence have the order of its requests. Sequences do not wait for each other, nor do the requests
+    of a model with continuous batching. A client that does not read limits what is buffered: one message to send, and
+    MAX_OPEN unanswered requests.
     """
 
     def __init__(self, server: Server, requests: AsyncIterator[Message]) -> None:
         self._server = server
         self._requests = requests
-        self._lines: dict[object, Line] = {}  # what is answered one after another
+        self._lines: dict[object, Line] = {}  # requests that are answered in order
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
         self._places = asyncio.Semaphore(MAX_OPEN)
 
     async def replies(self) -> AsyncIterator[Message]:
-        """Messages for the client, until it has sent all its requests and all are answered."""
+        """Messages for the client, until all its requests are answered."""
         reader = asyncio.get_running_loop().create_task(self._run())
         try:
             while (message := await self._messages.get()) is not None:
@@ -49,7 +48,7 @@ class SequenceStream:
             await asyncio.wait([reader])
             for line in self._lines.values():
                 for reply in line:
-                    if isinstance(reply, StreamedReply):
+                    if isinstance(reply, StreamReply):
                         reply.cancel()
 
     async def _run(self) -> None:
@@ -58,7 +57,7 @@ class SequenceStream:
             async with asyncio.TaskGroup() as lines:
                 try:
                     await self._read(lines)
-                except FlambeauError as error:  # a message that is none: what came before it is answered first
+                except FlambeauError as error:  # an invalid message: the earlier requests are answered first
                     broken = error
         except* Exception as errors:
             broken = errors.exceptions[0]
@@ -67,11 +66,11 @@ class SequenceStream:
             raise broken
 
     async def _read(self, lines: asyncio.TaskGroup) -> None:
-        """Take requests, and see to it that each line is answered."""
+        """Read requests, and start a task for each line."""
         async for request in self._requests:
             await self._places.acquire()
             sequence_id, reply = self._begin(request)
-            is_continuous = isinstance(reply, StreamedReply) and reply.model.config.continuous_batching
+            is_continuous = isinstance(reply, StreamReply) and reply.model.config.continuous_batching
             key: object = reply if is_continuous else sequence_id
             if key in self._lines:
                 self._lines[key].append(reply)
@@ -79,20 +78,20 @@ class SequenceStream:
                 self._lines[key] = deque([reply])
                 lines.create_task(self._answer(key, sequence_id))
 
-    def _begin(self, request: Message) -> tuple[str, StreamedReply | FlambeauError]:
-        """Give a request to its model, at once."""
+    def _begin(self, request: Message) -> tuple[str, StreamReply | FlambeauError]:
+        """Submit a request to its model."""
         sequence_id: str = request.sequence_id
         try:
             sequence_id, headers = sequence_of(sequence_id, request.input, self._server.config.sequence_headers)
             model = find_model(self._server, request.model_name, request.model_version)
-            reply = StreamedReply(model)
+            reply = StreamReply(model)
             add_inputs(self._server, model, request.model_version, request.input, reply, headers)
         except FlambeauError as error:
             return sequence_id, error
         return sequence_id, reply
 
     async def _answer(self, key: object, sequence_id: str) -> None:
-        """Send the replies of one line, one after another."""
+        """Send the replies of one line in order."""
         line = self._lines[key]
         while line:
             reply = line.popleft()
@@ -104,14 +103,14 @@ class SequenceStream:
             except FlambeauError as error:
                 await self._messages.put(to_message(error, sequence_id))
             finally:
-                if isinstance(reply, StreamedReply):
+                if isinstance(reply, StreamReply):
                     reply.cancel()
             self._places.release()
         del self._lines[key]
 
 
 def sequence_of(sequence_id: str, inputs: Mapping[str, bytes], names: SequenceHeaders) -> tuple[str, Headers]:
-    """Which sequence a request belongs to, and the headers that tell the handler; a new one needs no id."""
+    """The id of a request's sequence, and headers for the handler; a new sequence needs no id."""
     starts, ends = is_true(inputs, names.start), is_true(inputs, names.end)
     if not sequence_id:
         if not starts:
@@ -126,7 +125,6 @@ def sequence_of(sequence_id: str, inputs: Mapping[str, bytes], names: SequenceHe
 
 
 def is_true(inputs: Mapping[str, bytes], name: str) -> bool:
-    """Whether an input says `true`."""
     return name in inputs and inputs[name].strip().lower() == b"true"
 
 

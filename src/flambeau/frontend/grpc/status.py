@@ -1,4 +1,4 @@
-"""Error → gRPC status: the one table, with TorchServe's codes and class names."""
+"""Errors → gRPC statuses: one table, with the codes and class names that existing clients match."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from flambeau.errors import (
     Unavailable,
     WorkerDied,
 )
-from flambeau.frontend.grpc.messages import Malformed
-from flambeau.frontend.http.problems import status_and_type
+from flambeau.frontend.grpc.messages import MalformedMessage
+from flambeau.frontend.http.errors import status_and_type
 
-Statuses = Callable[[FlambeauError], tuple[StatusCode, str]]  # the code and TorchServe's class name
+Statuses = Callable[[FlambeauError], tuple[StatusCode, str]]  # the code and the class name
 
 CODES: dict[type[FlambeauError], StatusCode] = {
     ArchiveError: StatusCode.INVALID_ARGUMENT,
@@ -52,7 +52,7 @@ _BY_HTTP = {
     503: StatusCode.UNAVAILABLE,
     504: StatusCode.DEADLINE_EXCEEDED,
 }
-_PACKAGES = {  # where TorchServe keeps a class; the others are in .http
+_PACKAGES = {  # packages of the class names; the others are in .http
     "DownloadArchiveException": "org.pytorch.serve.archive",
     "InvalidModelException": "org.pytorch.serve.archive.model",
     "ModelException": "org.pytorch.serve.archive.model",
@@ -64,7 +64,7 @@ MAX_DETAILS = 2000  # bytes; up to three times as many travel in a header, and c
 
 
 def code_of_http(status: int) -> StatusCode:
-    """The gRPC code for an HTTP status, as TorchServe translates them."""
+    """The gRPC code that existing clients get for an HTTP status."""
     if status in _BY_HTTP:
         return _BY_HTTP[status]
     if 400 <= status < 500:
@@ -73,7 +73,7 @@ def code_of_http(status: int) -> StatusCode:
 
 
 def of_management(error: FlambeauError) -> tuple[StatusCode, str]:
-    """The code and TorchServe's class name of an error."""
+    """The code and the class name of an error."""
     status, name = status_and_type(error)
     if isinstance(error, (JobFailed, WorkerDied)):
         code = code_of_http(status)
@@ -83,9 +83,9 @@ def of_management(error: FlambeauError) -> tuple[StatusCode, str]:
 
 
 def of_prediction(error: FlambeauError) -> tuple[StatusCode, str]:
-    """The same in the prediction calls, where all is internal before a worker has the request.
+    """The same for prediction calls, where errors before a worker has the request are INTERNAL.
 
-    Two of the names are written oddly there, and clients may match them.
+    Two of the names are irregular, and clients may match them.
     """
     if isinstance(error, ModelNotFound):
         return StatusCode.INTERNAL, of_management(error)[1]
@@ -93,8 +93,8 @@ def of_prediction(error: FlambeauError) -> tuple[StatusCode, str]:
 
 
 def of_open_inference(error: FlambeauError) -> tuple[StatusCode, str]:
-    """The same in the Open Inference calls, where a model that does not exist is not found."""
-    if isinstance(error, BadRequest) and not isinstance(error, Malformed):
+    """The same for Open Inference calls, where an unknown model is NOT_FOUND."""
+    if isinstance(error, BadRequest) and not isinstance(error, MalformedMessage):
         return StatusCode.INTERNAL, "BadRequestException.()"
     if isinstance(error, Unavailable):
         return StatusCode.INTERNAL, "InternalServerException.()"
@@ -102,7 +102,7 @@ def of_open_inference(error: FlambeauError) -> tuple[StatusCode, str]:
 
 
 def details_of(error: FlambeauError, name: str) -> str:
-    """What the caller reads: the message, a new line and the class; a refusal has no class."""
+    """The message, a new line and the class name; authorization errors have no class name."""
     message = str(error)
     if isinstance(error, (InvalidKey, NotAllowed)):
         return message

@@ -1,4 +1,4 @@
-"""The tensors of the Open Inference Protocol: their elements, as messages carry them ↔ little-endian bytes."""
+"""Tensors of the Open Inference Protocol: elements in messages ↔ little-endian bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from flambeau.frontend.grpc.messages import Malformed
+from flambeau.frontend.grpc.messages import MalformedMessage
 
-FIELDS = {  # datatype → the field of InferTensorContents, and what `struct` calls an element
+FIELDS = {  # datatype → the field of InferTensorContents, and the format of an element in `struct`
     "BOOL": ("bool_contents", "?"),
     "INT8": ("int_contents", "b"),
     "INT16": ("int_contents", "h"),
@@ -24,42 +24,41 @@ FIELDS = {  # datatype → the field of InferTensorContents, and what `struct` c
 }
 RAW_ONLY = {"FP16": "e", "BF16": ""}  # no field holds them
 BYTES = "BYTES"
-CHUNK = 32_768  # elements that are converted in one go: other threads get their turn between two of them
+CHUNK = 32_768  # elements converted at a time; other threads run in between
 FIELD_NAMES = [*dict.fromkeys(name for name, _ in FIELDS.values()), "bytes_contents"]
-_LENGTH = struct.Struct("<I")  # stands before each element of BYTES
+_LENGTH = struct.Struct("<I")  # before each element of BYTES
 
 
 def contents_of(name: str, datatype: str, contents: Any) -> Any:
-    """The elements of an input that came in typed fields."""
+    """The elements of an input with typed contents."""
     if datatype in RAW_ONLY:
-        raise Malformed(f"input {name!r}: {datatype} has no typed contents; send it in raw_input_contents")
+        raise MalformedMessage(f"input {name!r}: {datatype} has no typed contents; send it in raw_input_contents")
     if datatype == BYTES:
         return contents.bytes_contents
     if datatype not in FIELDS:
         known = ", ".join([*FIELDS, *RAW_ONLY, BYTES])
-        raise Malformed(f"input {name!r}: datatype {datatype!r} is not known; it may be {known}")
+        raise MalformedMessage(f"input {name!r}: datatype {datatype!r} is not known; it may be {known}")
     return getattr(contents, FIELDS[datatype][0])
 
 
 def pack(datatype: str, values: Sequence[Any]) -> bytes:
-    """The bytes of a tensor's elements."""
     if datatype == BYTES:
         return b"".join(_LENGTH.pack(len(element)) + element for element in map(to_bytes, values))
     letter = FIELDS[datatype][1] if datatype in FIELDS else RAW_ONLY.get(datatype, "")
     try:
         return b"".join(struct.pack(f"<{len(chunk)}{letter}", *chunk) for chunk in in_chunks(values))
     except struct.error as error:
-        raise Malformed(f"what is sent as {datatype} is not: {error}") from None
+        raise MalformedMessage(f"the contents are not {datatype}: {error}") from None
 
 
 def unpack(datatype: str, raw: bytes) -> Sequence[Any]:
-    """The elements in a tensor's bytes; those of BYTES as bytes."""
+    """The elements of a tensor; those of BYTES are bytes."""
     if datatype == BYTES:
         return [*_elements(raw)]
     letter = FIELDS[datatype][1] if datatype in FIELDS else RAW_ONLY.get(datatype, "")
     size = struct.calcsize(f"<{letter}")
     if not size or len(raw) % size:
-        raise Malformed(f"{len(raw)} bytes cannot be read as {datatype} elements")
+        raise MalformedMessage(f"{len(raw)} bytes cannot be read as {datatype} elements")
     found: list[Any] = []
     for start in range(0, len(raw), CHUNK * size):
         chunk = raw[start : start + CHUNK * size]
@@ -68,7 +67,7 @@ def unpack(datatype: str, raw: bytes) -> Sequence[Any]:
 
 
 def in_chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """These values, so many at a time; once at least."""
+    """Slices of the values; at least one."""
     if len(values) <= CHUNK:
         yield values
         return
@@ -77,7 +76,7 @@ def in_chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def to_json(value: Any) -> Iterator[str]:
-    """A document as JSON in pieces, none of which takes long."""
+    """A document as JSON, in pieces that are quick to make."""
     if isinstance(value, dict):
         for i, (key, item) in enumerate(value.items()):
             yield f"{', ' if i else '{'}{json.dumps(key)}: "
@@ -102,13 +101,12 @@ def _elements(raw: bytes) -> Iterator[bytes]:
         start = at + _LENGTH.size
         end = start + _LENGTH.unpack_from(raw, at)[0] if start <= len(raw) else start
         if end > len(raw):
-            raise Malformed("a BYTES tensor ends in the middle of an element")
+            raise MalformedMessage("a BYTES tensor ends in the middle of an element")
         yield raw[start:end]
         at = end
 
 
 def put_contents(contents: Any, datatype: str, values: Iterable[Any]) -> None:
-    """Put elements into the typed field of their datatype."""
     if datatype == BYTES:
         contents.bytes_contents.extend(map(to_bytes, values))
     else:
@@ -116,7 +114,7 @@ def put_contents(contents: Any, datatype: str, values: Iterable[Any]) -> None:
 
 
 def to_bytes(element: Any) -> bytes:
-    """An element of BYTES: a text is its UTF-8, without quotes; what is neither is its JSON."""
+    """An element of BYTES: text as UTF-8, other values as JSON."""
     if isinstance(element, bytes):
         return element
     return (element if isinstance(element, str) else json.dumps(element)).encode("utf-8", "backslashreplace")

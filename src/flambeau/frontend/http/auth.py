@@ -1,4 +1,4 @@
-"""Token authorization of the HTTP APIs: who needs which key, settled when the routes are built."""
+"""Token authorization of the HTTP APIs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from flambeau.config.server import ServerConfig
-from flambeau.frontend.authorization import Keys, Kind
-from flambeau.frontend.http.app import Endpoint, not_found, query_of
+from flambeau.frontend.common.authorization import Keys, Kind
+from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
-from flambeau.frontend.http.problems import JSON_TYPE
+from flambeau.frontend.http.router import Endpoint, not_found, query_of
 
-NEVER = frozenset({"", "api-description", "livez", "readyz", "startupz", "token"})
+OPEN_ROUTES = frozenset({"", "api-description", "livez", "readyz", "startupz", "token"})
 
 
 def guard(routes: Mapping[str, Endpoint], keys: Keys | None, kind: Kind, config: ServerConfig) -> dict[str, Endpoint]:
-    """The same routes behind a key, but for descriptions and probes; without keys, just the same routes."""
+    """The same routes behind a key, except descriptions and probes; without keys, unchanged."""
     if keys is None:
         return dict(routes)
-    free = NEVER if config.keys.ping_needs_key else NEVER | {"ping"}
+    open_routes = OPEN_ROUTES if config.keys.ping_needs_key else OPEN_ROUTES | {"ping"}
     has_preflights = bool(config.cors)
     return {
-        name: endpoint if name in free else BehindKey(endpoint, keys, kind, has_preflights=has_preflights)
+        name: endpoint if name in open_routes else KeyGuard(endpoint, keys, kind, has_preflights=has_preflights)
         for name, endpoint in routes.items()
     }
 
 
-class BehindKey:
-    """An endpoint that only callers with the key reach; a browser's preflight, which cannot carry one, ends here."""
+class KeyGuard:
+    """An endpoint for callers with the key. A browser's preflight cannot carry one, so it gets an empty 200."""
 
     __slots__ = ("_endpoint", "_has_preflights", "_keys", "_kind")
 
@@ -38,26 +38,29 @@ class BehindKey:
         self._has_preflights = has_preflights
 
     def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
-        """Answer those who may come in."""
         if exchange.method == "OPTIONS" and self._has_preflights and exchange.header("authorization") is None:
-            exchange.respond(200, b"")  # what a browser wants to know is in the headers of every response
+            exchange.respond(200, b"")  # every response has the CORS headers
             return None
         self._keys.check(self._kind, exchange.header("authorization"))
         return self._endpoint(exchange, segments)
 
     def check(self, exchange: Exchange, segments: list[str]) -> None:
-        """Raise InvalidKey unless the caller may come in."""
+        """Raise InvalidKey unless the caller has the key."""
         self._keys.check(self._kind, exchange.header("authorization"))
 
 
-def token_route(keys: Keys | None) -> Endpoint:
-    """`/token?type=…`: whoever has the API key renews another; it is found in the key file, not in the answer."""
+class TokenApi:
+    """/token?type=…: a caller with the API key renews another key; the key file holds the new one."""
 
-    def token(exchange: Exchange, segments: list[str]) -> None:
-        if keys is None or len(segments) > 1:
+    def __init__(self, keys: Keys | None) -> None:
+        self._keys = keys
+
+    def routes(self) -> dict[str, Endpoint]:
+        return {"token": self.token}
+
+    def token(self, exchange: Exchange, segments: list[str]) -> None:
+        if self._keys is None or len(segments) > 1:
             not_found(exchange)
             return
-        keys.renew(query_of(exchange).get("type"), exchange.header("authorization"))
+        self._keys.renew(query_of(exchange).get("type"), exchange.header("authorization"))
         exchange.respond(200, b"\n", (JSON_TYPE,))
-
-    return token

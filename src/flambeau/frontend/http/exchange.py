@@ -8,11 +8,12 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from flambeau.serving.job import Body
+from flambeau.headers import header
+from flambeau.serving.job import RequestBody
 
 Header = tuple[str, str]
 
-JOINED_BYTES = 256 * 1024  # a body up to this size is cheaper to copy behind its head than to send by itself
+JOINED_BYTES = 256 * 1024  # up to this size, copying a body behind its head is cheaper than a second write
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 COMMON = (
@@ -27,31 +28,29 @@ _UNSAFE = str.maketrans({"\r": " ", "\n": " ", "\0": " "})
 
 
 def common_headers(cors: Sequence[Header]) -> bytes:
-    """The lines that every response of a listener has; fixed when it opens."""
+    """The header lines of every response of a listener."""
     return COMMON + b"".join(
         f"{name}: {value.translate(_UNSAFE)}\r\n".encode("latin-1", "replace") for name, value in cors
     )
 
 
-class Connection(Protocol):
-    """Where an exchange's response goes."""
+class ExchangeConnection(Protocol):
+    """The part of a connection that an exchange needs."""
 
     @property
     def common(self) -> bytes:
-        """Header lines of every response."""
+        """The header lines of every response."""
 
     @property
     def is_draining(self) -> bool:
-        """Whether no further request is wanted."""
+        """Whether the server is stopping."""
 
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
+    def write(self, data: bytes) -> None: ...
 
-    def abort(self) -> None:
-        """Close without ceremony."""
+    def abort(self) -> None: ...
 
     def on_answer(self, exchange: Exchange, status: int) -> None:
-        """The response begins."""
+        """The response starts."""
 
     def on_finished(self, exchange: Exchange) -> None:
         """The response is complete."""
@@ -80,7 +79,13 @@ class Exchange:
     )
 
     def __init__(
-        self, connection: Connection, method: str, target: str, headers: list[Header], version: str, arrived: float
+        self,
+        connection: ExchangeConnection,
+        method: str,
+        target: str,
+        headers: list[Header],
+        version: str,
+        arrived: float,
     ) -> None:
         self._connection = connection
         self.method = method
@@ -88,10 +93,10 @@ class Exchange:
         self.headers = headers
         self.version = version
         self.arrived = arrived
-        self.body: Body | None = None
+        self.body: RequestBody | None = None
         self.keeps_alive = True
         self.request_id = ""
-        self.priority: str | None = None  # as its header says it
+        self.priority: str | None = None  # the value of its header
         self.is_started = False
         self.on_gone: Callable[[], object] | None = None
         self._has_body = True
@@ -99,16 +104,16 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
 
     def header(self, name: str) -> str | None:
-        """A request header, whatever its case."""
-        return next((value for key, value in self.headers if key.lower() == name), None)
+        """The value of a request header; `name` is in lower case."""
+        return header(self.headers, name)
 
-    def take_body(self) -> Body:
-        """The body, to keep; whoever takes it releases it."""
+    def take_body(self) -> RequestBody:
+        """Take the body; the caller must release it."""
         body, self.body = self.body, None
-        return body or Body(b"")
+        return body or RequestBody(b"")
 
     def drop(self) -> None:
-        """The client has gone: let go of everything."""
+        """Cancel the work: the client has disconnected."""
         if self.on_gone is not None:
             self.on_gone()
             self.on_gone = None
@@ -120,7 +125,7 @@ class Exchange:
             self.body = None
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Answer from a task; it is cancelled when the client goes away."""
+        """Respond from a task, which is cancelled if the client disconnects."""
         task = self._task = asyncio.get_running_loop().create_task(work)
         self.on_gone = task.cancel
 
@@ -145,13 +150,13 @@ class Exchange:
         """Send the head of a streamed response."""
         self._is_chunked = self.version != "1.0"
         if not self._is_chunked:
-            self.keeps_alive = False  # the end of the connection ends the body
+            self.keeps_alive = False  # closing the connection ends the body
         head = self._head(status, headers, phrase)
         head.append(b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n")
         self._connection.write(b"".join(head))
 
     def send(self, chunks: Sequence[bytes], *, ends: bool = False) -> None:
-        """Send the next pieces of a streamed response, now; with `ends` they are the last."""
+        """Send chunks of a streamed response; `ends` marks the last."""
         if not self._has_body:
             chunks = ()
         elif self._is_chunked:  # an empty chunk would end the body
@@ -163,7 +168,7 @@ class Exchange:
             self._finish()
 
     def abort(self) -> None:
-        """Break off a streamed response, so that the client sees that it is not complete."""
+        """Abort a streamed response, so that the client sees that it is incomplete."""
         self._connection.abort()
 
     def _head(self, status: int, headers: Iterable[Header], phrase: str) -> list[bytes]:
@@ -190,7 +195,7 @@ class Exchange:
 
 
 def target_of(raw: bytes) -> str:
-    """The path and query of a request line; an absolute URL loses its scheme and host."""
+    """The path and query of a request line, without the scheme and host of an absolute URL."""
     target = raw.decode("latin-1")
     if not target.startswith("/") and "://" in target:
         target = "/" + target.partition("://")[2].partition("/")[2]
@@ -198,11 +203,11 @@ def target_of(raw: bytes) -> str:
 
 
 def is_request_id(text: str) -> bool:
-    """Whether a client's own request id is fit to be repeated in headers and logs."""
+    """Whether a client's request id is safe in headers and logs."""
     return len(text) <= 128 and text.isascii() and text.isprintable()
 
 
 def new_request_id() -> str:
-    """A random UUID (version 4); ids need to be distinct, not secret."""
+    """A random UUID (version 4), unique but not secret."""
     digits = f"{random.getrandbits(128):032x}"
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"

@@ -1,59 +1,82 @@
-"""Health: whether the process lives, whether it has started, and whether it can answer."""
+"""HealthApi (/ping, /livez, /startupz, /readyz) and MetricsApi (/metrics)."""
 
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qsl
 
-from flambeau.frontend.http.app import Endpoint
+from flambeau.frontend.http.api_descriptions import METRICS, DescriptionApi
+from flambeau.frontend.http.errors import respond_json
 from flambeau.frontend.http.exchange import Exchange
-from flambeau.frontend.http.problems import respond_json
+from flambeau.frontend.http.router import ANYTHING, Endpoint, unknown_path
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 
+PROMETHEUS_TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
 
-def health_routes(server: Server) -> dict[str, Endpoint]:
-    """/ping as TorchServe answers it, and three probes that tell the truth."""
 
-    def ping(exchange: Exchange, segments: list[str]) -> None:
-        healthy = server.is_healthy
+class HealthApi:
+    """/ping for existing clients, and three probes for Kubernetes."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> dict[str, Endpoint]:
+        return {"ping": self.ping, "livez": self.livez, "startupz": self.startupz, "readyz": self.readyz}
+
+    def ping(self, exchange: Exchange, segments: list[str]) -> None:
+        healthy = self._server.is_healthy
         respond_json(exchange, 200 if healthy else 500, {"status": "Healthy" if healthy else "Unhealthy"})
 
-    def livez(exchange: Exchange, segments: list[str]) -> None:
+    def livez(self, exchange: Exchange, segments: list[str]) -> None:
         respond_json(exchange, 200, {"status": "alive"})
 
-    def startupz(exchange: Exchange, segments: list[str]) -> None:
+    def startupz(self, exchange: Exchange, segments: list[str]) -> None:
+        server = self._server
         status = "started" if server.has_started else "starting"
-        respond_json(exchange, 200 if server.has_started else 503, {"status": status, **waiting_for(server)})
+        respond_json(exchange, 200 if server.has_started else 503, {"status": status, **not_ready_models(server)})
 
-    def readyz(exchange: Exchange, segments: list[str]) -> None:
+    def readyz(self, exchange: Exchange, segments: list[str]) -> None:
+        server = self._server
         ready = server.is_ready
         status = "ready" if ready else "draining" if server.is_draining else "not ready"
-        respond_json(exchange, 200 if ready else 503, {"status": status, **waiting_for(server)})
-
-    return {"ping": ping, "livez": livez, "startupz": startupz, "readyz": readyz}
+        respond_json(exchange, 200 if ready else 503, {"status": status, **not_ready_models(server)})
 
 
-def waiting_for(server: Server) -> dict[str, Any]:
-    """The models that cannot answer yet, each with its reason; empty when there are none."""
+def not_ready_models(server: Server) -> dict[str, Any]:
+    """The models that cannot answer yet, with the reasons; empty if there are none."""
     details = server.config.tells_details
     if server.config.needs_keys and not details:
-        return {}  # the probes ask for no key, so they tell nothing that is behind one
-    models = [why_not_ready(model, details=details) for model in server.not_ready()]
+        return {}  # probes need no key, so they show nothing that needs one
+    models = [not_ready_document(model, details=details) for model in server.not_ready()]
     models += [{"modelName": name, "status": "missing", "reason": why} for name, why in server.missing.items()]
     return {"models": models} if models else {}
 
 
-def why_not_ready(model: Model, *, details: bool) -> dict[str, Any]:
-    """One model that is not ready, with what is known about it."""
-    supervisor = model.supervisor
+def not_ready_document(model: Model, *, details: bool) -> dict[str, Any]:
+    pool = model.pool
     document: dict[str, Any] = {
         "modelName": model.name,
         "modelVersion": model.version,
-        "readyWorkers": supervisor.num_ready,
-        "minWorkers": model.min_workers,
+        "readyWorkers": pool.num_ready,
+        "minWorkers": model.pool.min_workers,
     }
-    if death := supervisor.last_death:
+    if death := pool.last_exit:
         document["lastFailure"] = death.cause.splitlines() if details else death.reason
-    if not supervisor.has_hope:
+    if not pool.may_recover:
         document["status"] = "failed"
     return document
+
+
+class MetricsApi:
+    """Metrics in Prometheus' text format."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> dict[str, Endpoint]:
+        return {**DescriptionApi(METRICS).routes(), "metrics": self.metrics, ANYTHING: unknown_path}
+
+    def metrics(self, exchange: Exchange, segments: list[str]) -> None:
+        names = {value for key, value in parse_qsl(exchange.query) if key == "name[]"}
+        exchange.respond(200, self._server.metrics_text(names).encode(), (PROMETHEUS_TYPE,))

@@ -13,28 +13,28 @@ WHOLE: Schema = {"type": "integer"}
 FLAG: Schema = {"type": "boolean"}
 STATUS: Schema = {"type": "object", "required": ["status"], "properties": {"status": TEXT}}
 OBJECT: Schema = {"type": "object"}
-PROBLEM: Schema = {
+ERROR: Schema = {
     "type": "object",
     "required": ["code", "type", "message"],
     "properties": {
         "code": {"type": "integer", "description": "The HTTP status."},
-        "type": {"type": "string", "description": "What kind of error it is."},
+        "type": {"type": "string", "description": "The class of the error."},
         "message": {"type": "string", "description": "What went wrong."},
-        "cause": {"type": "array", "items": TEXT, "description": "What lies behind it; for trusted callers."},
+        "cause": {"type": "array", "items": TEXT, "description": "The cause; only on servers that show details."},
     },
 }
-PROBLEMS = {
-    400: "A parameter or the body makes no sense, or the key is not valid",
-    401: "The key is not valid",
+ERROR_TEXTS = {
+    400: "A parameter, the body or the key is invalid",
+    401: "The key is invalid",
     403: "The default version cannot be removed while others remain",
     404: "No such model or version",
     405: "Not allowed by the configuration of this server",
-    408: "It took too long",
-    409: "That name and version are registered already",
+    408: "The request timed out",
+    409: "The name and version are already registered",
     413: "The body is too large",
-    429: "Too many requests wait already",
-    500: "The server, or the worker that had the request, failed",
-    503: "No worker can take the request now, or the handler failed",
+    429: "The queue is full",
+    500: "The server or the worker failed",
+    503: "No worker is available, or the handler failed",
     507: "Out of memory",
 }
 PREDICTING = (400, 404, 408, 413, 500, 503, 507)
@@ -50,9 +50,8 @@ class Parameter:
     is_required: bool = False
 
     def document(self) -> dict[str, Any]:
-        """As the document has it."""
-        found: dict[str, Any] = {"in": "query", "name": self.name, "description": self.description}
-        return {**found, "required": self.is_required, "schema": self.schema}
+        entry: dict[str, Any] = {"in": "query", "name": self.name, "description": self.description}
+        return {**entry, "required": self.is_required, "schema": self.schema}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +65,11 @@ class Operation:
     query: Sequence[Parameter] = ()
     body: Mapping[str, Schema] | None = None  # media type → schema
     answers: Mapping[int, tuple[str, Schema | None]] = field(default_factory=lambda: {200: ("Success", OBJECT)})
-    problems: Sequence[int] = ()
-    problem: Schema = field(default_factory=lambda: PROBLEM)
+    errors: Sequence[int] = ()
+    error: Schema = field(default_factory=lambda: ERROR)
     content_type: str = "application/json"
 
     def document(self) -> dict[str, Any]:
-        """As the document has it."""
         segments = self.path.replace(":", "/").split("/")
         names = [segment[1:-1] for segment in segments if segment.startswith("{")]
         parameters: list[dict[str, Any]] = [
@@ -91,20 +89,19 @@ class Operation:
                 str(status): response(text, schema, self.content_type)
                 for status, (text, schema) in self.answers.items()
             },
-            **{str(status): response(PROBLEMS[status], self.problem) for status in self.problems},
+            **{str(status): response(ERROR_TEXTS[status], self.error) for status in self.errors},
         }
         return document
 
 
 def response(description: str, schema: Schema | None, content_type: str = "application/json") -> dict[str, Any]:
-    """One response; without a schema, its content is the handler's business."""
+    """One response; without a schema, the handler decides its content."""
     if schema is None:
         return {"description": description}
     return {"description": description, "content": {content_type: {"schema": schema}}}
 
 
 def document(title: str, operations: Sequence[Operation], version: str) -> dict[str, Any]:
-    """An OpenAPI document for these operations."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = operation.document()

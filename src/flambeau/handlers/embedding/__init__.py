@@ -1,1 +1,1 @@
-"""Texts → vectors."""
+"""The sentence_embedder handler: texts → vectors."""

@@ -1,6 +1,6 @@
-"""A BERT encoder, and its weights by their Hugging Face names.
+"""A BERT encoder, loaded from a Hugging Face checkpoint.
 
-Shapes: B texts, T tokens (the longest of the batch), D width of a token's vector, H heads, K = D / H.
+Shapes: B texts, T tokens (of the longest text), D hidden size, H heads, K = D / H.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
 }
-THEIR_NAMES = {  # our modules → theirs
+HUGGING_FACE_NAMES = {  # our modules → theirs
     "words": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
     "types": "embeddings.token_type_embeddings",
     "norm": "embeddings.LayerNorm",
 }
-THEIR_LAYER_NAMES = {  # the same inside a layer
+HUGGING_FACE_LAYER_NAMES = {  # the same inside a layer
     "query": "attention.self.query",
     "key": "attention.self.key",
     "value": "attention.self.value",
@@ -39,12 +39,12 @@ THEIR_LAYER_NAMES = {  # the same inside a layer
     "narrow": "output.dense",
     "norm": "output.LayerNorm",
 }
-UNUSED = re.compile(r"pooler\.|cls\.|embeddings\.position_ids$")  # what files have that no embedding needs
+UNUSED = re.compile(r"pooler\.|cls\.|embeddings\.position_ids$")  # tensors in checkpoints that embeddings do not need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertConfig:
-    """The sizes of an encoder."""
+    """The fields of config.json that an encoder needs."""
 
     vocab_size: int
     hidden_size: int
@@ -58,15 +58,15 @@ class BertConfig:
 
 
 def read_config(document: Mapping[str, Any]) -> BertConfig:
-    """The sizes a config.json tells; other kinds of model than BERT are refused."""
+    """Read a config.json; models other than BERT are rejected."""
     kind, positions = document.get("model_type"), document.get("position_embedding_type", "absolute")
     if kind != "bert" or positions != "absolute":
         raise HandlerError(
-            f"config.json describes a {kind} model with {positions} positions; sentence_embedder runs bert with "
-            "absolute ones. Export the model to ONNX and pack model.onnx instead of model.safetensors"
+            f"config.json describes a {kind} model with {positions} positions; sentence_embedder supports bert with "
+            "absolute positions. Export the model to ONNX and pack model.onnx instead of model.safetensors"
         )
     if (activation := document.get("hidden_act", "gelu")) not in ACTIVATIONS:
-        raise HandlerError(f"config.json asks for the activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+        raise HandlerError(f"config.json has the activation {activation!r}; supported: {', '.join(ACTIVATIONS)}")
     known = {name: document[name] for name in BertConfig.__dataclass_fields__ if name in document}
     try:
         return BertConfig(**known)
@@ -74,27 +74,30 @@ def read_config(document: Mapping[str, Any]) -> BertConfig:
         raise HandlerError(f"config.json is not complete: {error}") from None
 
 
-class FromFile:
-    """A module whose weights come from a file: none are drawn at random, so the memory for them is never touched."""
+class Uninitialized:
+    """A module without random initialization: its weights come from a file, so this memory is never touched.
+
+    torch's meta device would do the same, but its imports take 1.5 s.
+    """
 
     def reset_parameters(self) -> None:
-        """Nothing: torch's meta device would do, but takes a second and a half of imports."""
+        pass
 
 
-class Linear(FromFile, nn.Linear):
-    """A linear map."""
+class Linear(Uninitialized, nn.Linear):
+    pass
 
 
-class Embedding(FromFile, nn.Embedding):
-    """A table of vectors."""
+class Embedding(Uninitialized, nn.Embedding):
+    pass
 
 
-class LayerNorm(FromFile, nn.LayerNorm):
-    """A normalization."""
+class LayerNorm(Uninitialized, nn.LayerNorm):
+    pass
 
 
 class BertEncoder(nn.Module):
-    """Token ids → one vector for each token."""
+    """Token ids → one vector per token."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -106,7 +109,7 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, ids_BT: Tensor, is_token_BT: Tensor | None = None) -> Tensor:
-        """`is_token` is false for padding; None when there is none."""
+        """`is_token_BT` is false for padding; None if there is no padding."""
         x_BTD: Tensor = self.words(ids_BT) + self.positions.weight[: ids_BT.shape[1]] + self.types.weight[0]
         x_BTD = self.norm(x_BTD)
         mask = None if is_token_BT is None else is_token_BT[:, None, None, :]
@@ -116,7 +119,7 @@ class BertEncoder(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """Attention and two linear maps, each added to its input and then normalized."""
+    """A transformer layer with layer norms after attention and feed-forward."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -131,19 +134,19 @@ class BertLayer(nn.Module):
         self.norm = LayerNorm(width, config.layer_norm_eps)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None) -> Tensor:
-        """`mask` is true where a token may be looked at."""
+        """`mask` (B11T) is true for tokens that may be attended to."""
         q, k, v = (  # each BHTK
             linear(x_BTD).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)
         )
-        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        x_BTD = self.attended_norm(x_BTD + self.attended(seen.transpose(1, 2).flatten(-2)))
+        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x_BTD = self.attended_norm(x_BTD + self.attended(attended.transpose(1, 2).flatten(-2)))
         y: Tensor = self.norm(x_BTD + self.narrow(self.activate(self.widen(x_BTD))))
         return y
 
 
 def load_bert(path: Path, config: BertConfig, device: torch.device) -> BertEncoder:
-    """The encoder of a safetensors file; on the CPU its weights are the file's own pages, shared by all workers."""
+    """Load the encoder from a safetensors file. On the CPU its weights are memory-mapped and shared by all workers."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -153,24 +156,23 @@ def load_bert(path: Path, config: BertConfig, device: torch.device) -> BertEncod
         raise HandlerError(f"{path.name} could not be loaded as safetensors: {error}") from error
     tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
     encoder = BertEncoder(config)
-    names = {name: their_name(name) for name in encoder.state_dict()}
+    names = {name: hugging_face_name(name) for name in encoder.state_dict()}
     expected = {names[name]: tensor.shape for name, tensor in encoder.state_dict().items()}
     check_tensors(expected, {name: t.shape for name, t in tensors.items() if not UNUSED.match(name)}, path.name)
     encoder.load_state_dict({ours: tensors[theirs].float() for ours, theirs in names.items()}, assign=True)
     return encoder.requires_grad_(False).eval().to(device)
 
 
-def their_name(name: str) -> str:
-    """What Hugging Face calls a weight of ours."""
+def hugging_face_name(name: str) -> str:
     module, _, kind = name.rpartition(".")
-    if module in THEIR_NAMES:
-        return f"{THEIR_NAMES[module]}.{kind}"
+    if module in HUGGING_FACE_NAMES:
+        return f"{HUGGING_FACE_NAMES[module]}.{kind}"
     _, number, module = module.split(".")
-    return f"encoder.layer.{number}.{THEIR_LAYER_NAMES[module]}.{kind}"
+    return f"encoder.layer.{number}.{HUGGING_FACE_LAYER_NAMES[module]}.{kind}"
 
 
 def check_tensors(expected: Mapping[str, torch.Size], given: Mapping[str, torch.Size], file: str) -> None:
-    """Name every tensor that is missing, unknown or of the wrong shape."""
+    """Raise an error that lists the tensors that are missing, unknown or of a wrong shape."""
     found = [f"{name} is missing" for name in expected.keys() - given.keys()]
     found += [f"{name} is unknown" for name in given.keys() - expected.keys()]
     for name in expected.keys() & given.keys():

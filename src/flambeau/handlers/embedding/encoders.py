@@ -1,4 +1,4 @@
-"""What computes the vectors of padded texts: torch for safetensors, onnxruntime for ONNX; neither loads the other."""
+"""Encoders of padded texts: torch for safetensors, onnxruntime for ONNX; neither imports the other."""
 
 from __future__ import annotations
 
@@ -8,39 +8,37 @@ from typing import Protocol
 import numpy as np
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.embedding.folder import SentenceModel
+from flambeau.handlers.device import choose_threads
 from flambeau.handlers.embedding.pooling import Mode, pool
-from flambeau.handlers.loading.threads import choose_threads
+from flambeau.handlers.embedding.sentence_model import SentenceModel
 from flambeau.handlers.onnx.npy import Array
 
 
 class Encoder(Protocol):
-    """Computes the vectors of one padded group of texts."""
+    """Computes the vectors of texts that are padded to one length."""
 
     def embed(self, ids: Array, mask: Array) -> Array:
-        """Token ids and a mask of the same shape → one vector for each text."""
+        """Token ids and a mask of the same shape → one vector per text."""
 
 
 def load_encoder(model: SentenceModel, gpu_id: int | None) -> Encoder:
-    """What computes with the model's weights: torch for safetensors, onnxruntime for ONNX."""
     if model.weights.suffix == ".onnx":
         return OnnxEncoder(model.weights, model.modes, gpu_id)
     return TorchEncoder(model, gpu_id)
 
 
 class TorchEncoder:
-    """Our BERT, on the worker's device."""
+    """A BERT model in torch, on the worker's device."""
 
     def __init__(self, model: SentenceModel, gpu_id: int | None) -> None:
+        from flambeau.handlers.device import choose_device
         from flambeau.handlers.embedding.bert import load_bert, read_config
-        from flambeau.handlers.loading.device import choose_device
 
         self.device, _ = choose_device(gpu_id)
         self.bert = load_bert(model.weights, read_config(model.config), self.device)
         self.modes = model.modes
 
     def embed(self, ids: Array, mask: Array) -> Array:
-        """The vectors of one group."""
         import torch
 
         with torch.inference_mode():
@@ -51,7 +49,7 @@ class TorchEncoder:
 
 
 class OnnxEncoder:
-    """An exported encoder: its token vectors are pooled here, a sentence vector of its own is taken as it is."""
+    """An exported encoder; token vectors are pooled here, unless the model returns sentence vectors itself."""
 
     def __init__(self, path: Path, modes: tuple[Mode, ...], gpu_id: int | None) -> None:
         from flambeau.handlers.onnx.session import open_session
@@ -59,13 +57,12 @@ class OnnxEncoder:
         self.session = open_session(path, use_cuda=gpu_id is not None, threads=choose_threads(), gpu_id=gpu_id or 0)
         self.names = {spec.name for spec in self.session.get_inputs()}
         if unknown := self.names - {"input_ids", "attention_mask", "token_type_ids"}:
-            raise HandlerError(f"{path.name} takes {', '.join(sorted(unknown))}, which no tokenizer gives")
+            raise HandlerError(f"{path.name} takes {', '.join(sorted(unknown))}, which a tokenizer does not provide")
         outputs = [output.name for output in self.session.get_outputs()]
         self.output = "sentence_embedding" if "sentence_embedding" in outputs else outputs[0]
         self.modes = modes
 
     def embed(self, ids: Array, mask: Array) -> Array:
-        """The vectors of one group."""
         inputs = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": np.zeros_like(ids)}
         [result] = self.session.run([self.output], {name: inputs[name] for name in self.names})
         if result.ndim == 2:

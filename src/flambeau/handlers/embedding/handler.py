@@ -1,4 +1,4 @@
-"""SentenceEmbedder: texts → vectors, from a sentence-transformers folder and with no code."""
+"""SentenceEmbedder: serves a sentence-transformers folder without code."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import msgspec
 import numpy as np
 
 from flambeau.errors import BadRequest, HandlerError
+from flambeau.handlers.device import choose_threads
+from flambeau.handlers.embedding.embed_request import EmbedRequest, read_embed_request
 from flambeau.handlers.embedding.encoders import Encoder, load_encoder
-from flambeau.handlers.embedding.folder import SentenceModel, read_folder
 from flambeau.handlers.embedding.pooling import normalize
-from flambeau.handlers.embedding.sentences import Ask, read_ask
-from flambeau.handlers.loading.threads import choose_threads
+from flambeau.handlers.embedding.sentence_model import SentenceModel, read_folder
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.options import read_handler_options, resolve_model_path
-from flambeau.handlers.requests import is_describe, refuse_explain, value_or_fields
+from flambeau.handlers.request_rows import is_describe, refuse_explain, value_or_fields
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
 OPTIONS = {"model_path": str, "max_texts": int, "max_tokens": int, "max_seq_length": int, "matryoshka": bool}
-CPU_TOKENS, GPU_TOKENS = 4096, 65536  # a CPU gains nothing from larger groups, which only take more memory
-FREE_PADDING = 64  # tokens of padding that cost less than another call of the model
-PADDING_SHARE = 0.25
+CPU_TOKENS, GPU_TOKENS = 4096, 65536  # per group; larger groups on a CPU take more memory and are not faster
+FREE_PADDING = 64  # tokens; less costly than another call of the model
+MAX_PADDING_SHARE = 0.25
 
 
 class SentenceEmbedder:
-    """Embeds all texts of all requests of a batch together, those of like length side by side."""
+    """Embeds the texts of a whole batch in groups of similar length."""
 
     abilities = ("embed",)
 
     def initialize(self, context: Context) -> None:
-        """Read the folder, load the tokenizer and the encoder, and embed a first text."""
+        """Load the tokenizer and the encoder, and embed a text to learn the dimensions."""
         options = read_handler_options(context, OPTIONS)
         folder = Path(context.system_properties["model_dir"])
         self.model: SentenceModel = read_folder(resolve_model_path(folder, options.get("model_path")))
@@ -51,26 +51,25 @@ class SentenceEmbedder:
         self.can_shorten: bool = options.get("matryoshka", self.model.config.get("is_matryoshka") is True)
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Context) -> list[Any]:
-        """The whole way for one batch; the server calls this."""
         began = time.perf_counter()
         if is_describe(context):
             return [self.describe_handle()]
         refuse_explain(context, "sentence_embedder")
-        asks = [read_ask(value_or_fields(row), self.max_texts) for row in data]
-        for ask in asks:
-            self.check_dimensions(ask)
-        vectors, counts = self.embed([text for ask in asks for text in self.with_prompt(ask)])
+        requests = [read_embed_request(value_or_fields(row), self.max_texts) for row in data]
+        for request in requests:
+            self.check_dimensions(request)
+        vectors, counts = self.embed([text for request in requests for text in self.with_prompt(request)])
         replies, taken = [], 0
-        for i, ask in enumerate(asks):
-            own = slice(taken, taken + len(ask.texts))
+        for i, request in enumerate(requests):
+            own = slice(taken, taken + len(request.texts))
             taken = own.stop
-            replies.append(to_reply(ask, self.finished(vectors[own], ask), sum(counts[own])))
+            replies.append(to_reply(request, self.finish(vectors[own], request), sum(counts[own])))
             context.set_response_content_type(i, "application/json")
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 
     def embed(self, texts: Sequence[str]) -> tuple[Array, list[int]]:
-        """The vectors of texts, in their order, before normalization, and how many tokens each text has."""
+        """The vectors of texts before normalization, in order, and the number of tokens of each text."""
         if self.model.lowercases:
             texts = [text.lower() for text in texts]
         tokens = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
@@ -82,36 +81,36 @@ class SentenceEmbedder:
             found |= zip(places, self.encoder.embed(ids, mask), strict=True)
         return np.stack([found[place] for place in range(len(tokens))]), counts
 
-    def check_dimensions(self, ask: Ask) -> None:
-        """Refuse shorter vectors of a model that was not trained for them, and longer ones of any."""
-        wanted = self.dimensions if ask.dimensions is None else ask.dimensions
+    def check_dimensions(self, request: EmbedRequest) -> None:
+        """Reject longer vectors, and shorter ones if the model was not trained for them."""
+        wanted = self.dimensions if request.dimensions is None else request.dimensions
         if wanted > self.dimensions:
-            raise BadRequest(f"dimensions must be at most {self.dimensions}, which is what the model gives")
+            raise BadRequest(f"dimensions must be at most {self.dimensions}, the size of the model's vectors")
         if wanted < self.dimensions and not self.can_shorten:
             raise BadRequest(
-                f"the model gives {self.dimensions} dimensions and no fewer; leave dimensions out, or set matryoshka: "
-                "true in the model's configuration if it was trained for shorter ones"
+                f"the model supports {self.dimensions} dimensions only; leave dimensions out, or set matryoshka: true "
+                "in model-config.yaml if the model was trained for shorter vectors"
             )
 
-    def finished(self, vectors: Array, ask: Ask) -> Array:
-        """Vectors as a request wants them: shorter ones get their length back."""
-        shortens = ask.dimensions is not None and ask.dimensions < self.dimensions
-        normalizes = (self.model.normalizes or shortens) if ask.normalize is None else ask.normalize
-        vectors = vectors[:, : ask.dimensions]
+    def finish(self, vectors: Array, request: EmbedRequest) -> Array:
+        """Shorten and normalize vectors; shortened ones are normalized unless the request says otherwise."""
+        shortens = request.dimensions is not None and request.dimensions < self.dimensions
+        normalizes = (self.model.normalizes or shortens) if request.normalize is None else request.normalize
+        vectors = vectors[:, : request.dimensions]
         return normalize(vectors) if normalizes else vectors
 
-    def with_prompt(self, ask: Ask) -> list[str]:
-        """The texts of a request behind the prompt it names, or the model's usual one."""
-        name = ask.prompt_name or self.model.default_prompt
+    def with_prompt(self, request: EmbedRequest) -> list[str]:
+        """The texts of a request, each after the prompt it names or the model's default prompt."""
+        name = request.prompt_name or self.model.default_prompt
         if name is None:
-            return list(ask.texts)
+            return list(request.texts)
         if name not in self.model.prompts:
             known = ", ".join(self.model.prompts) or "none"
             raise BadRequest(f"the model has no prompt {name!r}; it has {known}")
-        return [self.model.prompts[name] + text for text in ask.texts]
+        return [self.model.prompts[name] + text for text in request.texts]
 
     def describe_handle(self) -> Any:
-        """What the model gives, for `describe?customized=true`."""
+        """Information for `GET /models/NAME?customized=true`."""
         return {
             "dimensions": self.dimensions,
             "maxSequenceLength": self.max_seq_length,
@@ -122,25 +121,25 @@ class SentenceEmbedder:
         }
 
 
-def to_reply(ask: Ask, vectors: Array, num_tokens: int) -> bytes:
-    """The reply to one request: its vectors, alone or with what they have cost."""
-    if ask.encoding_format == "base64":
+def to_reply(request: EmbedRequest, vectors: Array, num_tokens: int) -> bytes:
+    """The reply to one request: its vectors, with the number of tokens if it asks for usage."""
+    if request.encoding_format == "base64":
         found: list[Any] = [base64.b64encode(vector.tobytes()).decode() for vector in vectors.astype("<f4")]
     else:
         found = vectors.tolist()
-    if ask.usage:
+    if request.usage:
         return msgspec.json.encode({"embeddings": found, "num_tokens": num_tokens})
-    return msgspec.json.encode(found[0] if ask.is_one else found)
+    return msgspec.json.encode(found[0] if request.is_one else found)
 
 
 def plan_groups(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Which texts run together: the longest first, until a group is full or would be padding in good part."""
+    """Group texts by index, longest first; a group ends when it is full or has too much padding."""
     groups: list[list[int]] = []
     width = tokens = 0
     for place in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
         area = width * (len(groups[-1]) + 1) if groups else 0
         padding = area - tokens - lengths[place]
-        if groups and area <= max_tokens and padding <= max(FREE_PADDING, PADDING_SHARE * tokens):
+        if groups and area <= max_tokens and padding <= max(FREE_PADDING, MAX_PADDING_SHARE * tokens):
             groups[-1].append(place)
         else:
             groups.append([place])
@@ -150,7 +149,7 @@ def plan_groups(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def pad(tokens: Sequence[Sequence[int]], pad_id: int) -> tuple[Array, Array]:
-    """Token ids as a rectangle, and where they are real."""
+    """Token ids padded to one length, and a mask that is true for tokens."""
     lengths = np.array([len(ids) for ids in tokens])
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int64)
@@ -159,13 +158,13 @@ def pad(tokens: Sequence[Sequence[int]], pad_id: int) -> tuple[Array, Array]:
 
 
 def load_tokenizer(path: Path, max_length: int) -> tuple[Any, int]:
-    """The tokenizer, cutting texts at `max_length`, and its token for padding, which is left to us."""
-    os.environ.setdefault("RAYON_NUM_THREADS", str(choose_threads()))  # it would take every core of the machine
+    """The tokenizer, set to truncate at `max_length` and not to pad, and its padding token."""
+    os.environ.setdefault("RAYON_NUM_THREADS", str(choose_threads()))  # it uses every core of the machine otherwise
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises Exception itself
+    except Exception as error:  # tokenizers raises plain Exception
         raise HandlerError(f"{path.name} could not be loaded as a tokenizer: {error}") from error
     pad_id = (tokenizer.padding or {}).get("pad_id", 0)
     tokenizer.no_padding()

@@ -1,1 +1,1 @@
-"""Documents around a handler's input and output."""
+"""Envelopes: document formats around a handler's input and output."""

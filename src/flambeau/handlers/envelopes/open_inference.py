@@ -1,4 +1,4 @@
-"""KServe's second protocol around any handler: a request is one row, its reply named tensors in their shapes."""
+"""KServe's version 2 around any handler: a request becomes one row, a result becomes named tensors."""
 
 from __future__ import annotations
 
@@ -9,66 +9,62 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import BadRequest, HandlerError
-from flambeau.handlers.envelopes.binary_v2 import pack
-from flambeau.handlers.envelopes.documents import list_in
-from flambeau.handlers.envelopes.envelopes import BaseEnvelope
-from flambeau.handlers.envelopes.requests_v2 import HEADER, read_request
-from flambeau.handlers.envelopes.tensors_v2 import DATATYPES, datatype_of, flatten, read_input
+from flambeau.handlers.envelopes.base import BaseEnvelope
+from flambeau.handlers.envelopes.request_documents import HEADER, list_in, read_request
+from flambeau.handlers.envelopes.v2_tensors import DATATYPES, datatype_of, flatten, pack_elements, read_input
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
 Tensor = dict[str, Any]
-OF_TRANSPORT = ("binary_data_size", "binary_data_output")  # parameters that concern no handler
-NARROW = {**DATATYPES, "bfloat16": "BF16"}
+TRANSPORT_PARAMETERS = ("binary_data_size", "binary_data_output")  # not passed to the handler
+ALL_DATATYPES = {**DATATYPES, "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """How a client wants its answer: under which id and names, and which of them as binary data."""
+class OutputSpec:
+    """The outputs that a request asks for, and its id."""
 
     id: str
     input_names: Sequence[str]
-    outputs: Mapping[str, bool]  # name → as binary data; empty: all of them
-    is_binary: bool  # what is not named
+    outputs: Mapping[str, bool]  # name → whether as binary data; empty: all outputs
+    is_binary: bool  # outputs that are not named
 
 
 class OpenInferenceEnvelope(BaseEnvelope):
-    """The handler gets an only input under `data`, several under their names; what it returns becomes tensors."""
+    """The handler gets a single input under `data`, several under their names."""
 
     def __init__(self, handle_fn: Callable[[Any, Context], Any]) -> None:
         super().__init__(handle_fn)
-        self._wishes: list[Wish] = []
+        self._output_specs: list[OutputSpec] = []
 
     def parse_input(self, data: Sequence[Any]) -> list[Any]:
-        """Rows → rows, with the tensors taken out of their documents."""
         assert self.context is not None
         documents = [read_request(row, self.context, i) for i, row in enumerate(data)]
-        self._wishes = [read_wish(document) for document in documents]
+        self._output_specs = [read_output_spec(document) for document in documents]
         return [to_row(document) for document in documents]
 
     def format_output(self, data: Any) -> list[Any]:
-        """Results → an inference response per request."""
         assert self.context is not None
-        wishes = self._wishes
-        results = [data] if len(wishes) == 1 and len(data) != 1 else data
-        if len(results) != len(wishes):
-            raise HandlerError(f"the handler gave {len(results)} results for {len(wishes)} requests")
-        return [self._reply(i, wish, results[i]) for i, wish in enumerate(wishes)]
+        specs = self._output_specs
+        results = [data] if len(specs) == 1 and len(data) != 1 else data
+        if len(results) != len(specs):
+            raise HandlerError(f"the handler returned {len(results)} results for {len(specs)} requests")
+        return [self._reply(i, spec, results[i]) for i, spec in enumerate(specs)]
 
-    def _reply(self, i: int, wish: Wish, result: Any) -> Any:
+    def _reply(self, i: int, spec: OutputSpec, result: Any) -> Any:
         context = self.context
         assert context is not None
         model = ((context.manifest or {}).get("model")) or {}
-        tensors = to_tensors(result, wish)
+        tensors = to_tensors(result, spec)
         document = {
             "model_name": context.model_name,
             "model_version": str(model.get("modelVersion") or "1.0"),
-            "id": wish.id or context.get_request_id(i),
+            "id": spec.id or context.get_request_id(i),
             "outputs": tensors,
         }
-        binary = [tensor for tensor in tensors if wish.outputs.get(tensor["name"], wish.is_binary)]
-        rest = b"".join(move_out(tensor) for tensor in binary)
+        binary = [tensor for tensor in tensors if spec.outputs.get(tensor["name"], spec.is_binary)]
+        rest = b"".join(detach_binary_data(tensor) for tensor in binary)
         for tensor in tensors:
             if "data" in tensor:
                 tensor["data"] = [as_text(value) for value in tensor["data"]]
@@ -81,13 +77,12 @@ class OpenInferenceEnvelope(BaseEnvelope):
         return head + rest
 
 
-def read_wish(document: Mapping[str, Any]) -> Wish:
-    """What a request says about its answer."""
+def read_output_spec(document: Mapping[str, Any]) -> OutputSpec:
     asked = document.get("outputs") or []
     if not isinstance(asked, list) or not all(isinstance(o, Mapping) and isinstance(o.get("name"), str) for o in asked):
         raise BadRequest("the outputs of a request must be a list of objects with a name")
     is_binary = parameters_of(document).get("binary_data_output") is True
-    return Wish(
+    return OutputSpec(
         id=str(document.get("id") or "").strip(),
         input_names=[str(entry.get("name")) for entry in list_in(document, "inputs") if isinstance(entry, Mapping)],
         outputs={o["name"]: bool(parameters_of(o).get("binary_data", is_binary)) for o in asked},
@@ -96,39 +91,41 @@ def read_wish(document: Mapping[str, Any]) -> Wish:
 
 
 def parameters_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of a request or of an output."""
     found = document.get("parameters")
     return found if isinstance(found, Mapping) else {}
 
 
 def to_row(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What the handler gets: `data` beside its shape and type for an only input, else each input under its name."""
+    """The handler's row: a single input with `data`, `shape` and `datatype`, or each input under its name."""
     inputs = [read_input(entry, whole=True) for entry in list_in(document, "inputs")]
     if not inputs:
         raise BadRequest("the request holds nothing to predict: its list of inputs is empty")
     if len(inputs) == 1:
         parameters = {**parameters_of(document), **parameters_of(inputs[0])}
-        return {**inputs[0], "parameters": {key: parameters[key] for key in parameters if key not in OF_TRANSPORT}}
+        return {
+            **inputs[0],
+            "parameters": {key: parameters[key] for key in parameters if key not in TRANSPORT_PARAMETERS},
+        }
     return {entry["name"]: entry["data"] for entry in inputs}
 
 
-def to_tensors(result: Any, wish: Wish) -> list[Tensor]:
-    """A result as named tensors: an object's values under their names, anything else under the one that was asked."""
+def to_tensors(result: Any, spec: OutputSpec) -> list[Tensor]:
+    """A result as named tensors: a mapping by its keys, anything else under the requested or the input's name."""
     if isinstance(result, Mapping) and result:
         named = {str(name): value for name, value in result.items()}
     else:
-        only = [*wish.outputs] or ([*wish.input_names] if len(wish.input_names) == 1 else ["output"])
+        only = [*spec.outputs] or ([*spec.input_names] if len(spec.input_names) == 1 else ["output"])
         named = {only[0]: result}
-    if missing := [name for name in wish.outputs if name not in named]:
+    if missing := [name for name in spec.outputs if name not in named]:
         raise BadRequest(f"the model has no output {missing[0]!r}; it has {', '.join(named)}")
-    return [to_tensor(name, value) for name, value in named.items() if not wish.outputs or name in wish.outputs]
+    return [to_tensor(name, value) for name, value in named.items() if not spec.outputs or name in spec.outputs]
 
 
 def to_tensor(name: str, value: Any) -> Tensor:
-    """A value in its shape; what is no tensor is one BYTES element with its JSON text."""
+    """A value as a tensor; one without a tensor's shape becomes one BYTES element with its JSON text."""
     if hasattr(value, "detach"):
         value = value.detach()
-    kind = NARROW.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
+    kind = ALL_DATATYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
     if hasattr(value, "tolist"):
         shape: list[int] | None = [*value.shape]
         value = value.tolist()
@@ -143,7 +140,7 @@ def to_tensor(name: str, value: Any) -> Tensor:
 
 
 def shape_of(value: Any) -> list[int] | None:
-    """The lengths of nested lists; None if they are uneven, or hold what no tensor holds."""
+    """The shape of nested lists; None if they are uneven or hold other values than a tensor."""
     if not isinstance(value, (list, tuple)):
         return [] if isinstance(value, (bool, int, float, str, bytes)) else None
     inner = [shape_of(item) for item in value]
@@ -152,15 +149,15 @@ def shape_of(value: Any) -> list[int] | None:
     return None if inner[0] is None or any(shape != inner[0] for shape in inner) else [len(inner), *inner[0]]
 
 
-def move_out(tensor: Tensor) -> bytes:
-    """Take a tensor's data out of the document; the document keeps its size."""
-    raw = pack(tensor.pop("data"), tensor["datatype"])
+def detach_binary_data(tensor: Tensor) -> bytes:
+    """Remove a tensor's data from its document, which keeps the size, and return it packed."""
+    raw = pack_elements(tensor.pop("data"), tensor["datatype"])
     tensor["parameters"] = {"binary_data_size": len(raw)}
     return raw
 
 
 def as_text(value: Any) -> Any:
-    """An element that JSON can hold; bytes that are no text as base64."""
+    """An element for JSON; bytes that are not UTF-8 as base64."""
     if not isinstance(value, bytes):
         return value
     try:

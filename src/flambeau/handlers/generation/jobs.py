@@ -11,13 +11,13 @@ from typing import Any
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.progress import Progress, encode_step, read_progress
-from flambeau.handlers.generation.reading import Prompted
 from flambeau.handlers.generation.replies import Made, Reply
-from flambeau.llm.config import SamplingParams
+from flambeau.handlers.generation.request_reader import Prompted
 from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
 from flambeau.llm.input_processor import SEED_STRIDE
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.messages import Part, Request
 
 PROMPT_STRIDE = 0xD1B54A32D192ED03  # apart from each other: the prompts of one request without a seed of its own

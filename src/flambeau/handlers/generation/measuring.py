@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau.handlers.generation.jobs import RunningJob
+from flambeau.metrics.definitions import MetricTypes
 
 
 class Measuring:
     """Counts tokens of prompts and texts, and tells how quick they came."""
 
     def __init__(self, metrics: Any) -> None:
-        from flambeau.torchserve.metrics.units import MetricTypes
-
         self._metrics = metrics
         self._gauge = MetricTypes.GAUGE
 

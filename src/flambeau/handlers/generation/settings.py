@@ -1,8 +1,7 @@
-"""What a model-config.yaml tells a GptHandler: where its files lie, how the engine runs, what a request begins with."""
+"""GptSettings: the `handler` section of a language model's model-config.yaml."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 from collections.abc import Mapping
@@ -12,6 +11,9 @@ from typing import Any
 
 from flambeau.errors import HandlerError
 from flambeau.llm.config import EngineConfig
+from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
+from flambeau.suggestions import suggest
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +21,6 @@ TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantizat
 SWITCHES = ("compile", "speculative", "prefix_cache", "stream", "resume", "fx_graph_cache")
 COUNTS = (
     "speculate_k",
-    "max_new_tokens",
     "max_num_seqs",
     "max_model_len",
     "max_step_tokens",
@@ -28,59 +29,54 @@ COUNTS = (
     "kv_cache_bytes",
     "tensor_parallel_size",
 )
-NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "kv_cache_fraction")
-OLDER = {"converted_ckpt_dir": "model_path", "draft_checkpoint_path": "draft_model_path"}  # TorchServe's own names
+SAMPLING = {known.config_key: known for known in SAMPLING_FIELDS.values() if known.config_key}
+OLDER = {"converted_ckpt_dir": "model_path", "draft_checkpoint_path": "draft_model_path"}  # names in older archives
 WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compiled code, which is always kept
-KNOWN = (*TEXTS, *SWITCHES, *COUNTS, *NUMBERS, "top_k", *OLDER, *WITHOUT_EFFECT)
+KNOWN = (*TEXTS, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", *OLDER, *WITHOUT_EFFECT)
 DEFAULT_NEW_TOKENS = 256
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptSettings:
-    """How a language model is served."""
+    """The checkpoint, the engine's configuration and the defaults of requests."""
 
     model_path: Path
     engine: EngineConfig
-    max_new_tokens: int = DEFAULT_NEW_TOKENS
-    limits_length: bool = False  # max_new_tokens is the model's own word, not the default
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    stream: bool = False  # unless a request says otherwise
-    resume: bool = False  # a stream goes on after its worker has died
+    sampling: SamplingParams  # the defaults of requests
+    limits_length: bool = False  # the model's settings have max_new_tokens
+    stream: bool = False  # the default of requests
+    resume: bool = False  # another worker continues a stream after its worker died
     tensor_parallel_size: int | None = None
 
 
 def read_settings(config: Mapping[str, Any], folder: Path, *, device: str, allows_others: bool = False) -> GptSettings:
-    """The settings of the model in `folder`; with `allows_others`, keys that are not known here are a subclass's."""
+    """Read the settings of the model in `folder`; `allows_others` accepts keys of a subclass."""
     section = section_of(config, allows_others=allows_others)
     checked = {key: check(key, value) for key, value in section.items() if key in KNOWN and value is not None}
     for key in WITHOUT_EFFECT:
         if key in checked:
             logger.info("%s has no effect here", key)
     model_path = find_model(checked, folder)
-    own = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stream")
     return GptSettings(
         model_path=model_path,
         engine=engine_config(checked, folder, device),
+        sampling=sampling_defaults(checked),
         limits_length="max_new_tokens" in checked,
+        stream=checked.get("stream", False),
         resume=bool(checked.get("resume", config.get("resume", False))),
         tensor_parallel_size=checked.get("tensor_parallel_size"),
-        **{key: checked[key] for key in own if key in checked},
     )
 
 
 def section_of(config: Mapping[str, Any], *, allows_others: bool) -> dict[str, Any]:
-    """The `handler` section over what of it stands at the top level, in today's names."""
+    """The `handler` section merged over the same keys at the top level, with older names replaced."""
     section = config.get("handler") or {}
-    if isinstance(section, str):  # it only names the handler
+    if isinstance(section, str):  # the name of the handler
         section = {}
     if not isinstance(section, Mapping):
         raise HandlerError(f"the handler section of the model's YAML must hold keys and values, not {section!r}")
-    if "openai" in section:  # which a subclass's section could hold without a word
+    if "openai" in section:  # a subclass would ignore it silently
         raise HandlerError("openai belongs beside the handler section of the model's YAML, not into it")
     for key in section:
         if key not in KNOWN and key != "name":
@@ -90,14 +86,14 @@ def section_of(config: Mapping[str, Any], *, allows_others: bool) -> dict[str, A
         if old in found:
             found.setdefault(new, found.pop(old))
             if new == "draft_model_path":
-                found.setdefault("speculative", True)  # TorchServe had no such switch
+                found.setdefault("speculative", True)  # older archives have no such switch
     return found
 
 
 def refuse(key: str, *, is_error: bool) -> None:
-    """Say that a key is not known, and which one may be meant."""
-    near = difflib.get_close_matches(key.lower().replace("-", "_"), KNOWN, 1)
-    hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(KNOWN)}"
+    """Reject an unknown key, or warn about it, and suggest a known one."""
+    near = suggest(key, KNOWN)
+    hint = f"did you mean {near}?" if near else f"it may have {', '.join(KNOWN)}"
     text = f"the handler section of the model's YAML has {key}, which gpt_handler does not know; {hint}"
     if is_error:
         raise HandlerError(text)
@@ -106,27 +102,34 @@ def refuse(key: str, *, is_error: bool) -> None:
 
 
 def check(key: str, value: Any) -> Any:
-    """A value of the right type for its key."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if key in TEXTS:
-        right, what = isinstance(value, str), "text"
+    """Reject a value of the wrong type."""
+    if key in SAMPLING:
+        expected = SAMPLING[key].violation(value)
+    elif key in TEXTS:
+        expected = None if isinstance(value, str) else "text"
     elif key in SWITCHES:
-        right, what = isinstance(value, bool), "true or false"
+        expected = None if isinstance(value, bool) else "true or false"
     elif key in COUNTS:
-        right, what = type(value) is int and value >= 1, "a whole number from 1"
-    elif key == "top_k":
-        right, what = type(value) is int and value >= 0, "a whole number from 0 (0: all)"
-    elif key in NUMBERS:
-        right, what = is_number and value >= 0, "a number from 0"
+        expected = None if is_int(value) and value >= 1 else "a whole number from 1"
+    elif key == "kv_cache_fraction":
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        expected = None if is_number and value >= 0 else "a number from 0"
     else:
         return value
-    if not right:
-        raise HandlerError(f"handler: {key} must be {what}, not {value!r}")
+    if expected is not None:
+        raise HandlerError(f"handler: {key} must be {expected}, not {value!r}")
     return value
 
 
+def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:
+    given = {known.name: section[key] for key, known in SAMPLING.items() if key in section}
+    try:
+        return SamplingParams(**{"max_tokens": DEFAULT_NEW_TOKENS, **given})
+    except InvalidRequest as error:
+        raise HandlerError(f"handler: {error}") from None
+
+
 def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> EngineConfig:
-    """What of a section concerns the engine."""
     same = ("dtype", "max_num_seqs", "max_model_len", "max_step_tokens", "block_size", "num_blocks", "kv_cache_bytes")
     more = ("kv_cache_fraction", "prefix_cache", "compile", "quantization", "speculate_k")
     fields = {key: section[key] for key in (*same, *more) if key in section}
@@ -142,7 +145,7 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
 
 
 def find_model(section: Mapping[str, Any], folder: Path) -> Path:
-    """The folder of the checkpoint: what `model_path` names, or the model's own folder."""
+    """The folder of the checkpoint: `model_path`, or the model's own folder."""
     name = section.get("model_path")
     if name is None:
         return folder
@@ -153,7 +156,7 @@ def find_model(section: Mapping[str, Any], folder: Path) -> Path:
 
 
 def find(name: str, folder: Path, key: str) -> Path:
-    """A file or folder: from the model's folder, else from where the server was started."""
+    """Resolve a path from the model's folder, else from the working directory."""
     places = places_of(name, folder)
     for place in places:
         if place.exists():
@@ -162,7 +165,7 @@ def find(name: str, folder: Path, key: str) -> Path:
 
 
 def shortened(length: int, wanted: int | None, trained: int) -> str | None:
-    """What to say where sequences can be less long than asked for, or than the model was trained for."""
+    """A warning if sequences are limited to fewer tokens than requested, or than the model was trained for."""
     if wanted is not None and wanted > trained:
         return f"max_model_len is {wanted}, but the model knows no more than {trained} tokens; it gets {length}"
     if length < (wanted or trained):
@@ -171,29 +174,27 @@ def shortened(length: int, wanted: int | None, trained: int) -> str | None:
 
 
 def missing(places: list[Path]) -> str:
-    """Places where nothing is, in words."""
     return f"neither {' nor '.join(map(str, places))}" if len(places) > 1 else "no such file or folder"
 
 
 def places_of(name: str, folder: Path) -> list[Path]:
-    """Where a path may lead."""
     path = Path(name).expanduser()
     return [path] if path.is_absolute() else [folder / path, Path.cwd() / path]
 
 
 def folder_of(path: Path) -> Path:
-    """A checkpoint is a folder; TorchServe's settings name the file in it."""
+    """A checkpoint is a folder; older settings name the file in it."""
     return path.parent if path.is_file() else path
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name could be one of the Hugging Face hub: owner/model."""
+    """Whether a name has the form of a Hugging Face model: owner/model."""
     parts = name.split("/")
     return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
 
 
 def fetch(name: str, download_dir: str | None, places: list[Path]) -> Path:
-    """A checkpoint of the hub; only where a folder for it is named, for nobody expects a server to download."""
+    """Download a checkpoint from the hub, but only if `download_dir` is set."""
     if download_dir is None:
         raise HandlerError(
             f"handler: model_path is {name!r}, and there is neither {' nor '.join(map(str, places))}. A model of the "
@@ -208,4 +209,4 @@ def fetch(name: str, download_dir: str | None, places: list[Path]) -> Path:
         return Path(hub.snapshot_download(name, cache_dir=download_dir, allow_patterns=[*HUB_FILES]))
     except Exception as error:
         text = f"{name} could not be downloaded to {download_dir}: {error}"
-        raise HandlerError(text, is_final=False) from error  # the network may be back soon
+        raise HandlerError(text, is_final=False) from error  # the network may recover

@@ -1,1 +1,1 @@
-"""ONNX files, served without torch."""
+"""The onnx handler: serves ONNX files without torch."""

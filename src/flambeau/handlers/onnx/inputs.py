@@ -1,4 +1,4 @@
-"""A request's value → the arrays a session takes, checked against what the model declares."""
+"""Reads a request into the input arrays of a session, and checks them against the model's declaration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.onnx.npy import Array, is_npy, is_npz, read_npy, read_npz
-from flambeau.handlers.requests import parse_json_bytes
+from flambeau.handlers.request_rows import parse_json_bytes
 
 REMEDY = "send JSON, or NumPy's .npy or .npz bytes"
 NUMBERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -20,27 +20,26 @@ DTYPES |= {"tensor(bool)": "bool", "tensor(string)": "object"} | {f"tensor({name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """One input as the model declares it; a dimension that is not a number fits any length."""
+    """An input as the model declares it; a dimension that is not an integer has any size."""
 
     name: str
-    kind: str  # onnxruntime's word for it: tensor(float)
+    kind: str  # in onnxruntime's words: tensor(float)
     dtype: np.dtype[Any]
     dims: tuple[int | str | None, ...]
 
     @property
     def may_lack_batch_axis(self) -> bool:
-        """Whether one example may come without its first axis."""
+        """Whether a request may leave the first axis out."""
         return bool(self.dims) and (self.dims[0] == 1 or not isinstance(self.dims[0], int))
 
     @property
     def shape(self) -> str:
-        """The shape as error messages show it."""
         return "[" + ", ".join(str(dim or "?") for dim in self.dims) + "]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """The arrays of one request, each with its batch axis; `is_single` when the client sent none."""
+class RequestArrays:
+    """The arrays of one request, each with a batch axis; `is_single` if the client left it out."""
 
     arrays: Mapping[str, Array]
     is_single: bool
@@ -48,41 +47,41 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLimits:
-    """What a model's options allow in its inputs."""
+    """Limits for inputs, from the handler's options."""
 
     allow_nan: bool = False
     max_unpacked_bytes: int = 1 << 28
 
 
 def read_specs(inputs: Sequence[Any]) -> list[InputSpec]:
-    """What a session's inputs declare; one that no request could carry is an error."""
+    """The inputs of a session; one of a type that requests cannot hold is an error."""
     for declared in inputs:
         if declared.type not in DTYPES:
-            raise HandlerError(f"input {declared.name} is {declared.type}; the onnx handler takes {', '.join(DTYPES)}")
+            raise HandlerError(f"input {declared.name} is {declared.type}; supported are {', '.join(DTYPES)}")
     return [
         InputSpec(name=i.name, kind=i.type, dtype=np.dtype(DTYPES[i.type]), dims=tuple(i.shape or ())) for i in inputs
     ]
 
 
-def read_example(value: Any, specs: Sequence[InputSpec], limits: InputLimits) -> Example:
-    """The arrays of one request; BadRequest names the input, what it expects and what it got."""
+def read_request_arrays(value: Any, specs: Sequence[InputSpec], limits: InputLimits) -> RequestArrays:
+    """The arrays of one request; BadRequest names the input, the expected and the given type or shape."""
     given = name_values(parse(value, limits), [spec.name for spec in specs])
     arrays = {spec.name: read_array(given[spec.name], spec, limits) for spec in specs}
     single = {s.name: arrays[s.name].ndim == len(s.dims) - 1 for s in specs if s.may_lack_batch_axis}
     if len(set(single.values())) > 1:
         one, many = (next(name for name, flag in single.items() if flag is wanted) for wanted in (True, False))
-        raise BadRequest(f"input {one} is one example and input {many} a batch; send both with or without their axis")
+        raise BadRequest(f"input {one} is one example and input {many} a batch; send both with or without the axis")
     is_single = any(single.values())
     for spec in specs:
         lacks_axis = is_single and spec.name in single
         check_shape(arrays[spec.name], spec, lacks_axis=lacks_axis)
         if lacks_axis:
             arrays[spec.name] = arrays[spec.name][np.newaxis]
-    return Example(arrays=arrays, is_single=is_single)
+    return RequestArrays(arrays=arrays, is_single=is_single)
 
 
 def parse(value: Any, limits: InputLimits) -> Any:
-    """Bytes by what they begin with; what is parsed already as it is."""
+    """Parse bytes by their first bytes; other values are already parsed."""
     if not isinstance(value, (bytes, bytearray)):
         return value
     if is_npy(value):
@@ -93,10 +92,10 @@ def parse(value: Any, limits: InputLimits) -> Any:
 
 
 def name_values(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """Each input's value under its name."""
+    """The value of each input by name."""
     if isinstance(value, Mapping) and "inputs" in value and "inputs" not in names:
         if len(value) > 1:
-            raise BadRequest('beside "inputs" there may be nothing else in the request')
+            raise BadRequest('a request with "inputs" must have no other fields')
         value = value["inputs"]
     if not isinstance(value, Mapping):
         if len(names) != 1:
@@ -111,33 +110,33 @@ def name_values(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def read_array(value: Any, spec: InputSpec, limits: InputLimits) -> Array:
-    """One input in the model's type; numbers are widened or narrowed only where nothing is lost but precision."""
+    """One input in the model's dtype. Conversions may lose precision, but not change a value otherwise."""
     value = parse(value, limits)  # a form has bytes in each field
     is_text = holds_text(value)
     if is_text and spec.dtype.kind in "fiub":
         raise BadRequest(f"input {spec.name} takes {spec.kind}; given: text")
     try:
-        # As objects: an array of text has room for the longest one in each place.
+        # As objects: a NumPy text array allocates the longest text for each element.
         array = np.asarray(value, dtype=object) if is_text else np.asarray(value)
-    except (ValueError, OverflowError) as error:  # nested lists of uneven lengths
+    except (ValueError, OverflowError) as error:  # lists of uneven lengths
         raise BadRequest(f"input {spec.name} is not a rectangular tensor: {error}") from None
     if array.size == 0:
         raise BadRequest(f"input {spec.name} is empty; it takes {spec.kind} of shape {spec.shape}")
     if not can_become(array, spec.dtype):
         kind = type(value).__name__ if array.dtype == object else array.dtype
         raise BadRequest(f"input {spec.name} takes {spec.kind}; given: {kind}")
-    with np.errstate(over="ignore"):  # what overflows is infinite, and refused as such
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is rejected below
         array = array.astype(spec.dtype, copy=False)
     if spec.dtype.kind == "f" and not limits.allow_nan and not np.isfinite(array).all():
         raise BadRequest(
             f"input {spec.name} has NaN, infinity or numbers beyond {spec.kind}; "
-            "send finite numbers, or set allow_nan in the handler section of the model's YAML"
+            "send finite numbers, or set allow_nan in the handler section of model-config.yaml"
         )
     return array
 
 
 def holds_text(value: Any) -> bool:
-    """Whether nested lists have a text in them."""
+    """Whether nested lists hold any text."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -149,7 +148,7 @@ def holds_text(value: Any) -> bool:
 
 
 def can_become(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether an array holds values of that type: integers may be floats, nothing else changes its kind."""
+    """Whether an array can be cast: integers may become floats, otherwise the kind must be equal."""
     kind = array.dtype.kind
     if dtype.kind == "f":
         return kind in "iuf"
@@ -164,8 +163,8 @@ def can_become(array: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def check_shape(array: Array, spec: InputSpec, *, lacks_axis: bool) -> None:
-    """Refuse a shape that the model does not take."""
-    if not spec.dims:  # a scalar, or a model that does not tell
+    """Reject a shape that the model does not accept."""
+    if not spec.dims:  # a scalar, or a model that does not declare it
         return
     dims = spec.dims[1:] if lacks_axis else spec.dims
     fits = len(dims) == array.ndim and all(

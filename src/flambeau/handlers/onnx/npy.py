@@ -1,4 +1,4 @@
-"""NumPy's .npy and .npz bytes ↔ arrays, safe with what strangers send: nothing is unpickled, nothing grows unseen."""
+"""NumPy's .npy and .npz bytes ↔ arrays. Safe for untrusted input: no pickles, no unbounded sizes."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ HEADER_READERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.r
 
 
 def is_npy(raw: bytes | bytearray) -> bool:
-    """Whether these bytes begin as a .npy file does."""
     return raw[: len(NPY_MAGIC)] == NPY_MAGIC
 
 
 def is_npz(raw: bytes | bytearray) -> bool:
-    """Whether these bytes begin as a .npz file does."""
     return raw[: len(NPZ_MAGIC)] == NPZ_MAGIC
 
 
 def read_npy(raw: bytes | bytearray) -> Array:
-    """The array of a .npy file, as a view of its bytes: a header that promises more than there is allocates nothing."""
+    """The array of a .npy file as a view of its bytes; a false size in the header allocates nothing."""
     header = io.BytesIO(bytes(raw[:MAX_HEADER_BYTES]))
     try:
         version = npy_format.read_magic(header)
         if version not in HEADER_READERS:
-            raise ValueError(f"version {version[0]}.{version[1]} of the format is not known")
+            raise ValueError(f"version {version[0]}.{version[1]} of the format is not supported")
         shape, is_fortran, dtype = HEADER_READERS[version](header)
         if dtype.hasobject:
             raise ValueError("it holds Python objects, which are never unpickled")
@@ -50,7 +48,7 @@ def read_npy(raw: bytes | bytearray) -> Array:
 
 
 def read_npz(raw: bytes | bytearray, max_bytes: int) -> dict[str, Array]:
-    """The arrays of a .npz file by name; one that unpacks to more than `max_bytes` is refused unread."""
+    """The arrays of a .npz file by name; files that unpack to more than `max_bytes` are rejected before reading."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             entries = archive.infolist()
@@ -62,24 +60,22 @@ def read_npz(raw: bytes | bytearray, max_bytes: int) -> dict[str, Array]:
 
 
 def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """The bytes of an entry, and no more than it declares: what it declares may be a lie."""
-    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others unpack without a bound
-        raise ValueError("it is compressed in a way that numpy.savez never does")
+    """The bytes of an entry, at most as many as it declares."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # other methods unpack without a bound
+        raise ValueError("it is compressed in a way that numpy.savez does not use")
     with archive.open(entry) as file:
         return file.read(entry.file_size)
 
 
 def write_npy(array: Array) -> bytes:
-    """The bytes of a .npy file."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
 def write_npz(arrays: Mapping[str, Array]) -> bytes:
-    """The bytes of a .npz file, uncompressed."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # unlike numpy.savez, it takes any name
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # unlike numpy.savez, zipfile accepts any name
         for name, array in arrays.items():
             archive.writestr(f"{name}.npy", write_npy(array))
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""ONNX files → sessions: opened with a clear word on what is wrong, and callable with tensors."""
+"""onnxruntime sessions that can be called with tensors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import onnxruntime
 from flambeau.errors import HandlerError
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-ERRORS_ONLY = 3  # onnxruntime's log level: what it warns of at load, nobody who serves the model can change
+ERRORS_ONLY = 3  # onnxruntime's log level; its warnings at load are about the file, not about serving
 
 
 class OnnxModel(onnxruntime.InferenceSession):  # type: ignore[misc]
-    """A session that is called like a torch module: tensors in, tensors out; NumPy arrays in, NumPy arrays out."""
+    """A session that is called like a torch module. It returns tensors for tensors, and arrays for NumPy arrays."""
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
-        """Inputs in the model's order or by name; one output as it is, several as a tuple."""
+        """Take inputs in the model's order or by name; return one output, or several as a tuple."""
         inputs = self.name_inputs(tensors, named)
         outputs = self.run(None, {name: to_array(value) for name, value in inputs.items()})
         results = tuple(like(inputs.values(), output) for output in outputs)
         return results[0] if len(results) == 1 else results
 
     def name_inputs(self, tensors: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
-        """Each input under its name; one too many, twice or of an unknown name is an error."""
+        """The inputs by name; surplus, duplicate and unknown inputs are errors."""
         names = [spec.name for spec in self.get_inputs()]
         if len(tensors) > len(names):
             raise TypeError(f"{len(tensors)} inputs were given; the model has {len(names)}: {', '.join(names)}")
@@ -39,39 +39,39 @@ class OnnxModel(onnxruntime.InferenceSession):  # type: ignore[misc]
 
 
 def open_session(path: Path, *, use_cuda: bool, threads: int, gpu_id: int = 0) -> OnnxModel:
-    """The session of an ONNX file; on a GPU when asked for and this onnxruntime has one, else on the CPU."""
+    """Open an ONNX file. It runs on the GPU if `use_cuda` is set and this onnxruntime supports it, else on the CPU."""
     if not path.is_file():
-        raise HandlerError(f"there is no {path.name} in {path.parent}: pack it, or name another file")
+        raise HandlerError(f"there is no {path.name} in {path.parent}: add it to the archive, or select another file")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
     try:
         return OnnxModel(str(path), options, providers=choose_providers(use_cuda=use_cuda, gpu_id=gpu_id))
-    except Exception as error:  # onnxruntime has a class of its own for each way a file can be broken
+    except Exception as error:  # onnxruntime has many exception classes for damaged files
         raise HandlerError(f"{path.name} could not be loaded as ONNX: {error}") from error
 
 
 def choose_providers(*, use_cuda: bool, gpu_id: int) -> list[Any]:
-    """Where a session runs, the preferred place first."""
+    """Execution providers, the preferred one first."""
     if use_cuda and CUDA in onnxruntime.get_available_providers():
         return [(CUDA, {"device_id": gpu_id}), CPU]
     return [CPU]
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether something is a torch tensor; there is none where torch was not imported."""
+    """Whether a value is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def to_array(value: Any) -> Any:
-    """A tensor's NumPy array, on the CPU; anything else as it is."""
+    """A tensor as a NumPy array on the CPU; other values unchanged."""
     return value.detach().cpu().numpy() if is_tensor(value) else value
 
 
 def like(inputs: Any, output: Any) -> Any:
-    """An output in the kind, and on the device, of the first tensor among the inputs."""
+    """An output as a tensor on the device of the first input tensor; unchanged if no input is a tensor."""
     first = next((value for value in inputs if is_tensor(value)), None)
     if first is None:
         return output

@@ -1,1 +1,1 @@
-"""Texts → classes."""
+"""The text_classifier handler."""

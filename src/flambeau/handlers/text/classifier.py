@@ -1,4 +1,4 @@
-"""Texts → classes: text_classifier, for models that take word numbers and the offset of each text."""
+"""TextClassifier: for models that take word indices and the offset of each text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from flambeau.errors import BadRequest, HandlerError
+from flambeau.handlers.attribution import attribute_to_words, layer_integrated_gradients, with_gradients
 from flambeau.handlers.base import BaseHandler
-from flambeau.handlers.explaining import attribute_to_words, layer_integrated_gradients, with_gradients
 from flambeau.handlers.labels import map_class_to_label
 from flambeau.handlers.options import handler_options, read_count, read_weights_only
-from flambeau.handlers.requests import target_of, value_of
-from flambeau.handlers.text.cleaning import expand_contractions, remove_accents, remove_html_tags, remove_punctuation
-from flambeau.handlers.text.tokens import get_tokenizer, ngrams_iterator
-from flambeau.handlers.text.vocabulary import index_of, load_vocabulary, reference_index
-from flambeau.handlers.timing import timed
+from flambeau.handlers.profiler import timed
+from flambeau.handlers.request_rows import target_of, value_of
+from flambeau.handlers.text.normalization import (
+    expand_contractions,
+    remove_accents,
+    remove_html_tags,
+    remove_punctuation,
+)
+from flambeau.handlers.text.tokenizer import get_tokenizer, index_of, load_vocabulary, ngrams_iterator, reference_index
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
@@ -28,7 +32,7 @@ VOCABULARY_FILE = "source_vocab.pt"
 
 
 class TextBatch(NamedTuple):
-    """The word numbers of all texts in one row, where each text begins, and the words they stand for."""
+    """The word indices of all texts in one vector, the start of each text in it, and the words."""
 
     indices: torch.Tensor
     offsets: torch.Tensor
@@ -36,7 +40,7 @@ class TextBatch(NamedTuple):
 
 
 class TextHandler(BaseHandler, abc.ABC):
-    """Loads a vocabulary beside the model, and has the steps that clean a text."""
+    """Loads the model and its vocabulary, and normalizes texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +48,6 @@ class TextHandler(BaseHandler, abc.ABC):
         self.tokenizer = get_tokenizer("basic_english")
 
     def initialize(self, context: Context) -> None:
-        """Load the model and its vocabulary."""
         super().initialize(context)
         options = {**context.model_yaml_config, **handler_options(context.model_yaml_config)}
         path = Path(self.get_source_vocab_path(context))
@@ -52,11 +55,11 @@ class TextHandler(BaseHandler, abc.ABC):
 
     @cached_property
     def lig(self) -> Any:
-        """Captum's LayerIntegratedGradients of the embedding, made when it is first asked for."""
+        """Captum's LayerIntegratedGradients of the embedding."""
         return layer_integrated_gradients(self.model, self.model.embedding)
 
     def get_source_vocab_path(self, ctx: Context) -> str:
-        """Where the vocabulary lies: the manifest's `sourceVocab`, else source_vocab.pt."""
+        """The path of the vocabulary: the manifest's `sourceVocab`, else source_vocab.pt."""
         name = ((ctx.manifest or {}).get("model") or {}).get("sourceVocab") or VOCABULARY_FILE
         path = Path(ctx.system_properties["model_dir"], name)
         if not path.is_file():
@@ -75,36 +78,35 @@ class TextHandler(BaseHandler, abc.ABC):
     def _remove_punctuation(self, text: str) -> str:
         return remove_punctuation(text)
 
-    def _remove_puncutation(self, text: str) -> str:  # as TorchServe misspelt it
+    def _remove_puncutation(self, text: str) -> str:  # existing handlers call it by this misspelled name
         return self._remove_punctuation(text)
 
     def _tokenize(self, text: str) -> list[str]:
         return list(self.tokenizer(text))
 
     def get_word_token(self, input_tokens: Sequence[str]) -> list[str]:
-        """Tokens as words: without the mark that byte-pair tokenizers put before a word."""
+        """Tokens without the Ġ that byte-pair tokenizers put before a word."""
         return [token.replace("Ġ", "") for token in input_tokens]
 
     def summarize_attributions(self, attributions: torch.Tensor) -> torch.Tensor:
-        """One number per token: its vector summed, all scaled to length one."""
+        """One number per token: the sum of its vector; all numbers are scaled to length one."""
         sums = attributions.sum(dim=-1).squeeze(0)
         length: torch.Tensor = torch.linalg.vector_norm(sums).clamp_min(torch.finfo(sums.dtype).tiny)
         return sums / length
 
 
 class TextClassifier(TextHandler):
-    """The probability of each class of a text; `handler: ngrams` is the most words that are looked up together."""
+    """Returns the probability of each class; `handler: ngrams` is the longest n-gram that is looked up."""
 
     ngrams = 2
 
     def initialize(self, context: Context) -> None:
-        """Load the model and take the length of n-grams from model-config.yaml."""
         super().initialize(context)
         self.ngrams = read_count(handler_options(context.model_yaml_config), "ngrams", self.ngrams)
 
     @timed
     def preprocess(self, data: Sequence[Any]) -> TextBatch:
-        """Rows → word numbers of all texts, one after another, and where each begins."""
+        """Requests → the word indices of all texts and the start of each."""
         indices: list[int] = []
         offsets, words = [], []
         for row in data:
@@ -115,33 +117,33 @@ class TextClassifier(TextHandler):
         return TextBatch(self._to_tensor(indices), self._to_tensor(offsets), words)
 
     def clean(self, text: str) -> str:
-        """A text as the vocabulary knows it: plain, lower-case ASCII words."""
+        """Normalize a text to lower-case ASCII words."""
         text = self._expand_contractions(self._remove_html_tags(text).lower())
         return self._remove_punctuation(self._remove_accented_characters(text))
 
     def look_up(self, text: str) -> list[tuple[str, int]]:
-        """The words and n-grams of a text that have a number, with it."""
+        """The words and n-grams of a text that are in the vocabulary, with their indices."""
         words = ngrams_iterator(self._tokenize(text), self.ngrams)
         known = [(word, index) for word in words if (index := index_of(self.source_vocab, word)) is not None]
         if not known:
-            raise BadRequest("the text has no word that the model's vocabulary knows")
+            raise BadRequest("the text has no word of the model's vocabulary")
         return known
 
     def _to_tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Word numbers and offsets → the model's scores; of a pair, the first is the numbers of one text."""
+        """Call the model with indices and offsets; a plain pair holds the indices of one text first."""
         indices, offsets = data[0], data[1] if isinstance(data, TextBatch) else self._to_tensor([0])
         return super().inference(indices, offsets, *args, **kwargs)
 
     @timed
     def postprocess(self, data: torch.Tensor) -> list[Any]:
-        """Scores → one dict of name → probability per text."""
+        """Scores → one dict of label → probability per text."""
         return map_class_to_label(torch.nn.functional.softmax(data, dim=1).tolist(), self.mapping)
 
     def get_insights(self, text_preprocess: TextBatch, _: Any, target: Any = 0) -> list[Any]:
-        """How much each word adds to the score of a class, by integrated gradients at the embedding."""
+        """Attribution of each word to the score of class `target`, by integrated gradients at the embedding."""
         number = target_of(target)
         attributions: torch.Tensor = with_gradients(lambda: self._attribute(text_preprocess.indices, number), number)
         importances = self.summarize_attributions(attributions.detach())
@@ -161,12 +163,12 @@ class TextClassifier(TextHandler):
 
 
 def text_of(value: Any) -> str:
-    """The text that a client sent: as it is, or as UTF-8."""
+    """A request's value as text; bytes are UTF-8."""
     if isinstance(value, str):
         return value
     if not isinstance(value, (bytes, bytearray, memoryview)):
         kind = "an object" if isinstance(value, dict) else type(value).__name__
-        raise BadRequest(f"a text is sent as plain text or as a JSON string, not as {kind}")
+        raise BadRequest(f"send a text as plain text or as a JSON string, not as {kind}")
     try:
         return bytes(value).decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,1 +1,1 @@
-"""Images → classes, masks and boxes."""
+"""The image_classifier, image_segmenter and object_detector handlers."""

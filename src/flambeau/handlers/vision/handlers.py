@@ -1,4 +1,4 @@
-"""Images → answers: image_classifier, image_segmenter and object_detector."""
+"""ImageClassifier, ImageSegmenter and ObjectDetector."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flambeau.errors import BadRequest
+from flambeau.handlers.attribution import integrated_gradients, recordable, with_gradients
 from flambeau.handlers.base import BaseHandler
-from flambeau.handlers.explaining import integrated_gradients, recordable, with_gradients
 from flambeau.handlers.labels import map_class_to_label
 from flambeau.handlers.options import handler_options, read_count, read_number
-from flambeau.handlers.requests import decode_base64, target_of, value_of
-from flambeau.handlers.timing import timed
+from flambeau.handlers.profiler import timed
+from flambeau.handlers.request_rows import decode_base64, target_of, value_of
 from flambeau.handlers.vision.images import allow_any_size, open_image, to_float_tensor
 
 try:
     from torchvision import transforms
 except ImportError as error:
     raise ImportError("image handlers need torchvision: pip install 'flambeau[vision]'") from error
-except RuntimeError as error:  # its compiled operators were built for another torch
+except RuntimeError as error:  # its operators were compiled for another torch
     raise ImportError(
-        f"torchvision does not fit torch {torch.__version__} ({error}): install the two from one index, "
+        f"torchvision does not match torch {torch.__version__} ({error}): install both from one index, "
         "with pip install 'flambeau[vision]'"
     ) from error
 
@@ -45,46 +45,44 @@ plain_processing = transforms.ToTensor()
 
 
 class VisionHandler(BaseHandler, abc.ABC):
-    """Rows → a batch of image tensors; subclasses say how an image is processed and what an output means.
+    """Reads images into a batch of tensors; subclasses set `image_processing` and define `postprocess`.
 
-    A row is an image file, its base64 text, or nested lists of numbers, which are not processed.
+    A request holds an image file, its base64 text, or nested lists of numbers, which are not processed.
     """
 
     image_processing: Callable[[Any], torch.Tensor] = plain_processing
-    tensor_dimensions: int | None = None  # of nested lists; None: any number
+    tensor_dimensions: int | None = None  # of nested lists; None for any number
 
     def initialize(self, context: Context) -> None:
-        """Load the model; let PIL open images of any size if the server is told so."""
+        """Load the model; lift PIL's limit of pixels if the server is configured so."""
         super().initialize(context)
         if not context.system_properties.get("limit_max_image_pixels", True):
             allow_any_size()
 
     @cached_property
     def ig(self) -> Any:
-        """Captum's IntegratedGradients of the model, made when it is first asked for."""
+        """Captum's IntegratedGradients of the model."""
         return integrated_gradients(self.model)
 
     @timed
     def preprocess(self, data: Sequence[Any]) -> Any:
-        """Rows → one tensor, images stacked."""
+        """Requests → one tensor of stacked images."""
         return torch.stack(self.read_images(data)).to(self.device)
 
     def read_images(self, data: Sequence[Any]) -> list[torch.Tensor]:
-        """Rows → a tensor each."""
         return [self.read_image(value_of(row)) for row in data]
 
     def read_image(self, value: Any) -> torch.Tensor:
-        """An image file, its base64 text, or nested lists → a tensor."""
         if isinstance(value, str):
             value = decode_base64(value)
         if isinstance(value, (bytes, bytearray, memoryview)):
-            # A handler with a processing of its own gets the picture as it was sent: MNIST's are grey.
+            # A handler with its own processing gets the image unchanged: those of MNIST are gray.
             as_rgb = self.image_processing in (imagenet_processing, plain_processing)
             return self.image_processing(open_image(value, as_rgb=as_rgb))
         return to_float_tensor(value, self.tensor_dimensions)
 
     def get_insights(self, tensor_data: torch.Tensor, _: Any, target: Any = 0) -> list[Any]:
-        """How much each input number adds to the score of a class, by integrated gradients."""
+        """Attribution of each input number to the score of class `target`, by integrated gradients."""
         number = target_of(target)
         inputs = tensor_data.to(self.device, self.dtype)
         attributions: torch.Tensor = with_gradients(
@@ -95,35 +93,32 @@ class VisionHandler(BaseHandler, abc.ABC):
 
 
 class ImageClassifier(VisionHandler):
-    """The most probable classes of an image, with their probabilities; `handler: topk` says how many."""
+    """Returns the most probable classes with their probabilities; `handler: topk` sets their number."""
 
     topk = 5
     image_processing = imagenet_processing
     tensor_dimensions = 3
 
     def initialize(self, context: Context) -> None:
-        """Load the model and take the number of classes to tell from model-config.yaml."""
         super().initialize(context)
         self.topk = read_count(handler_options(context.model_yaml_config), "topk", self.topk)
 
     def set_max_result_classes(self, topk: int) -> None:
-        """Tell at most that many classes."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """How many classes are told at most."""
         return self.topk
 
     @timed
     def postprocess(self, data: torch.Tensor) -> list[Any]:
-        """Scores → one dict of name → probability per image, in descending order."""
+        """Scores → one dict of label → probability per image, in descending order."""
         probabilities = torch.nn.functional.softmax(data, dim=1)
         values, classes = torch.topk(probabilities, min(self.topk, probabilities.shape[1]), dim=1)
         return map_class_to_label(values.tolist(), self.mapping, classes.tolist())
 
 
 class ImageSegmenter(VisionHandler):
-    """For each pixel, its most probable class and the probability."""
+    """Returns the most probable class of each pixel and its probability."""
 
     image_processing = imagenet_processing
     tensor_dimensions = 3
@@ -136,25 +131,23 @@ class ImageSegmenter(VisionHandler):
         return result
 
     def get_insights(self, tensor_data: torch.Tensor, _: Any, target: Any = 0) -> list[Any]:
-        """A map of classes has no single score to explain."""
         raise BadRequest("image_segmenter has no explanations; pack a handler of your own with get_insights")
 
 
 class ObjectDetector(VisionHandler):
-    """The objects in an image: name, box and score; `handler: threshold` is the least score told."""
+    """Returns the objects in an image: label, box and score; `handler: threshold` is the lowest score."""
 
     threshold = 0.5
     image_processing = plain_processing
     tensor_dimensions = 3
 
     def initialize(self, context: Context) -> None:
-        """Load the model and take the least score to tell from model-config.yaml."""
         super().initialize(context)
         self.threshold = read_number(handler_options(context.model_yaml_config), "threshold", self.threshold)
 
     @timed
     def preprocess(self, data: Sequence[Any]) -> Any:
-        """Rows → one tensor if all images have one size, else a list of tensors."""
+        """Requests → one tensor if all images have the same size, else a list of tensors."""
         images = self.read_images(data)
         if len({image.shape for image in images}) == 1:
             return torch.stack(images).to(self.device)
@@ -162,7 +155,7 @@ class ObjectDetector(VisionHandler):
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the model with a stacked batch, or with a list where sizes differ or TorchScript asks for one."""
+        """Call the model with a stacked batch; with a list if sizes differ or its TorchScript signature has one."""
         is_stacked = isinstance(data, torch.Tensor) and not takes_a_list(self.model)
         place = (self.device, self.dtype)
         inputs = data.to(*place) if is_stacked else [image.to(*place) for image in data]
@@ -171,13 +164,13 @@ class ObjectDetector(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """Detections → per image, a list of objects with their score, in the model's order."""
+        """Detections → a list of objects per image, in the model's order."""
         if isinstance(data, tuple):  # scripted torchvision detectors return (losses, detections)
             data = data[1]
         return [self.to_objects(detections) for detections in data]
 
     def to_objects(self, detections: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
-        """The detections of one image that reach the threshold."""
+        """The objects of one image with a score of at least `threshold`."""
         boxes, labels, scores = (detections[key].tolist() for key in ("boxes", "labels", "scores"))
         names = self.mapping
         return [
@@ -187,7 +180,6 @@ class ObjectDetector(VisionHandler):
         ]
 
     def get_insights(self, tensor_data: torch.Tensor, _: Any, target: Any = 0) -> list[Any]:
-        """A list of objects has no single score to explain."""
         raise BadRequest("object_detector has no explanations; pack a handler of your own with get_insights")
 
 

@@ -1,4 +1,4 @@
-"""What a client sends as an image → a picture or a tensor; what cannot be one is a BadRequest."""
+"""Reads images and nested lists from requests; invalid ones raise BadRequest."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def allow_any_size() -> None:
-    """Open images however many pixels they claim to have."""
+    """Remove PIL's limit on the number of pixels."""
     Image.MAX_IMAGE_PIXELS = None
 
 
 def open_image(data: bytes | bytearray | memoryview, *, as_rgb: bool = True) -> Image.Image:
-    """A picture, decoded to its last line; in RGB, or with the channels it has."""
+    """Decode an image fully; to RGB, or with its own channels."""
     try:
         image = Image.open(io.BytesIO(data))
         image.load()
         return to_rgb(image) if as_rgb else image
     except TOO_LARGE:
         raise BadRequest(
-            f"the image has more pixels than the server takes (about {2 * (Image.MAX_IMAGE_PIXELS or 0):,}); "
+            f"the image has more pixels than the limit (about {2 * (Image.MAX_IMAGE_PIXELS or 0):,}); "
             "send a smaller one, or set limit_max_image_pixels=false"
         ) from None
     except MemoryError:
         raise
     except UnidentifiedImageError:
         raise BadRequest(f"the {len(data)} bytes are not an image in a format that can be read") from None
-    except Exception as error:  # decoders of broken files raise whatever they stumble over
+    except Exception as error:  # decoders raise any exception for damaged files
         raise BadRequest(f"the image cannot be decoded: {error}") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The same picture with three channels: grey is repeated, alpha is dropped."""
+    """Convert to three channels: gray is repeated, alpha is dropped."""
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to the lowest 8
@@ -51,10 +51,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_float_tensor(values: Any, dimensions: int | None) -> torch.Tensor:
-    """Nested lists of numbers as a tensor; with `dimensions`, of that many."""
+    """Nested lists of numbers as a tensor; `dimensions` is their required number, if any."""
     if not isinstance(values, (list, tuple, torch.Tensor)):
         kind = "an object" if isinstance(values, dict) else type(values).__name__
-        raise BadRequest(f"an image is sent as its bytes, as base64 text or as nested lists of numbers, not as {kind}")
+        raise BadRequest(f"send an image as bytes, as base64 text or as nested lists of numbers, not as {kind}")
     try:
         tensor = torch.as_tensor(values, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from flambeau.llm.config import SamplingParams
+from flambeau.llm.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "error"]
 

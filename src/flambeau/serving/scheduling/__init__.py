@@ -1,1 +1,1 @@
-"""Which job goes next, to which worker, and in whose company."""
+"""Which job runs next, on which worker and in which batch."""

@@ -1,27 +1,27 @@
-"""JobQueue: bounded, first come first served within a class; forgets expired and cancelled jobs at once."""
+"""JobQueue: the waiting jobs of a model, by priority and then by arrival."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 from flambeau.serving.job import Job
-from flambeau.serving.scheduling.priorities import CLASSES, NORMAL, next_class
+from flambeau.serving.priorities import NORMAL, PRIORITIES, next_priority
 
 Lane = OrderedDict[int, Job]
 
 
 class JobQueue:
-    """Jobs that wait for a worker, in order of arrival; jobs put back go first.
+    """Jobs that wait for a worker. Cancelled and expired jobs leave at once.
 
-    Almost always all are of one class, so the others have lanes of their own, which cost nothing while they are empty.
+    Nearly all jobs have normal priority. The lanes of the other priorities cost nothing while they are empty.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._jobs: Lane = OrderedDict()
-        self._lanes: list[Lane] = [self._jobs if rank == NORMAL else OrderedDict() for rank in range(len(CLASSES))]
-        self._num_special = 0  # jobs in lanes other than `_jobs`
-        self._passed_over = [0] * len(CLASSES)  # since the class was served last
+        self._lanes: list[Lane] = [self._jobs if rank == NORMAL else OrderedDict() for rank in range(len(PRIORITIES))]
+        self._num_special = 0  # jobs of other than normal priority
+        self._passed_over = [0] * len(PRIORITIES)  # jobs taken since this priority was served
 
     def __len__(self) -> int:
         return len(self._jobs) + self._num_special
@@ -33,7 +33,7 @@ class JobQueue:
         return next(iter(lane.values()))
 
     def put(self, job: Job) -> None:
-        """Add a job at the end; the caller has seen that there is room."""
+        """Add a job at the end. The caller checks `capacity`."""
         job.on_cancel = self.remove
         if job.priority == NORMAL:
             self._jobs[job.id] = job
@@ -42,14 +42,14 @@ class JobQueue:
             self._num_special += 1
 
     def put_back(self, job: Job) -> None:
-        """Return a job to the front: it has waited already, so there is always room for it."""
+        """Return a job to the front, also when the queue is full."""
         self.put(job)
         self._lanes[job.priority].move_to_end(job.id, last=False)
 
     def take(self, limit: int) -> list[Job]:
-        """The next jobs that may leave together: predictions in one envelope; a lone job or another kind goes alone."""
+        """The next jobs, up to `limit`, that may be in one batch."""
         if self._num_special:
-            return self._take_by_class(limit)
+            return self._take_by_priority(limit)
         jobs = self._jobs
         first = jobs.popitem(last=False)[1]
         batch = [first]
@@ -57,7 +57,7 @@ class JobQueue:
             batch.append(jobs.popitem(last=False)[1])
         return batch
 
-    def _take_by_class(self, limit: int) -> list[Job]:
+    def _take_by_priority(self, limit: int) -> list[Job]:
         batch = [self._pop()]
         while len(batch) < limit and any(self._lanes) and may_leave_together(batch[0], self.oldest):
             batch.append(self._pop())
@@ -71,15 +71,15 @@ class JobQueue:
         return self._lanes[served].popitem(last=False)[1]
 
     def _next(self) -> int:
-        return next_class([bool(lane) for lane in self._lanes], self._passed_over)
+        return next_priority([bool(lane) for lane in self._lanes], self._passed_over)
 
     def remove(self, job: Job) -> None:
-        """Forget a job that was cancelled or has expired."""
+        """Drop a job that was cancelled or has expired."""
         if self._lanes[job.priority].pop(job.id, None) is not None and job.priority != NORMAL:
             self._num_special -= 1
 
     def take_all(self) -> list[Job]:
-        """Empty the queue."""
+        """Remove and return all jobs."""
         jobs = [job for lane in self._lanes for job in lane.values()]
         for lane in self._lanes:
             lane.clear()

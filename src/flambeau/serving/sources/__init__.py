@@ -1,1 +1,1 @@
-"""Where models come from: the store, URLs, and what else their code needs."""
+"""Where models come from: the store, downloads, and the packages they need."""

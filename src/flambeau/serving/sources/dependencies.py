@@ -1,28 +1,29 @@
-"""Dependencies: a model's own requirements → an environment for its workers, built once and kept."""
+"""Dependencies: builds and caches Python environments for models with requirements of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import importlib.util
 import logging
 import os
 import platform
+import re
 import shutil
 import site
 import sys
 import sysconfig
 import venv
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from flambeau.errors import DependenciesFailed
-from flambeau.serving import reaping
-from flambeau.serving.sources.requirements import constraints, key_of
+from flambeau.serving import subprocesses
 
 logger = logging.getLogger(__name__)
 
@@ -30,40 +31,40 @@ BUILD_S = 3600
 POLL_S = 0.1
 KEPT_LINES = 20
 COMPLETE = "complete"
-# They would send packages elsewhere than into the environment that is being built.
+# These variables would send packages elsewhere than into the new environment.
 FOREIGN = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_ROOT", "PIP_PYTHON", "PIP_CONSTRAINT", "PYTHONHOME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonEnvironment:
-    """What a model's workers run on: an interpreter, and packages that come before those of the server."""
+    """The interpreter of a model's workers, and packages that come before those of the server."""
 
     python: str = sys.executable
     packages: Path | None = None
 
     def extend(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """The variables of a worker that shall find these packages."""
+        """The variables of a worker, with these packages on its path."""
         if self.packages is None:
             return dict(variables)
         path = os.pathsep.join(filter(None, [variables.get("PYTHONPATH"), str(self.packages)]))
         return {**variables, "PYTHONPATH": path}
 
 
-THE_SERVERS_OWN = PythonEnvironment()
+SERVER_ENVIRONMENT = PythonEnvironment()
 
 
 class Dependencies:
-    """Builds environments in a cache that servers of one user share."""
+    """Builds environments in a cache that the servers of one user share."""
 
     def __init__(self, *, install: bool, tell: Callable[[str, str], None], cache: Path | None = None) -> None:
         self._install = install
-        self._tell = tell  # a model, and what is being done for it
+        self._tell = tell  # gets a model and a line of progress
         self._cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau"
 
     async def prepare(self, model: str, folder: Path, named: str | None, *, use_venv: bool) -> PythonEnvironment:
-        """What this model's workers run on; built now, unless an equal one was built before."""
+        """The environment of a model's workers; it is built unless an equal one is in the cache."""
         if not use_venv and not (self._install and named):
-            return THE_SERVERS_OWN
+            return SERVER_ENVIRONMENT
         failure = f"Custom pip package installation failed for model {model}"
         requirements = self._requirements(folder, named, failure) if self._install and named else None
         try:
@@ -74,7 +75,7 @@ class Dependencies:
                     await self._build(model, place, folder, requirements, failure)
         except OSError as error:
             text = f"Virtual environment creation failed for model {model}"
-            raise DependenciesFailed(text, cause=f"{error}; XDG_CACHE_HOME names another place") from None
+            raise DependenciesFailed(text, cause=f"{error}; set XDG_CACHE_HOME to another folder") from None
         if use_venv:
             return PythonEnvironment(python=str(python_in(place)))
         return PythonEnvironment(packages=packages_in(place))
@@ -110,19 +111,19 @@ class Dependencies:
 
 
 def base() -> list[str]:
-    """What an environment depends on besides its requirements: this Python, and what is installed for it."""
+    """What an environment depends on besides its requirements: this Python and its installed packages."""
     installed = sorted({f"{name}=={version}" for name, version in distributions()})
     return [sys.version, sys.executable, platform.platform(), *installed]
 
 
 def distributions() -> list[tuple[str, str]]:
-    """The names and versions of what this server can import."""
+    """The names and versions of the installed packages."""
     found = ((dist.metadata["Name"], dist.version) for dist in metadata.distributions())
     return [(name, version) for name, version in found if name and version]
 
 
 def create(place: Path) -> None:
-    """An environment that inherits the server's packages, so that nothing the server has is installed again."""
+    """Create an environment that inherits the server's packages, so that these are not installed again."""
     shutil.rmtree(place, ignore_errors=True)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(place)
     folders = dict.fromkeys([*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
@@ -135,28 +136,26 @@ def create(place: Path) -> None:
 
 
 def python_in(place: Path) -> Path:
-    """The interpreter of an environment."""
     return place / "bin" / "python"
 
 
 def packages_in(place: Path) -> Path:
-    """Where an environment's own packages lie."""
     return place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def pip() -> list[str]:
-    """The command that runs pip: the installed one, or the one that Python brings along."""
+    """The command that runs pip: the installed one, or the one bundled with Python."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     spec = importlib.util.find_spec("ensurepip")
     bundled = sorted(Path(spec.origin).parent.glob("_bundled/pip-*.whl")) if spec and spec.origin else []
     if not bundled:
-        raise FileNotFoundError("there is no pip; install it beside the server")
+        raise FileNotFoundError("pip is not installed; install it in the environment of the server")
     return [sys.executable, str(bundled[-1] / "pip")]
 
 
 async def run(command: list[str], folder: Path, on_line: Callable[[str], None]) -> tuple[int, list[str]]:
-    """Run a command in a folder and tell its lines as they come; return its status and last lines."""
+    """Run a command in a folder, with `on_line` for each line of output; return its status and last lines."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
@@ -177,24 +176,24 @@ async def run(command: list[str], folder: Path, on_line: Callable[[str], None]) 
             return await process.wait(), list(last)
     except TimeoutError:
         return 1, [*last, f"it took longer than {BUILD_S} s"]
-    except ValueError:  # a line that is longer than a stream may hold
-        return 1, [*last, "pip printed a line without end"]
+    except ValueError:  # a line is longer than the buffer of a stream
+        return 1, [*last, "pip printed a line that is too long"]
     finally:
         if process.returncode is None:
-            await reaping.end(process)
+            await subprocesses.kill(process)
 
 
 @asynccontextmanager
 async def locked(place: Path, model: str) -> AsyncIterator[None]:
-    """Hold an environment's lock, so that two servers do not build it at a time."""
+    """Hold an environment's lock, so that only one server builds it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        told = False
+        is_logged = False
         while not take(fd):
-            if not told:
+            if not is_logged:
                 logger.info("%s: its Python environment is being built; waiting", model)
-                told = True
+                is_logged = True
             await asyncio.sleep(POLL_S)
         yield
     finally:
@@ -202,9 +201,47 @@ async def locked(place: Path, model: str) -> AsyncIterator[None]:
 
 
 def take(fd: int) -> bool:
-    """Try to lock a file."""
+    """Try to lock a file; return whether it is locked now."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+# A model's own copy of these would take gigabytes and might not fit the installed drivers.
+SHARED = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_.].*|flambeau", re.IGNORECASE)
+NESTED = re.compile(r"\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)")
+WORD = re.compile(r"[^\s=@;,]+")
+
+
+def constraints(installed: Iterable[tuple[str, str]]) -> list[str]:
+    """The versions of packages that a model must share with the server."""
+    return sorted(f"{name}=={version}" for name, version in installed if SHARED.fullmatch(name))
+
+
+def key_of(requirements: Path | None, folder: Path, base: Iterable[str]) -> str:
+    """A key that is equal for the same requirements and local files on the same installation."""
+    digest = hashlib.sha256()
+    for word in base:
+        digest.update(word.encode() + b"\0")
+    for path in sorted(set(files_of(requirements, folder))) if requirements else ():
+        digest.update(b"\0file\0" + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def files_of(requirements: Path, folder: Path, *, depth: int = 5) -> Iterator[Path]:
+    """A requirements file and the files in the archive that it names: wheels, folders of wheels, further lists."""
+    yield requirements
+    for line in requirements.read_text(errors="replace").splitlines():
+        nested = NESTED.match(line)
+        for word in WORD.findall(line.partition(" #")[0]):
+            path = (folder / word.removeprefix("file:").partition("#")[0]).resolve()
+            if not path.is_relative_to(folder.resolve()):
+                continue
+            if nested and path.is_file() and path != requirements.resolve() and depth:
+                yield from files_of(path, folder, depth=depth - 1)
+            elif path.is_file():
+                yield path
+            elif path.is_dir() and path != folder.resolve():
+                yield from (file for file in path.rglob("*") if file.is_file())

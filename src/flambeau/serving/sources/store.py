@@ -1,4 +1,4 @@
-"""Store: finds a model's files, unpacks archives into a folder of its own, and cleans up."""
+"""Store: finds a model's files, unpacks archives and cleans up. Source: where a model's files are."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import shutil
 import tempfile
 import threading
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flambeau.archive.folders import CONFIG, MODEL_SUFFIXES, handler_of, manifest_of, read_config
 from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
+from flambeau.archive.model_folder import CONFIG, MODEL_SUFFIXES, handler_of, manifest_of, read_config
 from flambeau.archive.unpack import unpack
 from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
 from flambeau.logs.layouts import printable
-from flambeau.serving.sources.fetching import Fetcher, shown, sweep_parts
-from flambeau.serving.sources.source import Source
+from flambeau.serving.sources.downloader import Downloader, shown, sweep_parts
 from flambeau.serving.sources.urls import file_name_of, is_allowed, is_url, local_path_of
 
 logger = logging.getLogger(__name__)
@@ -30,33 +29,33 @@ PREFIX = "flambeau-models-"
 
 
 class Store:
-    """The model store of one server, and the temporary folder that holds what it unpacked."""
+    """The model store of one server, and the temporary folder of its unpacked archives."""
 
-    def __init__(self, folder: Path | None, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, folder: Path | None, downloader: Downloader | None = None) -> None:
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"the model store {folder} is not a folder; create it, or name another one")
         self.folder = folder.resolve() if folder else None
-        self.fetcher = fetcher or Fetcher((), allow_private=False)
+        self.downloader = downloader or Downloader((), allow_private=False)
         if self.folder is not None:
             sweep_parts(self.folder)
         self._scratch: Path | None = None
-        self._claim: int | None = None  # the file that says that the scratch folder is in use
+        self._claim: int | None = None  # the lock file of the scratch folder
         self._lock = threading.Lock()  # archives are unpacked in threads
 
     async def open(self, url: str, *, signed: bool = False, reuse: bool = False) -> Source:
-        """The model that a registration names by `url`: in the store, in an allowed folder, or at an allowed URL.
+        """The source that a registration names: in the store, in an allowed folder, or at an allowed URL.
 
-        With `reuse`, a URL whose file is in the store already is not fetched again.
+        With `reuse`, a URL whose file is in the store already is not downloaded again.
         """
         folder = self._check(url)
         if not is_url(url):
             return await asyncio.to_thread(self._open_local, folder, url)
-        if not self.fetcher.allows(url):
+        if not self.downloader.allows(url):
             raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
         if (place := _folder_at(url)) is not None:
             return await asyncio.to_thread(self._in_place, place, url)
         try:
-            file = await self.fetcher.fetch(url, folder, signed=signed)
+            file = await self.downloader.download(url, folder, signed=signed)
         except FileTaken:
             if not reuse:
                 raise
@@ -69,7 +68,7 @@ class Store:
             raise
 
     def _check(self, url: str) -> Path:
-        """Say what is wrong with a registration whatever lies at its URL, in TorchServe's order."""
+        """Raise if the URL itself is not acceptable. Clients rely on the order of the checks."""
         if self.folder is None:
             raise ModelNotFound("Model store has not been configured.")
         if not url:
@@ -85,7 +84,7 @@ class Store:
             if name and path.resolve().is_relative_to(folder) and path.is_file():
                 return self.open_path(path, url, keep_broken=True)
             own = Path(url).absolute()
-            if own.is_dir() and is_allowed(f"file://{own}", self.fetcher.allowed):
+            if own.is_dir() and is_allowed(f"file://{own}", self.downloader.allowed):
                 return self._in_place(own, url)
             if name and path.resolve().is_relative_to(folder) and path.is_dir():
                 return self._in_place(path, url)
@@ -93,7 +92,7 @@ class Store:
                 logger.info("there is no %s; the folder %s is served", shown(url), unpacked.name)
                 return self._in_place(unpacked, url)
         except (OSError, ValueError):
-            raise ModelNotFound(f"Model not found at: {url}") from None  # a name that no file system takes
+            raise ModelNotFound(f"Model not found at: {url}") from None  # a name that the file system rejects
         if own.is_dir():
             logger.warning(
                 "%s is outside the model store; allowed_urls may allow it, as file://%s", shown(url), shown(str(own))
@@ -101,12 +100,12 @@ class Store:
         raise ModelNotFound(f"Model not found at: {url}")
 
     def open_path(self, path: Path, url: str | None = None, *, keep_broken: bool = False) -> Source:
-        """The model at a path the operator named: an archive, a model folder, a model file, or a handler file.
+        """The source at a trusted path: an archive, a model folder, a model file, or a handler file.
 
-        With `keep_broken` an archive that cannot be read is a model without files, as it was in TorchServe.
+        With `keep_broken` an archive that cannot be read becomes a source with a `problem` and without files.
         """
         url = url or path.name
-        path = path.absolute()  # not resolved: a link's name tells what it is, and its neighbors belong to it
+        path = path.absolute()  # not resolved: a link's own name and neighbors count
         if path.is_dir():
             return self._in_place(path, url)
         if not path.is_file():
@@ -124,7 +123,7 @@ class Store:
 
     @staticmethod
     def _fill(target: Path, path: Path, *, keep_broken: bool) -> str:
-        """Put a model's files into its folder; return what is wrong with them."""
+        """Put a model's files into its folder; return the problem with them, or an empty text."""
         try:
             if path.suffix in MODEL_SUFFIXES:
                 wrap(path, target)
@@ -139,7 +138,7 @@ class Store:
         return ""
 
     def unpack(self, archive: Path) -> Path:
-        """Unpack an archive of any kind into a folder of its own."""
+        """Unpack an archive of any kind into a new folder."""
         target = self._new_folder()
         try:
             unpack(archive, target)
@@ -149,14 +148,14 @@ class Store:
         return target
 
     def discard(self, source: Source) -> None:
-        """Delete what was unpacked for a model, and what was downloaded for it."""
+        """Delete the unpacked and downloaded files of a model."""
         if source.is_temporary:
             shutil.rmtree(source.folder, ignore_errors=True)
         if source.downloaded is not None:
             source.downloaded.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Delete everything that was unpacked."""
+        """Delete all unpacked files."""
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
@@ -187,13 +186,13 @@ class Store:
 
 
 def unpacked_twin(archive: Path) -> Path | None:
-    """The folder that `--archive-format no-archive` leaves where a .mar would be."""
+    """The folder that `--archive-format no-archive` creates instead of a .mar."""
     folder = archive.with_suffix("")
     return folder if archive.suffix == ".mar" and (folder / MANIFEST).is_file() else None
 
 
 def _folder_at(url: str) -> Path | None:
-    """The folder that a file URL names, if it names one."""
+    """The folder that a file URL names; None if it names none."""
     try:
         path = local_path_of(url) if url.lower().startswith("file:") else None
         return path if path is not None and path.is_dir() else None
@@ -202,7 +201,7 @@ def _folder_at(url: str) -> Path | None:
 
 
 def wrap(file: Path, folder: Path) -> None:
-    """Make a model folder around a lone model file, with links to it and to what lies beside it for it."""
+    """Make a model folder for a single model file, with links to it and to its companions."""
     beside = [file.parent / name for name in ("model.py", "index_to_name.json", CONFIG)]
     for path in (file, *beside):
         if path.is_file():
@@ -221,7 +220,7 @@ def wrap(file: Path, folder: Path) -> None:
 
 
 def models_in(folder: Path) -> list[Path]:
-    """The archives and model folders that lie in a store."""
+    """The archives and model folders in a store."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -230,7 +229,7 @@ def models_in(folder: Path) -> list[Path]:
 
 
 def claim(folder: Path) -> int | None:
-    """Lock a scratch folder for as long as this process lives; None when somebody else has it."""
+    """Lock a scratch folder for the life of this process; None if another process holds it."""
     try:
         fd = os.open(folder / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -244,8 +243,20 @@ def claim(folder: Path) -> int | None:
 
 
 def sweep(temporary: Path) -> None:
-    """Delete what servers that were killed left behind: scratch folders that nobody holds."""
+    """Delete the scratch folders of killed servers: those that no process holds."""
     for folder in temporary.glob(f"{PREFIX}*"):
         if (folder / "in-use").is_file() and (fd := claim(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(fd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a model came from and where its files are."""
+
+    url: str
+    folder: Path
+    manifest: Manifest | None
+    is_temporary: bool = False  # unpacked by this server, which deletes it
+    downloaded: Path | None = None  # the file in the store, deleted with the model
+    problem: str = ""  # why its archive could not be read

@@ -1,4 +1,4 @@
-"""Which URLs models may come from, and which addresses those may lead to (pure)."""
+"""Which URLs models may come from, and which addresses they may resolve to. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 from flambeau.errors import ConfigError
 
 SCHEMES = ("http://", "https://", "file://")
-# Public by number, but they answer only to the machines of a cloud, and tell secrets: Azure's and Oracle's metadata.
+# Globally routable by number, but reachable only inside a cloud, where they reveal secrets: Azure and Oracle metadata.
 _METADATA = (ipaddress.ip_network("168.63.129.16/32"), ipaddress.ip_network("192.0.0.0/24"))
-# Never given to anybody, though Python takes them for public: the old private addresses, and those for documents.
-_NOBODYS = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("3fff::/20"))
+# Not public, though Python takes them for global: site-local and documentation addresses.
+_UNASSIGNED = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("3fff::/20"))
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -23,7 +23,7 @@ Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAddress:
-    """An http or https URL, taken apart."""
+    """The parts of an http or https URL."""
 
     host: str
     port: int
@@ -33,53 +33,53 @@ class WebAddress:
 
     @property
     def target(self) -> str:
-        """What is asked of the host."""
+        """Path and query, as the request line has them."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
     @property
     def netloc(self) -> str:
-        """The host as a Host header names it."""
+        """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
 
 
 def is_url(text: str) -> bool:
-    """Whether a registration names a URL, not something in the store."""
+    """Whether a registration names a URL rather than a file in the store."""
     return text.lower().startswith(SCHEMES)
 
 
 def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """The expressions of `allowed_urls`, ready to use."""
+    """Compile the expressions of `allowed_urls`."""
     try:
         return [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
     except re.error as error:
-        raise ConfigError(f"allowed_urls holds {error.pattern!r}, no regular expression: {error}") from None
+        raise ConfigError(f"allowed_urls: {error.pattern!r} is not a regular expression: {error}") from None
 
 
 def is_allowed(url: str, patterns: Sequence[re.Pattern[str]]) -> bool:
-    """Whether a URL, as a whole, matches one of the patterns."""
+    """Whether the whole URL matches one of the patterns."""
     return any(pattern.fullmatch(url) for pattern in patterns)
 
 
 def file_name_of(url: str) -> str:
-    """The last part of a URL's path: the name its file gets in the store; empty when there is none to use."""
+    """The last part of a URL's path, which names its file in the store; empty if it is not usable."""
     name = urlsplit(url).path.rpartition("/")[2]
     return "" if name.startswith(".") or not name.isprintable() else name
 
 
 def local_path_of(url: str) -> Path:
-    """The path a file URL names; raises ValueError with the reason when it names none."""
+    """The path of a file URL; raises ValueError with the reason if it is invalid."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost"):
         raise ValueError(f"{parts.netloc!r} is another machine; write file:///path")
     if ".." in path or "\0" in path:
-        raise ValueError("its path is hidden behind an encoding")
+        raise ValueError("its path holds an encoded .. or NUL")
     return Path(path)
 
 
 def parse_web_url(url: str) -> WebAddress:
-    """Take an http or https URL apart; raises ValueError with the reason when that cannot be done safely."""
+    """Split an http or https URL; raises ValueError with the reason if it is ambiguous or not allowed."""
     if any(character <= " " or character in '\\"<>\x7f' for character in url):
         raise ValueError("it holds a blank, a control character or a backslash")
     parts = urlsplit(url)
@@ -96,18 +96,18 @@ def parse_web_url(url: str) -> WebAddress:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one that anybody on the internet could reach, and nothing nearer."""
+    """Whether an address is public, with every IPv4 address embedded in it."""
     return all(_is_global(one) for one in _stands_for(ipaddress.ip_address(text.partition("%")[0])))
 
 
 def _is_global(address: Ip) -> bool:
     if address.is_multicast or address.is_unspecified or address.is_reserved:
         return False
-    return address.is_global and not any(address in network for network in (*_METADATA, *_NOBODYS))
+    return address.is_global and not any(address in network for network in (*_METADATA, *_UNASSIGNED))
 
 
 def _stands_for(address: Ip) -> list[Ip]:
-    """An address and the IPv4 addresses within it: a gateway would lead there."""
+    """An address and the IPv4 addresses embedded in it, to which a gateway would translate it."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     if address in _NAT64:

@@ -1,1 +1,1 @@
-"""Worker processes: how many there are, where they run, and what becomes of them."""
+"""Worker processes: starting, supervising, scaling and talking to them."""

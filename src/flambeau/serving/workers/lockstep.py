@@ -1,8 +1,8 @@
-"""Lockstep: ranks that compute together get one batch at a time, and the next when every one is done; pure.
+"""Lockstep: ranks that compute together get one batch at a time, and the next when all are done. Pure.
 
-Each rank of a tensor-parallel model must make the same calls in the same order, or they wait for each other for ever
-or, worse, mix up two requests. So a batch is given to all, nobody is told of a cancellation in the middle of it, and
-the end of a reply is passed on when the last rank has come to its end too.
+The ranks of a tensor-parallel model must make the same calls in the same order, or they block each other or mix up
+two requests. So a batch goes to all ranks, running jobs are not cancelled, and the end of a reply is passed on when
+every rank has finished it.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from flambeau.wire.messages import Cancel, Failed, Load, Part, Run, Samples, Sto
 
 
 class Lockstep:
-    """Between the server, which sees one worker, and its ranks. Methods return what to send on."""
+    """Translates between the server, which sees one worker, and its ranks. Methods return the messages to send."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._waiting: deque[Run | Stop] = deque()
-        self._ends: dict[int, ToServer | None] = {}  # job of the running batch → rank 0's last word on it
-        self._left: dict[int, set[int]] = {}  # the same → ranks that are not done with it
+        self._ends: dict[int, ToServer | None] = {}  # job of the running batch → rank 0's last message about it
+        self._left: dict[int, set[int]] = {}  # job of the running batch → ranks that have not finished it
 
     @property
     def stragglers(self) -> list[int]:
-        """Where rank 0 has said its last word on the running batch: the ranks that have not."""
+        """The ranks that have not finished the running batch, once rank 0 has."""
         if not self._left or any(end is None for end in self._ends.values()):
             return []
         return sorted(set().union(*self._left.values()))
 
     def to_ranks(self, message: Load | Run | Stop) -> list[ToWorker]:
-        """The server says something: what the ranks are told now."""
+        """The messages for every rank, after one of the server."""
         if isinstance(message, Run | Stop):
             self._waiting.append(message)
             return self._proceed()
         return [message]
 
     def cancel(self, message: Cancel) -> list[ToServer]:
-        """Answer for jobs that are not begun; those that run are run to their end."""
+        """Answer for jobs that are not begun; running jobs are not cancelled."""
         dropped: list[ToServer] = []
         for i, waiting in enumerate(self._waiting):
             if isinstance(waiting, Run):
@@ -47,17 +47,19 @@ class Lockstep:
         return dropped
 
     def from_rank(self, rank: int, messages: Sequence[ToServer]) -> tuple[list[ToServer], list[ToWorker]]:
-        """A rank says something: what the server is told now, and what the ranks are."""
-        told: list[ToServer] = []
+        """The messages for the server and for every rank, after those of one rank."""
+        to_server: list[ToServer] = []
         for message in messages:
             if isinstance(message, Part) and message.last:
-                told += self._end(rank, message.job_id, message)
+                to_server += self._end(rank, message.job_id, message)
             elif isinstance(message, Failed):
                 for job_id in message.job_ids:
-                    told += self._end(rank, job_id, Failed([job_id], message.status, message.message, message.detail))
+                    to_server += self._end(
+                        rank, job_id, Failed([job_id], message.status, message.message, message.detail)
+                    )
             elif rank == 0 and isinstance(message, Part | Samples):
-                told.append(message)
-        return told, [] if self._left else self._proceed()
+                to_server.append(message)
+        return to_server, [] if self._left else self._proceed()
 
     def _end(self, rank: int, job_id: int, message: ToServer) -> list[ToServer]:
         left = self._left.get(job_id)
@@ -73,7 +75,7 @@ class Lockstep:
         return [end] if end is not None else []
 
     def _proceed(self) -> list[ToWorker]:
-        """The next batch, if none runs; a stop, once everything before it is over."""
+        """The next batch if none runs; a stop after everything before it."""
         if self._left:
             return []
         while self._waiting:

@@ -1,4 +1,4 @@
-"""The ranks of a worker that is a group of processes: how many, what each is told, and where they meet; mostly pure."""
+"""RankLayout: how a worker is split into processes. RendezvousPorts: the ports where they connect."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _KNOWN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
-    """How one worker is split into processes; every one of them loads the model."""
+class RankLayout:
+    """How one worker is split into processes. Each of them loads the model."""
 
     count: int
-    keeps_step: bool  # every rank gets every batch; otherwise rank 0 gets them and calls upon the others itself
+    keeps_step: bool  # every rank gets every batch; otherwise rank 0 gets them and leads the others
     threads: int
 
     @classmethod
-    def of(cls, config: ModelConfig) -> Ranks | None:
-        """What a model's settings ask for; None: an ordinary worker."""
+    def of(cls, config: ModelConfig) -> RankLayout | None:
+        """The layout in a model's settings; None: one process."""
         if config.parallel_type in ("", "custom") or config.parallel_level < 1:
             return None
         _check(config.torchrun)
@@ -55,7 +55,7 @@ class Ranks:
         )
 
     def split(self, spec: WorkerSpec, port: int) -> WorkerSpec:
-        """The same worker as a group, whose processes meet at that port: rank 0, followed by the others."""
+        """Rank 0 of a group that connects at this port, with the other ranks in `others`."""
         run_id = f"{spec.load.model}_{spec.id}"
         leader, *others = (
             replace(
@@ -65,7 +65,7 @@ class Ranks:
                     spec.load,
                     rank=rank,
                     keeps_step=self.keeps_step,
-                    gpu_id=None if spec.load.gpu_id is None else rank,  # it sees the devices of its group only
+                    gpu_id=None if spec.load.gpu_id is None else rank,  # a rank sees only the devices of its group
                 ),
                 environment={**spec.environment, **self.environment(rank, port=port, run_id=run_id)},
             )
@@ -74,7 +74,7 @@ class Ranks:
         return replace(leader, others=tuple(others), keeps_step=self.keeps_step)
 
     def environment(self, rank: int, *, port: int, run_id: str) -> dict[str, str]:
-        """The variables of one rank: what torchrun would set on a single machine."""
+        """The variables that torchrun sets for one rank on a single machine."""
         count = str(self.count)
         return {
             "RANK": str(rank),
@@ -94,12 +94,12 @@ class Ranks:
             "TORCHELASTIC_RUN_ID": run_id,
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store where the ranks meet
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store
         }
 
 
 def keeps_step(config: ModelConfig) -> bool:
-    """Whether every rank of a worker gets every batch, and the next one when all are done with it."""
+    """Whether every rank gets every batch, and the next one only when all have finished it."""
     return config.parallel_type in ("tp", "pptp") and config.parallel_level > 0
 
 
@@ -113,11 +113,11 @@ def _check(torchrun: Mapping[str, Any]) -> None:
     if unknown := [key for key in torchrun if key not in _KNOWN]:
         logger.warning("torchrun: %s is not known; known are %s", ", ".join(map(str, unknown)), ", ".join(_KNOWN))
     if torchrun.get("rdzv-endpoint"):
-        logger.info("torchrun: rdzv-endpoint is not needed, since the processes of a worker meet on this machine")
+        logger.info("torchrun: rdzv-endpoint is ignored, because the processes of a worker run on this machine")
 
 
-class MeetingPoints:
-    """Numbers for groups of processes: each number is given out once, and a port only while it is free."""
+class RendezvousPorts:
+    """Ids and ports for groups of processes. Each id is given out once, a port only while it is free."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -125,24 +125,24 @@ class MeetingPoints:
         self._claims: set[int] = set()
 
     def take_id(self, count: int) -> int:
-        """The first of `count` numbers in a row: the id of a worker, and where its first processes may meet."""
+        """The first of `count` ids in a row; it is also the preferred port of the worker."""
         number, self._next = self._next, self._next + count
         return number
 
     def take_port(self, preferred: int) -> int:
-        """A port that nobody listens on: the preferred one, or else the next one that is."""
+        """The preferred port, or else the next free one."""
         for port in itertools.chain([preferred], self._fresh()):
             if port <= LAST_PORT and is_free(port) and self._claim(port):
                 return port
-        raise OSError("no port is free for the processes of a worker to meet at (initial_distribution_port)")
+        raise OSError("no port is free for the processes of a worker (initial_distribution_port)")
 
     def _claim(self, port: int) -> bool:
-        """Whether no other server here has chosen it: its ranks listen there only once they have loaded torch."""
+        """Reserve a port among the servers of this host: ranks listen only after they have loaded torch."""
         if port in self._claims or sys.platform != "linux":
             return True
         with socket.socket(socket.AF_UNIX) as claim:
             try:
-                claim.bind(f"\0flambeau-meeting-point-{port}")  # no file: the name is free again when we are gone
+                claim.bind(f"\0flambeau-meeting-point-{port}")  # abstract name: freed when this process exits
             except OSError:
                 return False
             weakref.finalize(self, os.close, claim.detach())
@@ -157,7 +157,7 @@ class MeetingPoints:
 
 
 def is_free(port: int) -> bool:
-    """Whether a listener could have that port now."""
+    """Whether a listener could open that port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

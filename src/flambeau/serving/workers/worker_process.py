@@ -1,4 +1,4 @@
-"""WorkerProcess: one worker's process, from its start to the cause of its end."""
+"""WorkerProcess: one worker's process, from its start to the cause of its exit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import logging
 import os
-import platform
 import re
 import secrets
 import signal
@@ -17,17 +16,18 @@ from dataclasses import dataclass
 from typing import cast
 
 from flambeau.config.server import SequenceHeaders
-from flambeau.serving.workers import output
-from flambeau.serving.workers.recovery import Death, describe_exit
+from flambeau.serving.events import ServerEvents, WorkerRef
+from flambeau.serving.recovery import WorkerExit, describe_exit
+from flambeau.serving.workers.worker_output import WorkerOutput, count_kernel_kills
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load
 
 logger = logging.getLogger(__name__)
 
 SOCKET_BUFFER_BYTES = 1 << 20
-TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which everybody can read
-TOKEN_TIMEOUT_S = 10.0  # a worker shows it as soon as it is connected
-LAST_WORDS_S = 0.5  # how long to wait for the end of its output: a daemon it started may hold the pipes open
+TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which every user can read
+TOKEN_TIMEOUT_S = 10.0  # a worker sends its token as soon as it is connected
+OUTPUT_GRACE_S = 0.5  # until its output ends: a daemon that it started may hold the pipes open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +40,36 @@ class WorkerSpec:
     max_frame_bytes: int
     transport: str = "unix"
     python: str = sys.executable
-    others: tuple[WorkerSpec, ...] = ()  # this one is rank 0 of a group; these are the ranks that follow
+    others: tuple[WorkerSpec, ...] = ()  # the other ranks, if this is rank 0 of a group
     keeps_step: bool = False  # every rank of the group gets every batch
 
     @property
+    def ref(self) -> WorkerRef:
+        return WorkerRef(self.id, self.load.model, self.load.version)
+
+    @property
     def name(self) -> str:
-        """What the worker is called in logs and metrics."""
-        return worker_name(self.id, self.load.model, self.load.version)
+        """The worker's name in logs and metrics."""
+        return self.ref.name
 
 
 class WorkerProcess:
-    """Starts the process, joins it to a channel, passes its output on, and tells how it ended."""
+    """Starts the process, connects its channel, forwards its output, and reports its exit."""
 
     def __init__(
-        self, spec: WorkerSpec, new_channel: Callable[[], ServerChannel], worker_output: output.WorkerOutput
+        self,
+        spec: WorkerSpec,
+        new_channel: Callable[[], ServerChannel],
+        output: WorkerOutput,
+        events: ServerEvents,
     ) -> None:
-        self.load_failure: Failed | None = None  # what the worker itself said about its end
+        self.load_failure: Failed | None = None  # as the worker reported it
         self._spec = spec
         self._new_channel = new_channel
         self._process: asyncio.subprocess.Process | None = None
-        self._output = worker_output
-        self._fate: Death | None = None  # decided by us, before the process is gone
+        self._output = output
+        self._events = events
+        self._kill_cause: WorkerExit | None = None  # set when this server ends the process
         self._kernel_kills = 0
 
     @property
@@ -70,40 +79,42 @@ class WorkerProcess:
 
     @property
     def pids(self) -> list[int]:
-        """The same as a list, as a group has it."""
         return [self.pid]
 
-    async def run(self) -> Death:
-        """Start the process, let it live, and return how it ended."""
-        self._kernel_kills = output.count_kernel_kills()
+    async def run(self) -> WorkerExit:
+        """Run the process to its end."""
+        self._kernel_kills = count_kernel_kills()
         try:
             if self._spec.transport == "tcp":
                 return await self._run_over_tcp()
             return await self._run_over_socket_pair()
-        except Exception as error:  # whatever it is, the supervisor must hear of it
-            logger.exception("worker %d could not be looked after", self._spec.id)
-            return Death(reason=f"it could not be started: {error}")
+        except Exception as error:  # the supervisor handles it as a failed start
+            logger.exception("%s could not be started or watched", self._spec.ref)
+            return WorkerExit(reason=f"it could not be started: {error}")
 
-    async def _run_over_socket_pair(self) -> Death:
+    async def _run_over_socket_pair(self) -> WorkerExit:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         try:
             await self._start("--fd", str(theirs.fileno()), inherited=(theirs.fileno(),))
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        await asyncio.get_running_loop().create_unix_connection(self._new_channel, sock=ours)
+        # Not create_unix_connection: uvloop's takes the socket object over only after connection_made. If the worker
+        # is dead by then, the loop has closed the descriptor and the object closes that number again.
+        _, channel = await asyncio.get_running_loop().connect_accepted_socket(self._new_channel, ours)
+        self._open(channel)
         return await self._watch()
 
-    async def _run_over_tcp(self) -> Death:
-        """A listener on loopback for this worker alone; the worker proves itself with a token."""
+    async def _run_over_tcp(self) -> WorkerExit:
+        """Listen on loopback for this worker alone, which authenticates with a token."""
         token = secrets.token_hex(16)
         strangers: set[TokenGate] = set()
         listener = await asyncio.get_running_loop().create_server(
-            lambda: TokenGate(token.encode(), self._new_channel, strangers), "127.0.0.1", 0
+            lambda: TokenGate(token.encode(), self._new_channel, self._open, strangers), "127.0.0.1", 0
         )
         port = listener.sockets[0].getsockname()[1]
         try:
@@ -113,6 +124,10 @@ class WorkerProcess:
             listener.close()
             for gate in [*strangers]:
                 gate.close()
+
+    def _open(self, channel: ServerChannel) -> None:
+        """Send the model once the connection is open; if the worker has exited by now, that is noticed as usual."""
+        channel.send(self._spec.load)
 
     async def _start(
         self, *arguments: str, inherited: tuple[int, ...] = (), variables: Mapping[str, str] | None = None
@@ -125,13 +140,13 @@ class WorkerProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=inherited,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the server, which then drains
+            start_new_session=True,  # Ctrl-C in the terminal must reach only the server, which then drains
         )
-        self._output.say(f"[PID]{self.pid}", "Torch worker started.", f"Python runtime: {platform.python_version()}")
-        if self._fate is not None:
+        self._events.process_started(self._output.name, self.pid)
+        if self._kill_cause is not None:
             self._kill_group()
 
-    async def _watch(self) -> Death:
+    async def _watch(self) -> WorkerExit:
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -144,19 +159,19 @@ class WorkerProcess:
             try:
                 code = await process.wait()
                 self._kill_group()  # children that outlived it hold memory, ports and pipes
-                await asyncio.wait(readers, timeout=LAST_WORDS_S)
+                await asyncio.wait(readers, timeout=OUTPUT_GRACE_S)
             finally:
                 for reader in readers:
                     reader.cancel()
-                self.kill(Death(reason="the server stopped"))
-        return self._death_from(code)
+                self.kill(WorkerExit(reason="the server stopped"))
+        return self._exit_from(code)
 
-    def kill(self, fate: Death) -> None:
-        """End the process and its children now; `fate` says why."""
-        if self._process is None:  # it is about to be started, and ends then
-            self._fate = self._fate or fate
+    def kill(self, cause: WorkerExit) -> None:
+        """Kill the process and its children; one that has not started yet is killed then."""
+        if self._process is None:
+            self._kill_cause = self._kill_cause or cause
         elif self._process.returncode is None:
-            self._fate = self._fate or fate
+            self._kill_cause = self._kill_cause or cause
             self._kill_group()
 
     def _kill_group(self) -> None:
@@ -164,52 +179,58 @@ class WorkerProcess:
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except OSError:
-            pass  # nobody is left
+            pass  # no process is left
 
-    def _death_from(self, code: int) -> Death:
-        """Put together what is known about the end of the process."""
+    def _exit_from(self, code: int) -> WorkerExit:
+        """Combine the exit status, the reported failure and the reason of a kill."""
         words, by_signal = describe_exit(code)
         lines = self._output.tail.lines()
         if (failure := self.load_failure) is not None:
-            if failure.is_final:  # its message says it all
+            if failure.is_final:  # its message suffices
                 logger.debug("%s could not load its model:\n%s", self._spec.name, failure.detail)
                 lines = ()
-            return Death(
+            return WorkerExit(
                 reason=f"the model could not be loaded: {failure.message}",
                 exit_code=code,
                 out_of_memory=failure.status == 507,
                 while_loading=True,
                 is_final=failure.is_final,
-                is_told=self._output.is_told,
                 last_lines=lines if failure.is_final else tuple(failure.detail.strip().splitlines()[-12:]) or lines,
             )
-        if self._fate is not None:
-            return Death(
-                reason=self._fate.reason,
+        if self._kill_cause is not None:
+            return WorkerExit(
+                reason=self._kill_cause.reason,
                 exit_code=code,
                 signal=by_signal,
-                out_of_memory=self._fate.out_of_memory,
+                out_of_memory=self._kill_cause.out_of_memory,
                 by_server=True,
-                spares_jobs=self._fate.spares_jobs,
-                while_loading=self._fate.while_loading,
+                spares_jobs=self._kill_cause.spares_jobs,
+                while_loading=self._kill_cause.while_loading,
                 last_lines=lines,
             )
-        by_kernel = by_signal == signal.SIGKILL and output.count_kernel_kills() > self._kernel_kills
+        by_kernel = by_signal == signal.SIGKILL and count_kernel_kills() > self._kernel_kills
         if by_kernel:
             words += ", by the kernel because memory ran out"
         elif by_signal == signal.SIGKILL:
             words += ", probably from outside: an operator, or the kernel's out-of-memory killer"
-        out_of_memory = by_kernel or code == 137  # 137: a shell's way to say SIGKILL
-        return Death(reason=words, exit_code=code, signal=by_signal, out_of_memory=out_of_memory, last_lines=lines)
+        out_of_memory = by_kernel or code == 137  # 137: SIGKILL, as a shell reports it
+        return WorkerExit(reason=words, exit_code=code, signal=by_signal, out_of_memory=out_of_memory, last_lines=lines)
 
 
 class TokenGate(asyncio.Protocol):
-    """Lets a TCP worker through once it has shown its token, and nobody else."""
+    """Accepts a TCP connection once it has sent the token, and closes any other."""
 
-    def __init__(self, token: bytes, new_channel: Callable[[], ServerChannel], strangers: set[TokenGate]) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        new_channel: Callable[[], ServerChannel],
+        on_open: Callable[[ServerChannel], None],
+        strangers: set[TokenGate],
+    ) -> None:
         self._token = token
         self._new_channel = new_channel
-        self._strangers = strangers  # those who have not shown it yet
+        self._on_open = on_open
+        self._strangers = strangers  # connections that have not sent it yet
         self._seen = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -221,7 +242,6 @@ class TokenGate(asyncio.Protocol):
         self._let_go()
 
     def close(self) -> None:
-        """Turn whoever it is away."""
         self._let_go()
         self._transport.abort()
 
@@ -238,19 +258,15 @@ class TokenGate(asyncio.Protocol):
             return
         self._let_go()
         channel = self._new_channel()
-        self._transport.pause_reading()  # reading restarts in the way the new protocol wants it
+        self._transport.pause_reading()  # and resume with the reader of the new protocol
         self._transport.set_protocol(channel)
         channel.connection_made(self._transport)
         self._transport.resume_reading()
-
-
-def worker_name(number: int, model: str, version: str) -> str:
-    """What a worker is called in logs and metrics."""
-    return f"W-{number}-{model}_{version}"
+        self._on_open(channel)
 
 
 def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: SequenceHeaders) -> dict[str, str]:
-    """The environment of a worker: the server's, less what is hidden, with its share of threads."""
+    """The environment variables of a worker: the server's, without the hidden ones, and its share of threads."""
     pattern = re.compile(hidden) if hidden else None
     environment = {k: v for k, v in os.environ.items() if not (pattern and pattern.fullmatch(k))}
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

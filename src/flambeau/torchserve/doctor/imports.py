@@ -1,4 +1,4 @@
-"""What the Python files of a model import, and whether it is there; nothing is run."""
+"""The imports of a model's Python files, and whether they resolve; no code is run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = {  # what is installed under another name than it is imported by
+PACKAGES = {  # import name → distribution name
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
     "cv2": "opencv-python",
@@ -21,16 +21,16 @@ PACKAGES = {  # what is installed under another name than it is imported by
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One name a file imports: `from module import name`, or `import module`."""
+    """One imported name: `from module import name`, or `import module`."""
 
     module: str
     name: str | None
     line: int
-    is_optional: bool  # inside a `try`, so that the file can do without it
+    is_optional: bool  # inside a `try`
 
 
 def imports_of(source: str) -> Iterator[Import]:
-    """Every absolute import of a file; raises SyntaxError when it is not Python."""
+    """Every absolute import of a file; raises SyntaxError for a file that is not Python."""
     yield from _walk(ast.parse(source), is_optional=False)
 
 
@@ -44,7 +44,7 @@ def _walk(node: ast.AST, *, is_optional: bool) -> Iterator[Import]:
             yield from _walk(child, is_optional=is_optional or isinstance(child, ast.Try | ast.TryStar))
 
 
-def is_there(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether a top-level package or module is installed."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in sys.builtin_module_names:
@@ -56,7 +56,7 @@ def is_there(module: str) -> bool:
 
 
 def missing_name(module: str, name: str | None, home: Path) -> str | None:
-    """What of `from module import name` the packages below `home` do not have; None: it is all there."""
+    """The part of `from module import name` that the packages below `home` lack; None if it resolves."""
     path = home.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
@@ -67,7 +67,7 @@ def missing_name(module: str, name: str | None, home: Path) -> str | None:
 
 
 def names_in(source: str) -> set[str]:
-    """The names a module binds at its top level."""
+    """The names that a module binds at its top level."""
     names: set[str] = set()
     for node in ast.parse(source).body:
         names |= set(_bound_by(node))
@@ -92,5 +92,5 @@ def _bound_by(node: ast.stmt) -> Iterator[str]:
 
 
 def own_modules(files: Mapping[str, bytes]) -> set[str]:
-    """The top-level modules that a model brings itself."""
+    """The top-level modules that the model contains."""
     return {Path(name).parts[0].removesuffix(".py") for name in files if name.endswith(".py")}

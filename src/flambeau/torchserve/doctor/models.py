@@ -1,4 +1,4 @@
-"""Whether the models of a store will work: their manifests, handlers, imports, settings and requirements."""
+"""Checks the models of a store: manifests, handlers, imports, settings, requirements and weights."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any
 
 import yaml
 
-from flambeau.archive.built_in import BUILT_IN, FOREIGN
-from flambeau.archive.entries import DEFAULT_LIMITS, chunks_of, items_of
-from flambeau.archive.folders import manifest_of
+from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
 from flambeau.archive.manifest import MANIFEST, Manifest, parse_manifest
+from flambeau.archive.model_folder import manifest_of
+from flambeau.archive.reader import DEFAULT_LIMITS, read_chunks, read_entries
+from flambeau.cli.doctor import Finding, Level
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BrokenArchive, FlambeauError
-from flambeau.torchserve.doctor.captured_warnings import warnings_of
-from flambeau.torchserve.doctor.finding import Finding, Level
-from flambeau.torchserve.doctor.imports import PACKAGES, Import, imports_of, is_there, missing_name, own_modules
+from flambeau.torchserve.doctor.configuration import warnings_of
+from flambeau.torchserve.doctor.imports import PACKAGES, Import, imports_of, is_installed, missing_name, own_modules
 from flambeau.torchserve.doctor.pickled_weights import names_in_weights
 
 READ_SUFFIXES = (".py", ".yaml", ".yml", ".txt", ".json")
 READ_BYTES = 1 << 20
-HOME = Path(__file__).parents[3]  # where `flambeau` and `ts` lie side by side
+HOME = Path(__file__).parents[3]  # the folder of `flambeau` and `ts`
 COMPATIBLE = ("ts", "model_archiver", "workflow_archiver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What an archive or model folder holds: all names, and the small files that can be read."""
+    """The contents of an archive or model folder: all names, and the small text files."""
 
     names: frozenset[str]
     files: Mapping[str, bytes]
     manifest: Manifest | None
 
 
-def look_at(path: Path, *, installs: bool) -> Iterator[Finding]:
-    """What is to be said about one model; `installs`: whether the server installs requirements."""
+def check_model(path: Path, *, installs: bool) -> Iterator[Finding]:
+    """The findings about one model; `installs` is whether the server installs requirements."""
     try:
         contents = read_folder(path) if path.is_dir() else read_archive(path)
     except FlambeauError as error:
         yield Finding("problem", path.name, str(error))
         return
-    findings = [*examine(contents, installs=installs), *look_at_weights(path, contents)]
+    findings = [*check_contents(contents, installs=installs), *check_weights(path, contents)]
     if all(finding.level == "ok" for finding in findings):
         named = contents.manifest.handler if contents.manifest else ""
         yield Finding("ok", path.name, f"will work ({named})" if named else "will work")
@@ -51,12 +51,12 @@ def look_at(path: Path, *, installs: bool) -> Iterator[Finding]:
 
 
 def read_archive(path: Path) -> Contents:
-    """The contents of a `.mar` or `.tar.gz`, read without unpacking it."""
+    """Read a `.mar` or `.tar.gz` without unpacking it."""
     names, files = set(), {}
-    for item in items_of(path, DEFAULT_LIMITS):
+    for item in read_entries(path, DEFAULT_LIMITS):
         names.add(item.name)
         if item.kind == "file" and item.name.endswith(READ_SUFFIXES) and item.size_bytes <= READ_BYTES:
-            files[item.name] = b"".join(chunks_of(item, at_most=READ_BYTES))
+            files[item.name] = b"".join(read_chunks(item, at_most=READ_BYTES))
     top = f"{path.name.removesuffix('.tar.gz')}/"
     if path.name.endswith(".tar.gz") and all(name.startswith(top) or name == top[:-1] for name in names):
         names = {name.removeprefix(top) for name in names}
@@ -66,7 +66,6 @@ def read_archive(path: Path) -> Contents:
 
 
 def read_folder(path: Path) -> Contents:
-    """The contents of a model folder."""
     paths = [file for file in path.rglob("*") if file.is_file()]
     names = {file.relative_to(path).as_posix(): file for file in paths}
     try:
@@ -80,42 +79,40 @@ def read_folder(path: Path) -> Contents:
     return Contents(names=frozenset(names), files=files, manifest=manifest_of(path))
 
 
-def examine(contents: Contents, *, installs: bool) -> Iterator[Finding]:
-    """Everything about a model that might not work."""
+def check_contents(contents: Contents, *, installs: bool) -> Iterator[Finding]:
+    """Everything that might not work."""
     manifest = contents.manifest
     if manifest is None:
-        yield Finding("note", "manifest", "it has none: name the model and its handler in the register call")
+        yield Finding("note", "manifest", "missing: name the model and its handler in the register call")
     else:
-        yield from look_at_manifest(manifest, contents.names)
-        yield from look_at_options(manifest, contents.files)
-        yield from look_at_needs(manifest)
+        yield from check_manifest(manifest, contents.names)
+        yield from check_options(manifest, contents.files)
+        yield from check_needs(manifest)
     wanted = requirements_of(contents)
-    yield from look_at_requirements(wanted, installs=installs)
+    yield from check_requirements(wanted, installs=installs)
     wanted = wanted if installs else frozenset()
     for name, content in sorted(contents.files.items()):
         if name.endswith(".py"):
-            yield from look_at_code(name, content, own_modules(contents.files), wanted)
+            yield from check_code(name, content, own_modules(contents.files), wanted)
 
 
-def look_at_manifest(manifest: Manifest, names: frozenset[str]) -> Iterator[Finding]:
-    """Whether what the manifest names is there."""
+def check_manifest(manifest: Manifest, names: frozenset[str]) -> Iterator[Finding]:
+    """Whether the files and the handler that the manifest names exist."""
     if manifest.runtime == "LSP":
         yield Finding("problem", "runtime", "LSP is TorchServe's C++ backend; here models run in Python")
     handler = manifest.handler
-    if reason := FOREIGN.get(handler):
+    if reason := UNSUPPORTED.get(handler):
         yield Finding("problem", "handler", f"{handler}: {reason}")
     elif handler and handler not in BUILT_IN and not is_built_in_path(handler):
         file = Path(handler.partition(":")[0]).name.removesuffix(".py") + ".py"
-        if file not in names and not is_there(file.removesuffix(".py")):
-            yield Finding(
-                "problem", "handler", f"{handler} is neither in the archive nor one that comes with the server"
-            )
+        if file not in names and not is_installed(file.removesuffix(".py")):
+            yield Finding("problem", "handler", f"{handler} is neither in the archive nor a built-in handler")
     for named in (manifest.serialized_file, manifest.model_file, manifest.config_file, manifest.requirements_file):
         if named and named not in names:
             yield Finding("problem", "manifest", f"it names {named}, which is not in the archive")
 
 
-NEEDS = {  # what the handlers that come with the server import
+NEEDS = {  # the imports of built-in handlers
     "base_handler": ("torch",),
     "image_classifier": ("torch", "torchvision", "PIL"),
     "image_segmenter": ("torch", "torchvision", "PIL"),
@@ -129,16 +126,16 @@ NEEDS = {  # what the handlers that come with the server import
 }
 
 
-def look_at_needs(manifest: Manifest) -> Iterator[Finding]:
-    """Whether a handler that comes with the server finds its libraries."""
+def check_needs(manifest: Manifest) -> Iterator[Finding]:
+    """Whether the libraries of a built-in handler are installed."""
     for package in NEEDS.get(manifest.handler, ()):
-        if not is_there(package):
+        if not is_installed(package):
             name = "nvidia-dali-cuda120" if package == "nvidia" else PACKAGES.get(package, package)
             yield Finding("problem", "handler", f"{manifest.handler} needs {package}: pip install {name}")
 
 
-def look_at_weights(path: Path, contents: Contents) -> Iterator[Finding]:
-    """Whether weights hold more than weights, which are then loaded only when somebody says so."""
+def check_weights(path: Path, contents: Contents) -> Iterator[Finding]:
+    """Whether the weights contain more than tensors; such files load only with `weights_only: false`."""
     manifest = contents.manifest
     if (
         manifest is None
@@ -156,12 +153,12 @@ def look_at_weights(path: Path, contents: Contents) -> Iterator[Finding]:
 
 
 def is_built_in_path(handler: str) -> bool:
-    """Whether a handler is written as a module of TorchServe's."""
+    """Whether the handler is a module of `ts.torch_handler`."""
     return missing_name(f"ts.torch_handler.{handler.partition(':')[0]}", None, HOME) is None
 
 
-def look_at_options(manifest: Manifest, files: Mapping[str, bytes]) -> Iterator[Finding]:
-    """What the model-config says that cannot be followed."""
+def check_options(manifest: Manifest, files: Mapping[str, bytes]) -> Iterator[Finding]:
+    """Invalid settings in the model-config."""
     content = files.get(manifest.config_file or "")
     if content is None:
         return
@@ -173,20 +170,20 @@ def look_at_options(manifest: Manifest, files: Mapping[str, bytes]) -> Iterator[
     if not isinstance(options, Mapping | None):
         yield Finding("problem", manifest.config_file or "", "it must hold a mapping of settings")
         return
-    with warnings_of("flambeau.config") as said:
+    with warnings_of("flambeau.config") as warnings:
         ModelConfig().with_options(options or {})
-    yield from (Finding("note", manifest.config_file or "", text) for text in said)
+    yield from (Finding("note", manifest.config_file or "", text) for text in warnings)
 
 
 def requirements_of(contents: Contents) -> frozenset[str]:
-    """The packages a model's requirements name, in lower case."""
+    """The packages that the model's requirements name, in lower case."""
     named = contents.manifest.requirements_file if contents.manifest else None
     lines = contents.files.get(named or "", b"").decode("utf-8", "replace").splitlines()
     return frozenset(name for line in lines if (name := requirement_name(line)))
 
 
 def requirement_name(line: str) -> str | None:
-    """The package that a line of requirements names: by its name, a file, or a place that says what it is."""
+    """The package of a requirements line: by its name, a file name, or the `#egg=` of a URL."""
     line = line.strip()
     if not line or line.startswith(("#", "-")):
         return None
@@ -201,27 +198,27 @@ def requirement_name(line: str) -> str | None:
     return name.lower().replace("_", "-")
 
 
-def look_at_requirements(wanted: frozenset[str], *, installs: bool) -> Iterator[Finding]:
-    """Whether what a model wants installed will be."""
+def check_requirements(wanted: frozenset[str], *, installs: bool) -> Iterator[Finding]:
+    """Requirements that will not be installed."""
     if wanted and not installs:
         text = "set install_py_dep_per_model=true in config.properties"
         yield Finding("note", "requirements", f"{', '.join(sorted(wanted))} will not be installed: {text}")
 
 
-def look_at_code(name: str, content: bytes, own: set[str], wanted: frozenset[str]) -> Iterator[Finding]:
-    """Whether a Python file can be read, and what it imports is there."""
+def check_code(name: str, content: bytes, own: set[str], wanted: frozenset[str]) -> Iterator[Finding]:
+    """Whether a Python file parses, and whether its imports resolve."""
     try:
         imports = [*imports_of(content.decode())]
     except (SyntaxError, ValueError) as error:
-        yield Finding("problem", name, f"it is not Python that can be read here: {error}")
+        yield Finding("problem", name, f"not valid Python for this version: {error}")
         return
     for one in imports:
-        if (lack := lacks(one, own, wanted)) and not one.is_optional:
+        if (lack := missing_import(one, own, wanted)) and not one.is_optional:
             yield Finding("problem", f"{name}, line {one.line}", lack)
 
 
-def lacks(one: Import, own: set[str], wanted: frozenset[str]) -> str | None:
-    """What is missing of an import, with the remedy."""
+def missing_import(one: Import, own: set[str], wanted: frozenset[str]) -> str | None:
+    """The missing part of an import, and the remedy."""
     top = one.module.partition(".")[0]
     if top in own:
         return None
@@ -229,9 +226,9 @@ def lacks(one: Import, own: set[str], wanted: frozenset[str]) -> str | None:
         missing = missing_name(one.module, one.name, HOME)
         if missing:
             return f"it imports {missing}, which is not part of the compatible interface"
-        absent = [need for need in NEEDS.get(one.module.rpartition(".")[2], ()) if not is_there(need)]
+        absent = [need for need in NEEDS.get(one.module.rpartition(".")[2], ()) if not is_installed(need)]
         return f"it imports {one.module}, which needs {', '.join(absent)}: pip install it" if absent else None
     package = PACKAGES.get(top, top.replace("_", "-")).lower()
-    if is_there(top) or any(name == package or name.startswith(f"{package}-") for name in wanted):
+    if is_installed(top) or any(name == package or name.startswith(f"{package}-") for name in wanted):
         return None
     return f"it imports {top}: pip install {package}, or name it in the archive's requirements"

@@ -1,4 +1,4 @@
-"""What a file of weights would import when it is loaded: told from its pickle, which is read and never run."""
+"""The names that a weights file would import, read from its pickle without running it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from flambeau.archive.entries import DEFAULT_LIMITS, chunks_of, items_of
+from flambeau.archive.reader import DEFAULT_LIMITS, read_chunks, read_entries
 
-# What `torch.load(weights_only=True)` takes; other names need `weights_only: false`.
+# Names that `torch.load(weights_only=True)` accepts; others need `weights_only: false`.
 _PLAIN = {
     "collections.OrderedDict",
     "collections.Counter",
@@ -29,21 +29,21 @@ _TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8")
 
 
 def names_in_weights(source: Path, name: str) -> list[str]:
-    """The classes and functions that weights in an archive or folder hold beyond tensors; none: they are plain."""
+    """The classes and functions in weights beyond tensors; empty for plain weights."""
     if source.is_dir():
         return names_in_file(source / name)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "weights"
-        for item in items_of(source, DEFAULT_LIMITS):
+        for item in read_entries(source, DEFAULT_LIMITS):
             if item.kind == "file" and (item.name == name or item.name.endswith(f"/{name}")):
                 with copy.open("wb") as file:
-                    file.writelines(chunks_of(item))
+                    file.writelines(read_chunks(item))
                 return names_in_file(copy)
     return []
 
 
 def names_in_file(path: Path) -> list[str]:
-    """The same for a file; one that is not of `torch.save`'s present format, or is TorchScript, tells nothing."""
+    """As `names_in_weights`, for a file; older formats and TorchScript yield nothing."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.namelist()
@@ -56,7 +56,7 @@ def names_in_file(path: Path) -> list[str]:
 
 
 def globals_of(content: bytes) -> set[str]:
-    """The names a pickle would look up."""
+    """The names that a pickle would look up."""
     found: set[str] = set()
     texts: list[str] = []
     try:
@@ -68,11 +68,11 @@ def globals_of(content: bytes) -> set[str]:
             elif code.name in _TEXTS:
                 texts.append(str(argument))
     except ValueError:
-        pass  # what came before it still counts
+        pass  # the names before the error still count
     return found
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name stands for tensors and what holds them."""
+    """Whether a name belongs to tensors and their containers."""
     module = name.rpartition(".")[0]
     return name in _PLAIN or module in _PLAIN_MODULES

@@ -1,4 +1,4 @@
-"""Images decoded and resized by NVIDIA DALI, for models that bring a pipeline of their own."""
+"""Handlers that decode and resize images with NVIDIA DALI, for models with a serialized pipeline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.optional import need
-from flambeau.handlers.requests import decode_base64, value_of
+from flambeau.handlers.request_rows import decode_base64, value_of
 from flambeau.handlers.vision.handlers import ImageClassifier, VisionHandler
+from flambeau.torchserve.handlers.functions import need
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
@@ -21,10 +21,9 @@ REQUIRED = ("batch_size", "num_threads", "device_id", "seed")
 
 
 class DALIHandler(VisionHandler):
-    """Rows → a batch of image tensors, by the pipeline that the `dali` section of model-config.yaml names."""
+    """Preprocesses images with the pipeline that the `dali` section of model-config.yaml names."""
 
     def initialize(self, context: Context) -> None:
-        """Load the model and its pipeline."""
         super().initialize(context)
         self.pipeline_of_images = get_dali_pipeline(context)
 
@@ -40,7 +39,7 @@ class DALIImageClassifier(DALIHandler, ImageClassifier):
 
 
 def get_dali_pipeline(ctx: Context) -> Any:
-    """The serialized pipeline of a model, ready to run."""
+    """Load the serialized pipeline of a model."""
     section = read_section(ctx.model_yaml_config.get("dali"), ctx.model_name)
     file = Path(ctx.system_properties["model_dir"]) / section["pipeline_file"]
     if not file.is_file():
@@ -51,12 +50,12 @@ def get_dali_pipeline(ctx: Context) -> Any:
 
 
 def read_section(section: Any, model: str) -> Mapping[str, Any]:
-    """The `dali` section, with everything that a pipeline needs."""
+    """The `dali` section; raises HandlerError if a key is missing."""
     if not isinstance(section, Mapping):
         raise HandlerError(f"{model} has no dali config in model config yaml file")
     if missing := [key for key in (*REQUIRED, "pipeline_file") if key not in section]:
         raise HandlerError(
-            f"the dali section of {model} lacks {', '.join(missing)}: no pipeline is bundled with this server, so "
+            f"the dali section of {model} lacks {', '.join(missing)}: this server has no default pipeline; "
             "serialize yours with pipeline.serialize(filename=…), pack it as an extra file and name it; or use "
             "image_classifier"
         )
@@ -64,7 +63,7 @@ def read_section(section: Any, model: str) -> Mapping[str, Any]:
 
 
 def to_array(value: Any) -> Any:
-    """The bytes of an encoded image, as DALI takes them."""
+    """The bytes of an encoded image as an array."""
     import numpy as np
 
     if isinstance(value, str):

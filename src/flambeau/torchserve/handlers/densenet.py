@@ -1,4 +1,4 @@
-"""DenseNetHandler: a saved tensor in, a tensor out; kept for handlers that build on it."""
+"""DenseNetHandler: saved tensors in, tensors out; the base class of some older handlers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from flambeau.errors import BadRequest
 from flambeau.handlers.base import BaseHandler
-from flambeau.handlers.requests import value_of
+from flambeau.handlers.request_rows import value_of
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
 
 class DenseNetHandler:
-    """Stacks the tensors of a batch and answers with the model's output for each."""
+    """Stacks the tensors of a batch and returns the model's output for each."""
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -28,7 +28,6 @@ class DenseNetHandler:
         self.map_location: str | None = None
 
     def initialize(self, context: Context) -> None:
-        """Choose the device and load the model that the manifest names, as the base handler does."""
         loader = BaseHandler()
         loader.initialize(context)
         self.model, self.device, self.map_location = loader.model, loader.device, loader.map_location
@@ -36,22 +35,22 @@ class DenseNetHandler:
         self.initialized = True
 
     def inference(self, data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """A stacked batch → the model's output."""
         with torch.inference_mode():
             return self.model(data.to(self.device), *args, **kwargs)
 
     def handle(self, data: Sequence[Any], context: Context) -> list[torch.Tensor]:
-        """A batch of tensors saved with torch.save → an output for each, which the server saves the same way."""
+        """Tensors saved with torch.save → one output per request, which the server saves the same way."""
         self.context = context
         output = self.inference(torch.stack([read_tensor(value_of(row)) for row in data]))
-        return [output[i : i + 1].clone() for i in range(len(data))]  # a clone: a view would be saved with the whole
+        # Clones, since torch.save writes the whole storage of a view.
+        return [output[i : i + 1].clone() for i in range(len(data))]
 
 
 def read_tensor(value: Any) -> torch.Tensor:
-    """The tensor in a body; nothing in it is executed."""
+    """Load the tensor in a body, without executing code."""
     try:
         tensor = torch.load(io.BytesIO(value), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a reader of hostile bytes stumbles over
+    except Exception as error:  # invalid bytes may raise anything
         raise BadRequest(f"the body is not a tensor saved with torch.save: {error}") from None
     if not isinstance(tensor, torch.Tensor):
         raise BadRequest(f"the body holds {type(tensor).__name__}, not a tensor")

@@ -1,4 +1,4 @@
-"""MicroBatching: a batch in small pieces, so that one is prepared while another is computed."""
+"""MicroBatching: splits a batch, so that one piece is prepared while another is computed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
 HANDLER_METHODS = ["preprocess", "inference", "postprocess"]
-LOOK_EVERY_S = 0.5  # how often an idle thread asks whether it should end
+LOOK_EVERY_S = 0.5  # how often an idle thread checks its event
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A piece on its way: its place, the batch it belongs to, and its value so far, or what went wrong with it."""
+    """One piece: its index, its batch, and its value so far or its error."""
 
     index: int
     batch: int
@@ -42,13 +42,13 @@ class WorkerThread:
 def execute_call(
     in_queue: Pieces, out_queue: Pieces, handle: Callable[[Any], Any], thread_local_data: local, event: Event
 ) -> None:
-    """Move pieces through one stage until the event is set; what failed before is passed on."""
+    """Move pieces through one stage until the event is set; failed pieces are passed on."""
     while not event.is_set():
         try:
             piece = in_queue.get(timeout=LOOK_EVERY_S)
         except Empty:
             continue
-        if piece is None:  # only wakes a thread that is to end
+        if piece is None:  # unblocks a thread that should end
             continue
         if piece.error is None:
             thread_local_data.micro_batch_idx = piece.index
@@ -60,7 +60,7 @@ def execute_call(
 
 
 class MicroBatching:
-    """Takes the place of a handler's `handle`: `self.handle = MicroBatching(self, micro_batch_size=4)`."""
+    """Replaces a handler's `handle`: `self.handle = MicroBatching(self, micro_batch_size=4)`."""
 
     def __init__(
         self, parent_handler: Any, micro_batch_size: int = 1, parallelism: Mapping[str, int] | None = None
@@ -76,7 +76,7 @@ class MicroBatching:
 
     @property
     def parallelism(self) -> dict[str, int]:
-        """How many threads each stage has; stages that are not named have one."""
+        """Threads per stage; the default is one."""
         return dict(self._parallelism)
 
     @parallelism.setter
@@ -90,17 +90,17 @@ class MicroBatching:
         self._update_threads()
 
     def get_micro_batch_idx(self) -> int:
-        """Which micro batch of the batch this thread works on; only inside a stage."""
+        """The index of the micro batch that this thread works on; valid only inside a stage."""
         index: int = self._local.micro_batch_idx
         return index
 
     def shutdown(self) -> None:
-        """End all threads; the object cannot be called after that."""
+        """End all threads; the object cannot be called afterwards."""
         self._parallelism = dict.fromkeys(HANDLER_METHODS, 0)
         self._update_threads()
 
     def __call__(self, data: Sequence[Any], context: Context) -> Any:
-        """A batch, as the handler's own `handle` would answer it."""
+        """Answer a batch, as the handler's own `handle` would."""
         began = time.perf_counter()
         handler = self.handler
         handler.context = context
@@ -114,7 +114,7 @@ class MicroBatching:
         return output
 
     def handle(self, data: Sequence[Any]) -> list[Any]:
-        """Send a batch through the stages, piece by piece; the first piece that failed raises its error."""
+        """Send a batch through the stages piece by piece; raises the error of the first failed piece."""
         if not all(self._parallelism.values()):
             raise RuntimeError("micro batching was shut down")
         self._batch += 1
@@ -124,7 +124,7 @@ class MicroBatching:
         done: dict[int, MicroBatch] = {}
         while len(done) < len(starts):
             piece = self._queues[-1].get()
-            if piece is not None and piece.batch == self._batch:  # not of a batch whose caller was interrupted
+            if piece is not None and piece.batch == self._batch:  # pieces of an interrupted batch are dropped
                 done[piece.index] = piece
         pieces = [done[index] for index in range(len(starts))]
         for piece in pieces:
@@ -133,7 +133,6 @@ class MicroBatching:
         return [result for piece in pieces for result in piece.value]
 
     def _update_threads(self) -> None:
-        """Start and end threads until each stage has as many as wanted."""
         for number, name in enumerate(HANDLER_METHODS):
             group, before, behind = self.thread_groups[name], self._queues[number], self._queues[number + 1]
             surplus, group[self._parallelism[name] :] = group[self._parallelism[name] :], []

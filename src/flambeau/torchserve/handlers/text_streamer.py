@@ -1,15 +1,18 @@
-"""Texts of a batch as they are generated, for `transformers`."""
+"""TextIteratorStreamerBatch: streams the texts of a batch from `transformers`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from flambeau.handlers.optional import need
+from flambeau.torchserve.handlers.functions import need
 
 
 class TextIteratorStreamerBatch:
-    """A streamer for `generate`; iterating yields a list of `{"text": …}`, one per sequence, until one of them ends."""
+    """A streamer for `generate`.
+
+    Iterating yields a list of `{"text": …}`, one per sequence, until one sequence ends.
+    """
 
     def __init__(
         self,
@@ -24,7 +27,7 @@ class TextIteratorStreamerBatch:
         self.streamers = [streamer(tokenizer, skip_prompt, timeout, **decode_kwargs) for _ in range(batch_size)]
 
     def put(self, value: Any) -> None:
-        """Take the next tokens, one row per sequence."""
+        """Add the next tokens, one row per sequence."""
         if value.shape[0] != self.batch_size:
             raise ValueError(
                 f"TextIteratorStreamerBatch batch size is set to {self.batch_size} but got input tensor of shape "
@@ -34,7 +37,6 @@ class TextIteratorStreamerBatch:
             streamer.put(value[i : i + 1])
 
     def end(self) -> None:
-        """No more tokens will come."""
         for streamer in self.streamers:
             streamer.end()
 

@@ -1,4 +1,4 @@
-"""What a handler knows as `context.metrics`: metrics by kind and name, and short ways to measure."""
+"""`context.metrics`: metrics by kind and name, and shortcuts to record values."""
 
 from __future__ import annotations
 
@@ -7,35 +7,26 @@ import logging
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from flambeau.metrics.definitions import Definition
-from flambeau.metrics.samples import Sample
+from flambeau.metrics.definitions import Definition, MetricTypes
+from flambeau.metrics.samples import HasRequestId, Sample, SampleSource
 from flambeau.torchserve.metrics import errors
-from flambeau.torchserve.metrics.metric import CachingMetric
-from flambeau.torchserve.metrics.units import Dimension, MetricTypes
+from flambeau.torchserve.metrics.metric import CachingMetric, Dimension
 
 RequestIds = Mapping[int, str] | None
 COUNTER, GAUGE = MetricTypes.COUNTER, MetricTypes.GAUGE
 
 
-class HasId(Protocol):
-    """A request of a batch."""
-
-    @property
-    def request_id(self) -> str:
-        """Its id."""
-
-
 class MetricCacheAbstract(abc.ABC):
-    """Metrics by kind and name; where they come from is a subclass's business."""
+    """Metrics by kind and name; a subclass decides where they come from."""
 
     def __init__(self, config_file_path: Any) -> None:
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {}
         self.store: list[Any] = []
         self.model_name: str | None = None
         self.config_file_path = config_file_path
-        self._requests: Sequence[HasId] | None = None
+        self._requests: Sequence[HasRequestId] | None = None
         self._request_ids: Any = None
         try:
             os.path.exists(config_file_path)
@@ -44,7 +35,7 @@ class MetricCacheAbstract(abc.ABC):
 
     @property
     def request_ids(self) -> Any:
-        """The ids of the batch by index, put together when somebody asks."""
+        """The ids of the batch by index, built on first use."""
         if self._requests is not None:
             self._request_ids = {i: request.request_id for i, request in enumerate(self._requests)}
             self._requests = None
@@ -55,11 +46,9 @@ class MetricCacheAbstract(abc.ABC):
         self._requests, self._request_ids = None, ids
 
     def set_request_ids(self, request_ids: RequestIds) -> None:
-        """Measure for these requests from now on."""
         self.request_ids = request_ids
 
-    def follow(self, requests: Sequence[HasId]) -> None:
-        """The same for the requests of a worker's next batch."""
+    def follow(self, requests: Sequence[HasRequestId]) -> None:
         self._requests = requests
 
     # ---- measuring ----
@@ -73,14 +62,13 @@ class MetricCacheAbstract(abc.ABC):
         dimensions: Sequence[Dimension] = (),
         metric_type: MetricTypes = COUNTER,
     ) -> None:
-        """Take a measurement of any unit and kind."""
+        """Record a value of any unit and kind."""
         ids = self._ids_for(idx)
         self._measure(name, value, unit, self._with_defaults(ids, dimensions), metric_type, ids)
 
     def add_counter(
         self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()
     ) -> None:
-        """Count something."""
         self.add_metric(name, value, "count", idx, dimensions, COUNTER)
 
     def add_time(
@@ -92,7 +80,7 @@ class MetricCacheAbstract(abc.ABC):
         dimensions: Sequence[Dimension] = (),
         metric_type: MetricTypes = GAUGE,
     ) -> None:
-        """Measure a time in ms or s."""
+        """Record a time in ms or s."""
         if unit not in ("ms", "s"):
             raise errors.MetricsCacheValueError("the unit for a timed metric should be one of ['ms', 's']")
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
@@ -106,7 +94,7 @@ class MetricCacheAbstract(abc.ABC):
         dimensions: Sequence[Dimension] = (),
         metric_type: MetricTypes = GAUGE,
     ) -> None:
-        """Measure a size in MB, kB, GB or B."""
+        """Record a size in MB, kB, GB or B."""
         if unit not in ("MB", "kB", "GB", "B"):
             raise ValueError("The unit for size based metric is one of ['MB','kB', 'GB', 'B']")
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
@@ -119,11 +107,9 @@ class MetricCacheAbstract(abc.ABC):
         dimensions: Sequence[Dimension] = (),
         metric_type: MetricTypes = GAUGE,
     ) -> None:
-        """Measure a share."""
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
-        """Count an error."""
         self._measure(name, value, "", self._with_defaults(None, dimensions), COUNTER, "")
 
     def _measure(
@@ -136,7 +122,7 @@ class MetricCacheAbstract(abc.ABC):
         metric.add_or_update(value, [dimension.value for dimension in dimensions], ids)
 
     def _with_defaults(self, ids: Any, dimensions: Sequence[Dimension]) -> list[Dimension]:
-        """The given dimensions and, in a new list, those that every metric has."""
+        """A new list of the given dimensions and the default ones."""
         named = {dimension.name for dimension in dimensions}
         defaults = (("Level", "Error"),) if ids is None else (("ModelName", self.model_name), ("Level", "Model"))
         return [*dimensions, *(Dimension(name, value) for name, value in defaults if name not in named)]
@@ -151,21 +137,21 @@ class MetricCacheAbstract(abc.ABC):
 
     @abc.abstractmethod
     def initialize_cache(self) -> None:
-        """Add the metrics that the configuration names."""
+        """Add the metrics that the configuration defines."""
 
     @abc.abstractmethod
     def get_metric(self, metric_name: str, metric_type: MetricTypes = COUNTER) -> CachingMetric:
-        """The metric of that name and kind, or MetricsCacheKeyError."""
+        """The metric of that name and kind; raises MetricsCacheKeyError."""
 
     @abc.abstractmethod
     def add_metric_to_cache(
         self, metric_name: str, unit: str, dimension_names: Sequence[str] = (), metric_type: MetricTypes = COUNTER
     ) -> CachingMetric:
-        """Add a metric, in place of one of the same name and kind."""
+        """Add a metric; it replaces one of the same name and kind."""
 
 
 class MetricsCacheYamlImpl(MetricCacheAbstract):
-    """Metrics named by the `model_metrics` of a metrics.yaml, and those that the handler adds."""
+    """The metrics in the `model_metrics` of a metrics.yaml, and those that the handler adds."""
 
     def __init__(self, config_file_path: Any) -> None:
         super().__init__(config_file_path)
@@ -212,7 +198,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
         return metric
 
     def cache_keys(self) -> list[str]:
-        """What is there, as `<kind>:<name>`."""
+        """All keys, as `<kind>:<name>`."""
         return [f"{kind.value}:{name}" for kind, metrics in self.cache.items() for name in metrics]
 
     def _parse_yaml_file(self, config_file_path: Any) -> None:
@@ -238,14 +224,14 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             raise errors.MetricsCacheKeyError(f"'{key}' key not found in yaml file: {error}") from None
 
 
-class WorkerMetrics(MetricsCacheYamlImpl):
-    """The metrics of a worker: the server has read the file, and gets the samples."""
+class WorkerMetrics(MetricsCacheYamlImpl, SampleSource):
+    """The metrics of a worker: the server read the file and receives the samples."""
 
     def __init__(self, model_name: str, config_file_path: str = "", definitions: Iterable[Definition] = ()) -> None:
         self._definitions = [*definitions]
         super().__init__(config_file_path)
         self.model_name = model_name
-        self.request_ids = {0: str(uuid.uuid4())}  # what `initialize` measures belongs to no request
+        self.request_ids = {0: str(uuid.uuid4())}  # `initialize` records values outside of any request
         self._sink = []
         self.initialize_cache()
 
@@ -254,20 +240,18 @@ class WorkerMetrics(MetricsCacheYamlImpl):
             self.add_metric_to_cache(one.name, one.unit, [*one.dimensions], MetricTypes(one.kind))
 
     def take(self) -> list[Sample]:
-        """The samples since the last call."""
         sink = self._sink
         if not sink:
             return []
-        count = len(sink)  # a thread of the handler may be adding more
+        count = len(sink)  # a thread of the handler may add more meanwhile
         taken = sink[:count]
         del sink[:count]
         return taken
 
     def _parse_yaml_file(self, config_file_path: Any) -> None:
-        """Nothing to read: the server has."""
+        """Do nothing: the server has read the file."""
 
 
 def check_type(value: object, expected: type, text: str) -> None:
-    """Raise MetricsCacheTypeError with this text unless a value is of the expected type."""
     if not isinstance(value, expected):
         raise errors.MetricsCacheTypeError(text)

@@ -1,4 +1,4 @@
-"""The host's state as a script prints it: a metric a line, an empty line, then the memory of processes."""
+"""A script that prints the state of the host: one metric per line, an empty line, then the memory of processes."""
 
 from __future__ import annotations
 
@@ -9,57 +9,51 @@ import time
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from flambeau.metrics.system import HostWatch, Reading, read_disk, read_gpus, read_memory, resident_bytes
+from flambeau.metrics.system import HostReader, Reading, read_disk, read_gpus, read_memory, resident_bytes
+from flambeau.torchserve.metrics.metric import Dimension
 from flambeau.torchserve.metrics.store import Metric
-from flambeau.torchserve.metrics.units import Dimension
 
-MEASURED_S = 0.2  # how long the processors are watched for their load
+MEASURED_S = 0.2  # the interval for the CPU load
 
 
-class Collector:
-    """Adds what it reads to `metrics`, figure by figure."""
+class SystemMetricsCollector:
+    """Appends readings of the host to `metrics`, one method per metric."""
 
     def __init__(self, dimensions: list[Dimension]) -> None:
         self.metrics: list[Metric] = []
-        self._dimensions = dimensions
+        self.dimensions = dimensions
 
     def cpu_utilization(self) -> None:
-        """The load of the processors, measured now."""
-        host = HostWatch()
+        """Measure the CPU load over MEASURED_S."""
+        host = HostReader()
         time.sleep(MEASURED_S)
         self._add(host.read(gpus=False), "CPUUtilization")
 
     def memory_used(self) -> None:
-        """Memory in use."""
         self._add(read_memory(), "MemoryUsed")
 
     def memory_available(self) -> None:
-        """Memory available."""
         self._add(read_memory(), "MemoryAvailable")
 
     def memory_utilization(self) -> None:
-        """The share of memory in use."""
         self._add(read_memory(), "MemoryUtilization")
 
     def disk_used(self) -> None:
-        """Space in use on `/`."""
         self._add(read_disk(), "DiskUsage")
 
     def disk_utilization(self) -> None:
-        """The share of space in use on `/`."""
         self._add(read_disk(), "DiskUtilization")
 
     def disk_available(self) -> None:
-        """Space left on `/`."""
         self._add(read_disk(), "DiskAvailable")
 
     def gpu_utilization(self, num_of_gpu: int | None) -> None:
-        """Load and memory of the GPUs."""
+        """Add the load and memory of all GPUs, if there are any."""
         if num_of_gpu:
             self._add(read_gpus(), "GPUMemoryUtilization", "GPUMemoryUsed", "GPUUtilization")
 
     def collect_all(self, mod: Any = None, num_of_gpu: int | None = 0) -> None:
-        """Read everything and print it, with an empty line at the end."""
+        """Read everything and print it, followed by an empty line."""
         for read in (
             self.cpu_utilization,
             self.disk_available,
@@ -79,26 +73,29 @@ class Collector:
         for name, unit, value, device in readings:
             if name in names:
                 more = [] if device is None else [Dimension("device_id", device)]
-                self.metrics.append(Metric(name, value, unit, [*self._dimensions, *more]))
+                self.metrics.append(Metric(name, value, unit, [*self.dimensions, *more]))
+
+
+HOST_COLLECTOR = SystemMetricsCollector([Dimension("Level", "Host")])
 
 
 def get_cpu_usage(pid: str | int) -> int:
-    """The resident memory of a process in bytes; 0 if there is none."""
+    """The resident memory of a process in bytes; 0 if there is no such process."""
     return resident_bytes(int(pid))
 
 
 def check_process_mem_usage(stdin: TextIO) -> None:
-    """Read process ids, separated by commas, and print the memory of each."""
+    """Read comma-separated process ids and print the memory of each."""
     for pid in stdin.readline().strip().split(","):
         if pid:
             logging.info("%s:%d", pid, get_cpu_usage(pid))
 
 
 def main() -> None:
-    """The script that `system_metrics_cmd` stands for when it names none."""
+    """Print the host's metrics, then the memory of the processes named on stdin."""
     parser = argparse.ArgumentParser(description="Print the state of this host and of processes")
     parser.add_argument("--gpu", type=int, default=0, help="number of GPUs")
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
-    Collector([Dimension("Level", "Host")]).collect_all(None, arguments.gpu)
+    HOST_COLLECTOR.collect_all(None, arguments.gpu)
     check_process_mem_usage(sys.stdin)

@@ -1,4 +1,4 @@
-"""What goes wrong with a handler's metrics, under the names that handlers may catch."""
+"""The exceptions of handler metrics, under the names that handlers may catch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class GeneralMetricsCacheError(Exception):
-    """Something that has no better name."""
+    """An error without a class of its own."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"Generic error: {message}")
@@ -20,19 +20,19 @@ class MetricsCacheIOError(IOError):
 
 
 class MetricsCacheTypeError(TypeError):
-    """An argument has the wrong type."""
+    pass
 
 
 class MetricsCacheValueError(ValueError):
-    """An argument has a value that makes no sense."""
+    pass
 
 
 class MetricsCacheKeyError(KeyError):
-    """There is no such metric, or no such key in the metrics configuration."""
+    """No such metric, or no such key in the metrics configuration."""
 
 
 def __getattr__(name: str) -> Any:
-    """MetricsCachePyYamlError, made when it is asked for: it is one of PyYAML's, which few workers load."""
+    """Create MetricsCachePyYamlError on first use: its base is PyYAML's, which few workers load."""
     if name != "MetricsCachePyYamlError":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import yaml

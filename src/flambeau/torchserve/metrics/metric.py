@@ -1,4 +1,4 @@
-"""CachingMetric: one metric of a handler; what it is given travels to the server, or to the log outside a worker."""
+"""CachingMetric: one metric of a handler. Its values go to the server, or to the log outside of a worker."""
 
 from __future__ import annotations
 
@@ -10,18 +10,53 @@ from functools import cache
 from socket import gethostname
 from typing import Any
 
+from flambeau.metrics.definitions import MetricTypes
 from flambeau.metrics.samples import Sample
-from flambeau.torchserve.metrics.units import UNITS, Dimension, MetricTypes
 
 logger = logging.getLogger(__name__)
 
-MAX_UNSENT = 100_000  # a thread may measure while no request comes that would carry the samples away
+MAX_UNSENT = 100_000  # a thread may record values while no request takes the samples away
 
 hostname = cache(gethostname)
 
 
+UNITS: dict[str | None, str] = {
+    "ms": "Milliseconds",
+    "s": "Seconds",
+    "percent": "Percent",
+    "count": "Count",
+    "MB": "Megabytes",
+    "GB": "Gigabytes",
+    "kB": "Kilobytes",
+    "B": "Bytes",
+    "": "unit",
+    None: "unit",
+}
+
+
+class Units:
+    """Short names of units and their long names."""
+
+    def __init__(self) -> None:
+        self.units = dict(UNITS)
+
+
+class Dimension:
+    """A label: a name and its value."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.value}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"Name": self.name, "Value": self.value}
+
+
 class MetricAbstract(abc.ABC):
-    """A metric by name, unit, dimension names and kind."""
+    """A metric with its name, unit, dimension names and kind."""
 
     def __init__(
         self,
@@ -37,16 +72,16 @@ class MetricAbstract(abc.ABC):
 
     @abc.abstractmethod
     def add_or_update(self, value: float, dimension_values: Sequence[Any] = (), request_id: str = "") -> None:
-        """Take a measurement."""
+        """Record a value."""
 
 
 class CachingMetric(MetricAbstract):
-    """A metric that passes on what it is given."""
+    """A metric that forwards its values."""
 
-    sink: list[Sample] | None = None  # where a worker collects samples; None: they are logged
+    sink: list[Sample] | None = None  # where a worker collects samples; None: values are logged
 
     def add_or_update(self, value: float, dimension_values: Sequence[Any] = (), request_id: str = "") -> None:
-        """Take a measurement; one that cannot be right is logged and left out."""
+        """Record a value; an invalid one is logged and dropped."""
         problem = self._mismatch(dimension_values)
         text = "" if problem else self._dimension_text(dimension_values)
         problem = problem or self._wrong_value(value)
@@ -69,7 +104,7 @@ class CachingMetric(MetricAbstract):
         self.add_or_update(value, [dimension.value for dimension in dimensions], request_id)
 
     def emit_metrics(self, request_id: str, value: float, dimension_string: str) -> None:
-        """Write the line that stands for a measurement."""
+        """Log a value as a metric line."""
         kind = self.metric_type.name
         line = f"[METRICS]{self.metric_name}.{self.unit}:{value}|#{dimension_string}|#type:{kind}"
         ids = f",{request_id}" if request_id else ""

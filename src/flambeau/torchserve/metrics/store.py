@@ -1,4 +1,4 @@
-"""The older ways to measure: Metric and MetricsStore, kept for handlers and tests that still use them."""
+"""Metric and MetricsStore: the older API, for handlers and tests that still use it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import time
 from typing import Any
 
-from flambeau.torchserve.metrics.metric import CachingMetric, hostname
-from flambeau.torchserve.metrics.units import Dimension, MetricTypes
+from flambeau.metrics.definitions import MetricTypes
+from flambeau.torchserve.metrics.metric import CachingMetric, Dimension, hostname
 
 
 class Metric:
-    """One measurement with its name, unit and dimensions."""
+    """One value with its name, unit and dimensions."""
 
     def __init__(
         self,
@@ -34,12 +34,11 @@ class Metric:
         self.request_id = request_id
 
     def update(self, value: Any) -> None:
-        """Take a new value; a counter adds it."""
+        """Set the value; a counter adds to it."""
         self.value = self.value + value if self.metric_method == "counter" else value
         self._metric.add_or_update(value, self.dimension_values, self.request_id or "")
 
     def reset(self) -> None:
-        """Start again at 0."""
         self.value = 0
         self._metric.add_or_update(0, self.dimension_values, self.request_id or "")
 
@@ -49,7 +48,6 @@ class Metric:
         return f"{self.name}.{self.unit}:{self.value}|#{dimensions}|#hostname:{hostname()},{int(time.time())}{ids}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The measurement as JSON shows it."""
         return {
             "MetricName": self.name,
             "Value": self.value,
@@ -62,15 +60,14 @@ class Metric:
 
 
 class MetricEncoder(json.JSONEncoder):
-    """Writes metrics and dimensions as JSON."""
+    """Encodes metrics and dimensions as JSON."""
 
     def default(self, obj: Any) -> Any:
-        """The object as a mapping, if it is one of ours."""
         return obj.to_dict() if isinstance(obj, Metric | Dimension) else super().default(obj)
 
 
 class MetricsStore:
-    """Keeps measurements in a list, one per name, unit, request and dimensions."""
+    """Values in a list, one per name, unit, request and dimensions."""
 
     def __init__(self, request_ids: Any, model_name: str) -> None:
         self.store: list[Metric] = []
@@ -81,7 +78,6 @@ class MetricsStore:
     def add_counter(
         self, name: str, value: float, idx: int | None = None, dimensions: list[Dimension] | None = None
     ) -> None:
-        """Count something."""
         self._put(name, value, self._ids_for(idx), "count", dimensions, "counter")
 
     def add_time(
@@ -92,7 +88,7 @@ class MetricsStore:
         unit: str = "ms",
         dimensions: list[Dimension] | None = None,
     ) -> None:
-        """Measure a time in ms or s."""
+        """Record a time in ms or s."""
         if unit not in ("ms", "s"):
             raise ValueError("the unit for a timed metric should be one of ['ms', 's']")
         self._put(name, value, self._ids_for(idx), unit, dimensions)
@@ -105,7 +101,7 @@ class MetricsStore:
         unit: str = "MB",
         dimensions: list[Dimension] | None = None,
     ) -> None:
-        """Measure a size in MB, kB, GB or B."""
+        """Record a size in MB, kB, GB or B."""
         if unit not in ("MB", "kB", "GB", "B"):
             raise ValueError("The unit for size based metric is one of ['MB','kB', 'GB', 'B']")
         self._put(name, value, self._ids_for(idx), unit, dimensions)
@@ -113,17 +109,15 @@ class MetricsStore:
     def add_percent(
         self, name: str, value: float, idx: int | None = None, dimensions: list[Dimension] | None = None
     ) -> None:
-        """Measure a share."""
         self._put(name, value, self._ids_for(idx), "percent", dimensions)
 
     def add_error(self, name: str, value: Any, dimensions: list[Dimension] | None = None) -> None:
-        """Note an error: a count, or a text."""
+        """Record an error: a count or a text."""
         self._put(name, value, None, "", dimensions)
 
     def add_metric(
         self, name: str, value: float, unit: str, idx: int | None = None, dimensions: list[Dimension] | None = None
     ) -> None:
-        """Take a measurement of any unit."""
         self._put(name, value, self._ids_for(idx), unit, dimensions)
 
     def _put(

@@ -1,4 +1,4 @@
-"""One request through a workflow: each node as soon as all before it have answered."""
+"""Runs one request through a workflow: each node starts when all its predecessors have answered."""
 
 from __future__ import annotations
 
@@ -10,47 +10,44 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import FlambeauError, NodeFailed
-from flambeau.serving.answer import Answer
-from flambeau.serving.job import Body, Job
+from flambeau.serving.job import Job, ReplyCollector, RequestBody
 from flambeau.serving.model import Model
-from flambeau.serving.scheduling.priorities import priority_of
-from flambeau.torchserve.workflows.spec import Node, Spec
+from flambeau.serving.priorities import priority_of
+from flambeau.torchserve.workflows.spec import WorkflowNode, WorkflowSpec
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a client asks of a workflow."""
-
+class WorkflowRequest:
     request_id: str
     headers: list[tuple[str, str]]
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """What a node gets: the client's own body, or named answers of the nodes before it, one after another."""
+class NodeInput:
+    """The input of a node: the client's body, or the joined answers of its predecessors."""
 
     content: bytes
     fields: list[tuple[str, int]] | None = None
 
     @classmethod
-    def from_answers(cls, answers: Mapping[str, bytes]) -> Input:
-        """One answer is the body; of several, each has its node's name."""
+    def from_answers(cls, answers: Mapping[str, bytes]) -> NodeInput:
+        """A single answer becomes the body; several are fields named after their nodes."""
         if len(answers) == 1:
             [content] = answers.values()
             return cls(content, [("body", len(content))])
         return cls(b"".join(answers.values()), [(name, len(content)) for name, content in answers.items()])
 
 
-async def run(spec: Spec, find: Callable[[str], Model], call: Call) -> bytes:
-    """The workflow's answer; branches run side by side, and when one fails or the client goes, all end."""
+async def run(spec: WorkflowSpec, find: Callable[[str], Model], call: WorkflowRequest) -> bytes:
+    """Run all branches concurrently and return the answer; a failure or cancellation ends all of them."""
     tasks: dict[str, asyncio.Task[bytes]] = {}
 
     async def run_one(name: str) -> bytes:
         before = {other: await tasks[other] for other in spec.graph.before[name]}
-        given = Input.from_answers(before) if before else Input(call.body)
+        given = NodeInput.from_answers(before) if before else NodeInput(call.body)
         return await run_node(spec.nodes[name], find, call, given)
 
     try:
@@ -62,8 +59,8 @@ async def run(spec: Spec, find: Callable[[str], Model], call: Call) -> bytes:
     return combine({name: tasks[name].result() for name in spec.graph.leaves})
 
 
-async def run_node(node: Node, find: Callable[[str], Model], call: Call, given: Input) -> bytes:
-    """A node's answer, asked for as often as its settings allow."""
+async def run_node(node: WorkflowNode, find: Callable[[str], Model], call: WorkflowRequest, given: NodeInput) -> bytes:
+    """Call a node, with as many retries as its settings allow."""
     attempts = node.settings.retry_attempts
     reason = ""
     for attempt in range(attempts + 1):
@@ -79,13 +76,13 @@ async def run_node(node: Node, find: Callable[[str], Model], call: Call, given: 
     raise NodeFailed(node.name, cause=f"{text}\n{reason}")
 
 
-async def _ask(model: Model, node: Node, call: Call, given: Input) -> bytes:
-    answer = Answer()
+async def _ask(model: Model, node: WorkflowNode, call: WorkflowRequest, given: NodeInput) -> bytes:
+    answer = ReplyCollector()
     job = Job(
         answer,
         request_id=call.request_id,
         headers=call.headers,
-        body=Body(given.content),
+        body=RequestBody(given.content),
         arrived=asyncio.get_running_loop().time(),
         fields=given.fields,
     )
@@ -99,7 +96,7 @@ async def _ask(model: Model, node: Node, call: Call, given: Input) -> bytes:
 
 
 def combine(answers: Mapping[str, bytes]) -> bytes:
-    """The answer of the one leaf as it is; of several, a JSON object with the object of each."""
+    """The answer of a single leaf unchanged; of several, a JSON object with one entry each."""
     if len(answers) == 1:
         [content] = answers.values()
         return content
@@ -118,6 +115,6 @@ def _object(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error of the node that failed; those after it only repeat it."""
+    """The error of the node that failed first; later ones only repeat it."""
     found: Sequence[BaseException] = errors.exceptions
     return _first(found[0]) if isinstance(found[0], BaseExceptionGroup) else found[0]

@@ -1,105 +1,109 @@
-"""The workflow API: /workflows to register, list, describe and unregister; /wfpredict to run one."""
+"""The workflow API: /workflows registers, lists, describes and unregisters; /wfpredict runs a workflow."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest
-from flambeau.frontend import operations
-from flambeau.frontend.http.app import Endpoint, not_allowed, not_found, query_of
-from flambeau.frontend.http.describe import model_document
+from flambeau.frontend.common import operations
+from flambeau.frontend.http.api_descriptions import model_document
+from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.management import boolean, integer, parameters, positive, text
-from flambeau.frontend.http.problems import JSON_TYPE, respond_json
+from flambeau.frontend.http.router import Endpoint, not_allowed, not_found, query_of
 from flambeau.logs.layouts import masked
 from flambeau.serving.server import Server
-from flambeau.torchserve.workflows.execution import Call
-from flambeau.torchserve.workflows.workflows import Workflow
+from flambeau.serving.sources.store import Store
+from flambeau.torchserve.workflows.execution import WorkflowRequest
+from flambeau.torchserve.workflows.registry import Workflow, WorkflowRegistry
+
+logger = logging.getLogger(__name__)
 
 
-def workflow_management_routes(server: Server) -> dict[str, Endpoint]:
-    """The paths of workflows on the management listener."""
-    return {"workflows": partial(workflows, server)}
+class WorkflowExtension:
+    """Workflows as an extension of a server."""
 
+    def __init__(self, server: Server) -> None:
+        self.workflows = WorkflowRegistry(server, Store(workflow_store_of(server.config), server.store.downloader))
 
-def workflow_inference_routes(server: Server) -> dict[str, Endpoint]:
-    """The paths of workflows on the inference listener."""
-    return {"wfpredict": partial(predict, server)}
+    @property
+    def num_running(self) -> int:
+        return self.workflows.num_running
 
+    def http_routes(self, api: Literal["inference", "management"]) -> dict[str, Endpoint]:
+        return {"wfpredict": self._predict} if api == "inference" else {"workflows": self._manage}
 
-async def workflows(server: Server, exchange: Exchange, segments: list[str]) -> None:
-    """/workflows and /workflows/{workflow}; what follows the name does not count, as in TorchServe."""
-    method = exchange.method
-    if len(segments) == 1:
-        collection = {"GET": list_workflows, "POST": register}.get(method)
-        await collection(server, exchange) if collection else not_allowed(exchange)
-    elif len(segments) > 3:
-        not_found(exchange)
-    else:
-        one = {"GET": describe, "DELETE": unregister}.get(method)
-        await one(server, exchange, segments[1]) if one else not_allowed(exchange)
+    async def close(self) -> None:
+        await self.workflows.close()
 
+    # ---- endpoints ----
 
-async def predict(server: Server, exchange: Exchange, segments: list[str]) -> None:
-    """/wfpredict/{workflow}: any method but OPTIONS runs it; when the client goes, its nodes are told."""
-    if len(segments) < 2:
-        not_found(exchange)
-        return
-    workflow = server.workflows.find(segments[1])
-    if exchange.method == "OPTIONS":
-        respond_json(exchange, 200, model_document(workflow.name))
-        return
-    body = exchange.take_body()
-    content = body.content if body.segment is None else bytes(body.segment.memory[: body.size_bytes])
-    body.release()
-    call = Call(request_id=exchange.request_id, headers=exchange.headers, body=content)
-    exchange.respond(200, await server.workflows.predict(segments[1], call), (JSON_TYPE,))
+    async def _manage(self, exchange: Exchange, segments: list[str]) -> None:
+        """/workflows and /workflows/{workflow}. As in TorchServe, one more segment is ignored."""
+        method = exchange.method
+        if len(segments) == 1:
+            collection = {"GET": self._list, "POST": self._register}.get(method)
+            await collection(exchange) if collection else not_allowed(exchange)
+        elif len(segments) > 3:
+            not_found(exchange)
+        else:
+            one = {"GET": self._describe, "DELETE": self._unregister}.get(method)
+            await one(exchange, segments[1]) if one else not_allowed(exchange)
 
+    async def _predict(self, exchange: Exchange, segments: list[str]) -> None:
+        """/wfpredict/{workflow}: any method but OPTIONS runs it. A lost connection cancels its nodes."""
+        if len(segments) < 2:
+            not_found(exchange)
+            return
+        workflow = self.workflows.find(segments[1])
+        if exchange.method == "OPTIONS":
+            respond_json(exchange, 200, model_document(workflow.name))
+            return
+        body = exchange.take_body()
+        content = body.content if body.segment is None else bytes(body.segment.memory[: body.size_bytes])
+        body.release()
+        request = WorkflowRequest(request_id=exchange.request_id, headers=exchange.headers, body=content)
+        exchange.respond(200, await self.workflows.predict(segments[1], request), (JSON_TYPE,))
 
-async def register(server: Server, exchange: Exchange) -> None:
-    """POST /workflows: a registration that has begun is finished even if its caller goes away."""
-    given = parameters(exchange)
-    url = given.get("url")
-    if url is None:
-        raise BadRequest("Parameter url is required.")
-    workflow = await asyncio.shield(
-        server.workflows.register(
-            str(url),
-            name=text(given, "workflow_name"),
-            response_timeout_s=positive(given, "response_timeout"),
-            startup_timeout_s=positive(given, "startup_timeout"),
-            signed=boolean(given, "s3_sse_kms", False),
+    async def _register(self, exchange: Exchange) -> None:
+        given = parameters(exchange)
+        url = given.get("url")
+        if url is None:
+            raise BadRequest("Parameter url is required.")
+        # Shielded: a registration that has begun is finished even when its caller disconnects.
+        workflow = await asyncio.shield(
+            self.workflows.register(
+                str(url),
+                name=text(given, "workflow_name"),
+                response_timeout_s=positive(given, "response_timeout"),
+                startup_timeout_s=positive(given, "startup_timeout"),
+                signed=boolean(given, "s3_sse_kms", False),
+            )
         )
-    )
-    _status(exchange, f"Workflow {workflow.name} has been registered and scaled successfully.")
+        _status(exchange, f"Workflow {workflow.name} has been registered and scaled successfully.")
+
+    async def _list(self, exchange: Exchange) -> None:
+        respond_json(exchange, 200, page([*self.workflows], query_of(exchange)))
+
+    async def _describe(self, exchange: Exchange, name: str) -> None:
+        respond_json(exchange, 200, [document(self.workflows.find(name))])
+
+    async def _unregister(self, exchange: Exchange, name: str) -> None:
+        await asyncio.shield(self.workflows.unregister(name))
+        _status(exchange, f'Workflow "{name}" unregistered')
 
 
-async def list_workflows(server: Server, exchange: Exchange) -> None:
-    """GET /workflows: by name, a page at a time."""
-    respond_json(exchange, 200, page(server, query_of(exchange)))
-
-
-async def describe(server: Server, exchange: Exchange, name: str) -> None:
-    """GET /workflows/{workflow}: its settings and its graph."""
-    respond_json(exchange, 200, [document(server.workflows.find(name))])
-
-
-async def unregister(server: Server, exchange: Exchange, name: str) -> None:
-    """DELETE /workflows/{workflow}: answer what was accepted, then let its nodes go."""
-    await asyncio.shield(server.workflows.unregister(name))
-    _status(exchange, f'Workflow "{name}" unregistered')
-
-
-def page(server: Server, query: Mapping[str, str]) -> dict[str, Any]:
-    """A page of the list."""
+def page(workflows: list[Workflow], query: Mapping[str, str]) -> dict[str, Any]:
+    """One page of the list of workflows."""
     start, limit = max(0, integer(query, "next_page_token", 0)), integer(query, "limit", operations.PAGE)
     end = start + (limit if 0 <= limit <= operations.PAGE else operations.PAGE)
-    everything = [*server.workflows]
-    token = {"nextPageToken": str(end)} if end < len(everything) else {}
-    shown = [{"workflowName": one.name, "workflowUrl": masked(one.source.url)} for one in everything[start:end]]
+    token = {"nextPageToken": str(end)} if end < len(workflows) else {}
+    shown = [{"workflowName": one.name, "workflowUrl": masked(one.source.url)} for one in workflows[start:end]]
     return {**token, "workflows": shown}
 
 
@@ -117,5 +121,14 @@ def document(workflow: Workflow) -> dict[str, Any]:
     }
 
 
-def _status(exchange: Exchange, words: str) -> None:
-    respond_json(exchange, 200, {"status": words})
+def workflow_store_of(config: ServerConfig) -> Path | None:
+    """The folder of workflow archives; None, with a warning, when the configured one does not exist."""
+    store = config.workflow_store or config.model_store
+    if config.workflow_store is not None and not config.workflow_store.is_dir():
+        logger.warning("the workflow store %s is not a folder: no workflow can be registered from it", store)
+        return None
+    return store
+
+
+def _status(exchange: Exchange, text: str) -> None:
+    respond_json(exchange, 200, {"status": text})

@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.request_envelope.base`."""
 
-from flambeau.handlers.envelopes.envelopes import BaseEnvelope as BaseEnvelope
+from flambeau.handlers.envelopes.base import BaseEnvelope as BaseEnvelope

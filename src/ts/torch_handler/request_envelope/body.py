@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.request_envelope.body`."""
 
-from flambeau.handlers.envelopes.envelopes import BodyEnvelope as BodyEnvelope
+from flambeau.handlers.envelopes.base import BodyEnvelope as BodyEnvelope

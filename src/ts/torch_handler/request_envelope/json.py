@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.request_envelope.json`."""
 
-from flambeau.handlers.envelopes.envelopes import JSONEnvelope as JSONEnvelope
+from flambeau.handlers.envelopes.base import JSONEnvelope as JSONEnvelope

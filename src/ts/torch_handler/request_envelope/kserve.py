@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.request_envelope.kserve`."""
 
-from flambeau.handlers.envelopes.envelopes import KServeEnvelope as KServeEnvelope
+from flambeau.handlers.envelopes.kserve import KServeEnvelope as KServeEnvelope

@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.request_envelope.kservev2`."""
 
-from flambeau.handlers.envelopes.envelopes import KServev2Envelope as KServev2Envelope
+from flambeau.handlers.envelopes.kserve import KServev2Envelope as KServev2Envelope

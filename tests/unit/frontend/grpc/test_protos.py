@@ -27,7 +27,7 @@ def test_descriptors_are_up_to_date(tmp_path):
 def test_other_copies_of_the_files_can_be_loaded_beside_ours():
     program = (
         "from support.grpc_calls import stubs; made = stubs();"
-        "import flambeau.frontend.grpc.listeners;"
+        "import flambeau.frontend.grpc.frontend;"
         "from flambeau.frontend.grpc.messages import PredictionsRequest as Ours;"
         "theirs = made.inference_pb2.PredictionsRequest(model_name='m', input={'a': b'1'}, sequence_id='s');"
         "assert Ours.FromString(theirs.SerializeToString()).input['a'] == b'1';"

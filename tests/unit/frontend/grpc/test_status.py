@@ -23,7 +23,7 @@ from flambeau.errors import (
     WorkerDied,
     WorkersFailed,
 )
-from flambeau.frontend.grpc.messages import Malformed
+from flambeau.frontend.grpc.messages import MalformedMessage
 from flambeau.frontend.grpc.status import (
     code_of_http,
     details_of,
@@ -64,7 +64,7 @@ def test_management(error, code, name):
         (VersionNotFound("x"), StatusCode.INTERNAL),
         (BadRequest("x"), StatusCode.INTERNAL),
         (Unavailable("x"), StatusCode.INTERNAL),
-        (Malformed("x"), StatusCode.INVALID_ARGUMENT),
+        (MalformedMessage("x"), StatusCode.INVALID_ARGUMENT),
         (DeadlinePassed("x"), StatusCode.DEADLINE_EXCEEDED),
         (InvalidKey("x"), StatusCode.PERMISSION_DENIED),
         (JobFailed("x", status=503), StatusCode.UNAVAILABLE),

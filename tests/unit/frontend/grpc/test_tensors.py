@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flambeau.frontend.grpc.messages import Malformed, open_inference
+from flambeau.frontend.grpc.messages import MalformedMessage, open_inference
 from flambeau.frontend.grpc.tensors import (
     CHUNK,
     FIELDS,
@@ -32,7 +32,7 @@ def test_any_bytes_are_elements_or_refused(raw):
     for datatype in (*FIELDS, "FP16", "BF16", "BYTES", "nonsense"):
         try:
             assert len(pack(datatype, unpack(datatype, raw))) == len(raw)
-        except Malformed:
+        except MalformedMessage:
             pass
 
 
@@ -55,7 +55,7 @@ def test_what_is_converted_in_chunks_is_whole():
 
 def test_numbers_that_do_not_fit_are_refused():
     for datatype, values in (("INT8", [128]), ("UINT8", [-1]), ("FP32", ["x"]), ("BF16", [1.0])):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedMessage):
             pack(datatype, values)
 
 

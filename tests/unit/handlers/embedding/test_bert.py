@@ -97,11 +97,11 @@ def test_broken_file_is_named(tmp_path):
         ({"hidden_act": "swish"}, "activation 'swish'"),
     ],
 )
-def test_other_models_are_refused(change, reason):
+def test_other_models_are_rejected(change, reason):
     with pytest.raises(HandlerError, match=reason):
         read_config({**CONFIG, **change})
 
 
-def test_incomplete_config_is_refused():
+def test_incomplete_config_is_rejected():
     with pytest.raises(HandlerError, match="vocab_size"):
         read_config({name: value for name, value in CONFIG.items() if name != "vocab_size"})

@@ -18,7 +18,7 @@ from support.onnx_models import save, value  # noqa: E402
 DIMS = ["batch", "sequence"]
 
 
-def test_sentence_vector_of_the_models_own_is_taken(tmp_path):
+def test_sentence_vectors_of_the_model_are_used(tmp_path):
     nodes = [
         helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
         helper.make_node("Add", ["mask", "mask"], ["sentence_embedding"]),

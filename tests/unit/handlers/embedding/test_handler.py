@@ -35,7 +35,7 @@ def context(folder=".", count=0, **options) -> Context:
     return made
 
 
-def ask(embedder, *bodies):
+def send(embedder, *bodies):
     rows = [{"body": body} for body in bodies]
     return [json.loads(reply) for reply in embedder.handle(rows, context(count=len(rows)))]
 
@@ -46,7 +46,7 @@ def minilm():
 
 
 def test_known_components_of_a_known_sentence(minilm):
-    [vector] = ask(minilm, "This is an example sentence")
+    [vector] = send(minilm, "This is an example sentence")
     assert vector[:3] == pytest.approx([0.0676, 0.0635, 0.0487], abs=1e-3)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
 
@@ -56,14 +56,14 @@ def test_real_model_equals_the_plain_computation(minilm):
 
     tensors = load_file(minilm_folder() / "model.safetensors")
     texts = ["Hello, world!", "Voilà: a somewhat longer sentence, with words like 'tokenization' in it."]
-    for text, got in zip(texts, ask(minilm, texts)[0], strict=True):
+    for text, got in zip(texts, send(minilm, texts)[0], strict=True):
         ids = minilm.tokenizer.encode(text).ids
         vector = plain_forward(tensors, ids, num_layers=6, num_heads=12).mean(0)
         assert got == pytest.approx((vector / vector.norm()).tolist(), abs=1e-5)
 
 
 def test_close_meanings_are_closer_than_far_ones(minilm):
-    [vectors] = ask(
+    [vectors] = send(
         minilm, ["A man is eating food.", "Someone has a meal.", "The stock market fell.", "Shares lost value today."]
     )
     likeness = np.array(vectors) @ np.array(vectors).T
@@ -73,25 +73,25 @@ def test_close_meanings_are_closer_than_far_ones(minilm):
 
 def test_vector_does_not_depend_on_neighbors(minilm):
     texts = ["short", "a text of some more words than that", "word " * 200, "another", "and " * 20] * 3
-    alone = [ask(minilm, text)[0] for text in texts[:5]] * 3
-    assert np.abs(np.array(ask(minilm, texts)[0]) - np.array(alone)).max() < 1e-5
-    assert np.abs(np.array(ask(minilm, *texts)) - np.array(alone)).max() < 1e-5
+    alone = [send(minilm, text)[0] for text in texts[:5]] * 3
+    assert np.abs(np.array(send(minilm, texts)[0]) - np.array(alone)).max() < 1e-5
+    assert np.abs(np.array(send(minilm, *texts)) - np.array(alone)).max() < 1e-5
 
 
 def test_long_text_is_cut(minilm):
-    cut, longer = ask(minilm, "word " * 254, "word " * 5000)
+    cut, longer = send(minilm, "word " * 254, "word " * 5000)
     assert longer == pytest.approx(cut, abs=1e-6)
     shorter = load(minilm_folder(), max_seq_length=16)
     assert shorter.describe_handle()["maxSequenceLength"] == 16
-    assert ask(shorter, "word " * 14) == ask(shorter, "word " * 50)
+    assert send(shorter, "word " * 14) == send(shorter, "word " * 50)
 
 
-def test_vectors_in_base64_are_the_same_and_their_cost_is_told(tmp_path):
+def test_vectors_in_base64_are_equal_and_usage_is_reported(tmp_path):
     embedder = load(save_bert_folder(tmp_path))
     texts = ["the cat sat", "a dog"]
-    [plain] = ask(embedder, texts)
+    [plain] = send(embedder, texts)
     told = {"input": texts, "encoding_format": "base64", "usage": True}
-    [found, one] = ask(embedder, told, {"input": "a dog", "encoding_format": "base64"})
+    [found, one] = send(embedder, told, {"input": "a dog", "encoding_format": "base64"})
     assert found["num_tokens"] == 5 + 4  # with the two that begin and end a text
     vectors = [np.frombuffer(base64.b64decode(text), "<f4") for text in found["embeddings"]]
     assert np.abs(np.array(vectors) - np.array(plain)).max() < 1e-6
@@ -100,11 +100,11 @@ def test_vectors_in_base64_are_the_same_and_their_cost_is_told(tmp_path):
 
 def test_shorter_vectors_are_of_length_one_where_the_model_allows_them(tmp_path):
     folder = save_bert_folder(tmp_path)
-    with pytest.raises(BadRequest, match="gives 16 dimensions and no fewer"):
-        ask(load(folder), {"input": "the cat", "dimensions": 4})
+    with pytest.raises(BadRequest, match="supports 16 dimensions only"):
+        send(load(folder), {"input": "the cat", "dimensions": 4})
     with pytest.raises(BadRequest, match="at most 16"):
-        ask(load(folder, matryoshka=True), {"input": "the cat", "dimensions": 17})
-    whole, short, same = ask(
+        send(load(folder, matryoshka=True), {"input": "the cat", "dimensions": 17})
+    whole, short, same = send(
         load(folder, matryoshka=True),
         "the cat",
         {"input": "the cat", "dimensions": 4},
@@ -121,21 +121,21 @@ def test_pooling_normalization_and_prompts_come_from_the_folder(tmp_path):
     }
     embedder = load(save_bert_folder(tmp_path, **documents))
     assert embedder.describe_handle()["dimensions"] == 32
-    plain, asked, again = ask(
+    plain, asked, again = send(
         embedder, "the cat", {"text": "the cat", "prompt_name": "far"}, {"text": "far away and the cat"}
     )
     assert asked == pytest.approx(again, abs=1e-6)
     assert plain != pytest.approx(again, abs=1e-2)
     assert np.linalg.norm(plain) > 2
-    [unit] = ask(embedder, {"text": "the cat", "normalize": True})
+    [unit] = send(embedder, {"text": "the cat", "normalize": True})
     assert unit == pytest.approx((np.array(plain) / np.linalg.norm(plain)).tolist(), abs=1e-6)
     with pytest.raises(BadRequest, match="no prompt 'near'; it has far"):
-        ask(embedder, {"text": "the cat", "prompt_name": "near"})
+        send(embedder, {"text": "the cat", "prompt_name": "near"})
 
 
 def test_onnx_encoder_is_pooled_here(tmp_path):
     embedder = load(save_onnx_folder(tmp_path))
-    one, two = ask(embedder, "the", ["a cat", "dog"])
+    one, two = send(embedder, "the", ["a cat", "dog"])
     assert one == pytest.approx([(2 + 4 + 3) / 3, 2 * (2 + 4 + 3) / 3])
     assert two[0] == pytest.approx([(2 + 5 + 6 + 3) / 4, 2 * (2 + 5 + 6 + 3) / 4])
     assert two[1] == pytest.approx([(2 + 7 + 3) / 3, 2 * (2 + 7 + 3) / 3])

@@ -9,6 +9,7 @@ import yaml
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.generation.settings import read_settings, shortened
+from flambeau.llm.sampling_params import SamplingParams
 
 SPECULATIVE = """
 minWorkers: 1
@@ -51,7 +52,7 @@ def test_settings_of_the_speculative_example(folder):
         5,
     )
     assert (engine.tokenizer, engine.compile) == (str(folder / "path/to/tokenizer.model"), True)
-    assert (settings.max_new_tokens, settings.temperature, settings.top_k) == (256, 0.8, 200)
+    assert settings.sampling == SamplingParams(max_tokens=256, temperature=0.8, top_k=200)
 
 
 def test_draft_is_left_alone_unless_speculation_is_on(folder):
@@ -79,7 +80,7 @@ def test_older_names_and_places_are_understood(folder):
     )
     assert settings.model_path == folder / "path/to/gpt_fast_7b"
     assert settings.engine.speculation == "draft"
-    assert (settings.stream, settings.max_new_tokens) == (True, 50)
+    assert (settings.stream, settings.sampling.max_tokens) == (True, 50)
 
 
 def test_our_own_settings_reach_the_engine(folder):
@@ -122,7 +123,8 @@ def test_paths_lead_from_the_models_folder_and_then_from_the_servers(folder):
         ("handler: {color: red}", "has color, which gpt_handler does not know; it may have model_path"),
         ("handler: {max_num_seqs: 0}", "max_num_seqs must be a whole number from 1, not 0"),
         ("handler: {compile: maybe}", "compile must be true or false, not 'maybe'"),
-        ("handler: {temperature: hot}", "temperature must be a number from 0, not 'hot'"),
+        ("handler: {temperature: hot}", "temperature must be a number from 0 to 100, not 'hot'"),
+        ("handler: {top_p: 0}", "handler: top_p must be a number above 0, up to 1, not 0"),
         ("handler: {top_k: -1}", "top_k must be a whole number from 0"),
         ("handler: {model_path: 5}", "model_path must be text, not 5"),
         ("handler: [model_path]", "must hold keys and values"),
@@ -134,7 +136,7 @@ def test_what_is_wrong_is_named_with_the_remedy(folder, config, reason):
 
 
 def test_subclass_may_have_keys_of_its_own(folder, caplog):
-    assert read("handler: {color: red, max_new_token: 5}", folder, allows_others=True).max_new_tokens == 256
+    assert read("handler: {color: red, max_new_token: 5}", folder, allows_others=True).sampling.max_tokens == 256
     assert "did you mean max_new_tokens" in caplog.text
     assert "color" not in caplog.text
 

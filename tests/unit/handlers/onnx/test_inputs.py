@@ -13,7 +13,7 @@ from flambeau.errors import BadRequest, HandlerError
 
 np = pytest.importorskip("numpy")
 
-from flambeau.handlers.onnx.inputs import InputLimits, read_example, read_specs  # noqa: E402
+from flambeau.handlers.onnx.inputs import InputLimits, read_request_arrays, read_specs  # noqa: E402
 from flambeau.handlers.onnx.npy import write_npy, write_npz  # noqa: E402
 
 NUMBERS = InputLimits()
@@ -28,11 +28,11 @@ ONE = specs(x=("tensor(float)", ["batch", 3]))
 TWO = specs(ids=("tensor(int64)", ["batch", None]), scale=("tensor(float)", []))
 
 
-def test_rank_tells_a_batch_from_one_example():
-    batch = read_example([[1, 2, 3], [4, 5, 6]], ONE, NUMBERS)
+def test_number_of_axes_distinguishes_a_batch_from_one_example():
+    batch = read_request_arrays([[1, 2, 3], [4, 5, 6]], ONE, NUMBERS)
     assert not batch.is_single
     assert batch.arrays["x"].shape == (2, 3)
-    single = read_example([1, 2, 3.5], ONE, NUMBERS)
+    single = read_request_arrays([1, 2, 3.5], ONE, NUMBERS)
     assert single.is_single
     assert single.arrays["x"].shape == (1, 3)
     assert single.arrays["x"].dtype == np.float32
@@ -52,16 +52,16 @@ def test_rank_tells_a_batch_from_one_example():
     ],
 )
 def test_every_spelling_means_the_same(value):
-    assert read_example(value, ONE, NUMBERS).arrays["x"].tolist() == [[1, 2, 3]]
+    assert read_request_arrays(value, ONE, NUMBERS).arrays["x"].tolist() == [[1, 2, 3]]
 
 
 def test_inputs_without_a_batch_axis_stay_as_they_are():
-    example = read_example({"ids": [1, 2], "scale": 0.5}, TWO, NUMBERS)
+    example = read_request_arrays({"ids": [1, 2], "scale": 0.5}, TWO, NUMBERS)
     assert example.is_single
     assert example.arrays["ids"].shape == (1, 2)
     assert example.arrays["scale"].shape == ()
     fixed = specs(image=("tensor(uint8)", [1, 2, 2]), state=("tensor(float)", [2, None]))
-    example = read_example({"image": [[0, 1], [2, 255]], "state": [[1], [2]]}, fixed, NUMBERS)
+    example = read_request_arrays({"image": [[0, 1], [2, 255]], "state": [[1], [2]]}, fixed, NUMBERS)
     assert (example.arrays["image"].shape, example.arrays["state"].shape) == ((1, 2, 2), (2, 1))
 
 
@@ -79,14 +79,14 @@ def test_inputs_without_a_batch_axis_stay_as_they_are():
         ([1, 2, float("nan")], "allow_nan"),
         ([1, 2, 1e300], "beyond"),
         ({"y": [1, 2, 3]}, "inputs y unknown and x missing; the model takes x"),
-        ({"inputs": [1, 2, 3], "more": 1}, 'beside "inputs"'),
+        ({"inputs": [1, 2, 3], "more": 1}, 'a request with "inputs"'),
         (b"[1, 2", "not valid JSON"),
         (b"\xff\xfe\x00", "send JSON"),
     ],
 )
-def test_what_does_not_fit_is_named(value, reason):
+def test_invalid_inputs_are_named(value, reason):
     with pytest.raises(BadRequest, match=reason):
-        read_example(value, ONE, NUMBERS)
+        read_request_arrays(value, ONE, NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -100,32 +100,32 @@ def test_what_does_not_fit_is_named(value, reason):
 )
 def test_several_inputs_are_checked_each(value, reason):
     with pytest.raises(BadRequest, match=reason):
-        read_example(value, TWO, NUMBERS)
+        read_request_arrays(value, TWO, NUMBERS)
 
 
 def test_inputs_must_agree_on_having_a_batch_axis():
     pair = specs(a=("tensor(float)", ["n", 2]), b=("tensor(float)", ["n"]))
     with pytest.raises(BadRequest, match="input b is one example and input a a batch"):
-        read_example({"a": [[1, 2]], "b": 1}, pair, NUMBERS)
+        read_request_arrays({"a": [[1, 2]], "b": 1}, pair, NUMBERS)
 
 
 def test_other_types_keep_their_kind():
     narrow = specs(x=("tensor(int8)", ["n"]))
-    assert read_example([127, -128], narrow, NUMBERS).arrays["x"].dtype == np.int8
+    assert read_request_arrays([127, -128], narrow, NUMBERS).arrays["x"].dtype == np.int8
     with pytest.raises(BadRequest, match="int8"):
-        read_example([128], narrow, NUMBERS)
+        read_request_arrays([128], narrow, NUMBERS)
     words = specs(x=("tensor(string)", ["n"]))
-    assert read_example(["a", "ü"], words, NUMBERS).arrays["x"].tolist() == ["a", "ü"]
+    assert read_request_arrays(["a", "ü"], words, NUMBERS).arrays["x"].tolist() == ["a", "ü"]
     with pytest.raises(BadRequest, match="string"):
-        read_example([1], words, NUMBERS)
+        read_request_arrays([1], words, NUMBERS)
     flags = specs(x=("tensor(bool)", ["n"]))
-    assert read_example([True], flags, NUMBERS).arrays["x"].dtype == np.bool_
+    assert read_request_arrays([True], flags, NUMBERS).arrays["x"].dtype == np.bool_
     with pytest.raises(BadRequest, match="bool"):
-        read_example([1], flags, NUMBERS)
+        read_request_arrays([1], flags, NUMBERS)
 
 
-def test_nan_is_allowed_where_the_model_says_so():
-    example = read_example([1, 2, float("nan")], ONE, InputLimits(allow_nan=True))
+def test_nan_is_allowed_by_an_option():
+    example = read_request_arrays([1, 2, float("nan")], ONE, InputLimits(allow_nan=True))
     assert np.isnan(example.arrays["x"]).tolist() == [[False, False, True]]
 
 
@@ -143,7 +143,7 @@ BYTES = st.binary() | st.binary().map(lambda tail: b"\x93NUMPY\x01\x00" + tail) 
 def test_whatever_is_sent_is_an_example_or_a_bad_request(value):
     for declared in (ONE, TWO, specs(x=("tensor(string)", ["n"])), specs(x=("tensor(uint8)", [1, "n"]))):
         try:
-            found = read_example(value, declared, NUMBERS)
+            found = read_request_arrays(value, declared, NUMBERS)
         except BadRequest:
             continue
         assert [found.arrays[spec.name].dtype for spec in declared] == [spec.dtype for spec in declared]
@@ -160,7 +160,7 @@ def test_one_long_text_among_many_does_not_blow_up():
     tracemalloc.start()
     try:
         with pytest.raises(BadRequest, match="given: text"):
-            read_example(["a" * 5000] + [""] * 30_000, ONE, NUMBERS)
+            read_request_arrays(["a" * 5000] + [""] * 30_000, ONE, NUMBERS)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()

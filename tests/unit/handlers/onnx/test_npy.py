@@ -24,7 +24,7 @@ def saved(array, **options) -> bytes:
     "array",
     [np.arange(6, dtype=np.float32).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.array(7, ">i4")],
 )
-def test_what_numpy_saves_is_read(array):
+def test_files_of_numpy_are_read(array):
     raw = bytearray(saved(array))
     assert is_npy(raw)
     assert np.array_equal(read_npy(raw), array)
@@ -59,12 +59,12 @@ def header(text: str) -> bytes:
         (header("__import__('os').abort()"), "cannot be read"),
     ],
 )
-def test_bad_npy_is_refused(raw, reason):
+def test_bad_npy_is_rejected(raw, reason):
     with pytest.raises(BadRequest, match=reason):
         read_npy(raw)
 
 
-def test_bad_npz_is_refused():
+def test_bad_npz_is_rejected():
     with pytest.raises(BadRequest, match=r"numpy\.savez"):
         read_npz(b"PK\x03\x04 and nothing more", 100)
     buffer = io.BytesIO()
@@ -91,7 +91,7 @@ def lying_npz(method: int) -> bytes:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_npz_that_lies_about_its_size_is_not_unpacked(method):
+def test_npz_with_a_false_size_is_not_unpacked(method):
     import tracemalloc
 
     raw = lying_npz(method)

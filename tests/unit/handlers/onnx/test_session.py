@@ -58,7 +58,7 @@ def test_missing_and_corrupt_files_are_named(tmp_path):
         open_file(tmp_path / "corrupt.onnx")
 
 
-def test_gpu_is_used_when_asked_for_and_there(monkeypatch):
+def test_gpu_is_used_if_requested_and_available(monkeypatch):
     import onnxruntime
 
     assert choose_providers(use_cuda=False, gpu_id=0) == ["CPUExecutionProvider"]

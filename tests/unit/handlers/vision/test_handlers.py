@@ -39,7 +39,7 @@ def detector(context):
     return handler
 
 
-def test_fewer_classes_than_topk_are_all_told():
+def test_fewer_classes_than_topk_are_all_returned():
     handler = ImageClassifier()
     [answer] = handler.postprocess(torch.tensor([[1.0, 3.0]]))
     assert [*answer] == ["1", "0"]
@@ -59,7 +59,7 @@ def test_topk_can_be_set_by_code_and_by_configuration(context):
         handler.initialize(context("tiny_classifier", topk="all"))
 
 
-def test_pixel_limit_is_lifted_only_when_the_server_says_so(context, monkeypatch):
+def test_pixel_limit_is_lifted_only_by_the_server_setting(context, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     handler = ImageClassifier()
     handler.initialize(context("tiny_classifier"))
@@ -83,7 +83,7 @@ def test_own_processing_is_used():
     assert Red().preprocess([{"body": encode(Image.new("RGB", (2, 2), "red"), "PNG")}]).tolist() == [[255, 0, 0]]
 
 
-def test_own_processing_gets_the_picture_with_the_channels_it_has():
+def test_own_processing_gets_the_image_with_its_channels():
     class Digits(ImageClassifier):
         image_processing = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
 
@@ -148,7 +148,7 @@ def test_captum_is_imported_by_the_first_explanation(context, monkeypatch):
     assert handler.ig is handler.ig
 
 
-def test_missing_captum_is_told_with_the_remedy(context, monkeypatch):
+def test_missing_captum_is_reported_with_the_remedy(context, monkeypatch):
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     handler = ImageClassifier()
@@ -164,7 +164,7 @@ def test_maps_and_lists_have_no_explanations(kind):
 
 
 @pytest.mark.parametrize(("module", "missing"), [("vision.handlers", "torchvision"), ("vision.images", "PIL")])
-def test_missing_package_is_told_with_the_remedy(monkeypatch, module, missing):
+def test_missing_package_is_reported_with_the_remedy(monkeypatch, module, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, f"flambeau.handlers.{module}")
     with pytest.raises(ImportError, match=r"pip install 'flambeau\[vision\]'"):

@@ -24,7 +24,7 @@ def test_sixteen_bits_are_scaled_not_clipped():
 
 @pytest.mark.parametrize("size", [0, 1, 10, 100, 1000])
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"])
-def test_every_beginning_of_a_file_is_refused_or_read(format, size):
+def test_every_truncated_file_is_rejected_or_read(format, size):
     with pytest.raises(BadRequest):
         open_image(encode(picture(), format)[:size])
 
@@ -39,7 +39,7 @@ def test_damaged_files_never_raise_anything_else():
             pass
 
 
-def test_bomb_is_refused_as_an_error_and_as_a_warning():
+def test_decompression_bomb_is_rejected_as_an_error_and_as_a_warning():
     with pytest.raises(BadRequest, match="limit_max_image_pixels"):
         open_image(claimed_png(20_000, 20_000))
     with warnings.catch_warnings(action="error"), pytest.raises(BadRequest, match="limit_max_image_pixels"):

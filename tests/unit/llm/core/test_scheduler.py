@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import NO_TOKEN, SampledTokens
 from flambeau.llm.core.scheduler import Scheduler, StepPlan
 from flambeau.llm.core.sequence import NoDetokenizer, Sequence
+from flambeau.llm.sampling_params import SamplingParams
 
 
 def new(name: str, num_tokens: int, max_length: int = 64) -> Sequence:

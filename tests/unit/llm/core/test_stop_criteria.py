@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.core.sequence import NoDetokenizer, Sequence
 from flambeau.llm.core.stop_criteria import append_tokens, cut_at_end
+from flambeau.llm.sampling_params import SamplingParams
 
 EOS = 9
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flambeau.llm.backends.eager import WholeAttention
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import ARCH, tiny_engine, tiny_model
 
 PROMPTS = [[random.Random(i).randrange(ARCH.vocab_size) for _ in range(5 + i)] for i in range(6)]

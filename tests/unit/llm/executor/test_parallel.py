@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.parallel import Shard, local_architecture
 from flambeau.llm.loader import load_engine
+from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import ARCH, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
@@ -25,7 +25,7 @@ RANK = """
 import json, os, sys
 import torch
 from pathlib import Path
-from flambeau.llm.config import SamplingParams
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.loader import load_engine, load_follower
 
 torch.set_num_threads(1)

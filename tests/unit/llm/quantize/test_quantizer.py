@@ -18,7 +18,7 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints import quantized
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.quantized import save_quantized
-from flambeau.llm.config import EngineConfig, SamplingParams
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.executor.parallel import Shard, local_architecture
 from flambeau.llm.loader import load_engine
@@ -31,6 +31,7 @@ from flambeau.llm.quantize.int4 import Int4Linear, pack_int4, unpack_int4
 from flambeau.llm.quantize.quantizer import ExpertStack, build, quantize, quantize_on_load, quantized_layer
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.quantize.settings import QuantizationSettings
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.tiny_models import ARCH
 from support.verses import HAMLET

@@ -10,9 +10,9 @@ from scipy import stats
 from torch import Tensor
 from transformers.generation import logits_process
 
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling.sampler import NO_TOKEN, Sampler, token_infos
+from flambeau.llm.sampling_params import SamplingParams
 
 VOCAB = 300
 EOS = 2

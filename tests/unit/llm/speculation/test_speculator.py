@@ -15,11 +15,12 @@ from scipy import stats
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.eager import WholeAttention
-from flambeau.llm.config import EngineConfig, SamplingParams
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_model

@@ -64,7 +64,7 @@ def test_patterns_match_whole_urls_in_any_case():
 
 
 def test_pattern_that_is_none_is_named():
-    with pytest.raises(ConfigError, match="allowed_urls holds"):
+    with pytest.raises(ConfigError, match="is not a regular expression"):
         compile_patterns(["https://(unclosed"])
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flambeau.serving.events import ServerEvents
 from flambeau.serving.workers.rank_group import RankGroup
 from flambeau.serving.workers.worker_process import WorkerSpec
 from flambeau.wire.messages import Load, Ready
@@ -17,7 +18,7 @@ def new_group(told, *, keeps_step):
     other = WorkerSpec(id=2, load=LOAD, environment={}, max_frame_bytes=1)
     spec = WorkerSpec(id=1, load=LOAD, environment={}, max_frame_bytes=1, others=(other,), keeps_step=keeps_step)
     output = SimpleNamespace(of_rank=lambda rank: None)
-    return RankGroup(spec, told.extend, lambda fault: None, output)
+    return RankGroup(spec, told.extend, lambda fault: None, output, ServerEvents())
 
 
 @pytest.mark.parametrize(

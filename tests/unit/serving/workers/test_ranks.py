@@ -7,11 +7,11 @@ import pytest
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import ConfigError
-from flambeau.serving.workers.ranks import MeetingPoints, Ranks
+from flambeau.serving.workers.ranks import RankLayout, RendezvousPorts
 
 
 def ranks_of(**options):
-    return Ranks.of(ModelConfig().with_options(options))
+    return RankLayout.of(ModelConfig().with_options(options))
 
 
 def test_how_many_processes_a_worker_is():
@@ -45,7 +45,7 @@ def test_ports_are_given_once_and_only_while_they_are_free():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        points = MeetingPoints(port)
+        points = RendezvousPorts(port)
         number = points.take_id(2)
         assert number == port
         first = points.take_port(number)
@@ -54,7 +54,7 @@ def test_ports_are_given_once_and_only_while_they_are_free():
 
 
 def test_free_port_of_a_worker_costs_no_number():
-    points = MeetingPoints(29500)
+    points = RendezvousPorts(29500)
     number = points.take_id(2)
     if points.take_port(number) == number:
         assert points.take_id(2) == 29502
@@ -62,7 +62,7 @@ def test_free_port_of_a_worker_costs_no_number():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux's own")
 def test_two_servers_choose_different_ports_though_nobody_listens_yet():
-    ours, theirs = MeetingPoints(29500), MeetingPoints(29500)
+    ours, theirs = RendezvousPorts(29500), RendezvousPorts(29500)
     port = ours.take_port(ours.take_id(2))
     assert theirs.take_port(port) != port
     assert ours.take_port(port) == port  # the worker may start anew where it was

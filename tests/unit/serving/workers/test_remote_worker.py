@@ -1,65 +1,116 @@
-"""What a worker's end on the server does with what it hears."""
+"""What the server's end of a worker does with messages."""
 
 from __future__ import annotations
 
-import asyncio
+import pytest
 
 from flambeau.errors import JobFailed
+from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import MAX_STATE_BYTES
-from flambeau.wire.messages import Cancel, Part
-from support.jobs import Clumsy, new_job, new_worker
+from flambeau.serving.recovery import WorkerExit
+from flambeau.wire.messages import Cancel, Failed, Part
+from support.jobs import BrokenListener, new_job, new_worker
 
 
-def test_client_whose_answer_cannot_be_delivered_is_told_so():
-    async def answer(last):
-        worker, job = new_worker(), new_job(Clumsy())
-        worker.send([job])
-        worker._receive([Part(job.id, b"x", last)])
-        return job, worker
-
-    job, worker = asyncio.run(answer(last=True))
+async def test_client_gets_an_error_if_its_reply_cannot_be_delivered():
+    worker, job = new_worker(), new_job(BrokenListener())
+    worker.send([job])
+    worker._receive([Part(job.id, b"x")])
     assert [(str(error), error.status) for error in job.receiver.errors] == [
         ("The answer could not be delivered.", 500)
     ]
     assert not worker.batches
-    job, worker = asyncio.run(answer(last=False))
+
+
+async def test_rest_of_a_reply_that_cannot_be_delivered_is_cancelled():
+    worker, job = new_worker(), new_job(BrokenListener())
+    worker.send([job])
+    worker._receive([Part(job.id, b"x", last=False)])
     assert [type(error) for error in job.receiver.errors] == [JobFailed]
-    assert worker._channel.sent[-1] == Cancel([job.id])  # nobody waits for the rest
+    assert worker._channel.sent[-1] == Cancel([job.id])
 
 
-def test_worker_is_free_again_though_a_client_can_be_told_nothing(caplog):
-    async def answer():
-        worker, job = new_worker(), new_job(Clumsy(even_errors=True))
-        worker.send([job])
-        worker._receive([Part(job.id, b"x")])
-        return worker.is_idle
-
-    assert asyncio.run(answer())
-    assert "could not be delivered" in caplog.text
+async def test_worker_is_idle_again_though_a_receiver_takes_nothing(caplog):
+    worker, job = new_worker(), new_job(BrokenListener(even_errors=True))
+    worker.send([job])
+    worker._receive([Part(job.id, b"x")])
+    assert worker.is_idle
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
 
 
-def test_state_of_a_reply_is_kept_for_another_worker_as_long_as_every_part_brings_it():
-    async def deliver(*states):
-        worker, job = new_worker(is_concurrent=True, places=4), new_job()
-        worker.send([job])
-        for state in states:
-            worker._receive([Part(job.id, b"x", last=False, state=state)])
-        return job
+@pytest.mark.parametrize(
+    ("states", "can_resume"),
+    [
+        ([b"1", b"2"], True),
+        ([b"1", b""], False),
+        ([b"", b"2"], False),
+        ([bytes(MAX_STATE_BYTES), b"2"], False),
+        ([], True),
+    ],
+)
+async def test_reply_can_be_resumed_as_long_as_every_part_brings_its_state(states, can_resume):
+    worker, job = new_worker(is_concurrent=True, places=4), new_job()
+    worker.send([job])
+    for state in states:
+        worker._receive([Part(job.id, b"x", last=False, state=state)])
+    assert job.can_resume is can_resume
+    assert job.to_request(share=False).state == (states if can_resume else [])
 
-    job = asyncio.run(deliver(b"1", b"2"))
-    assert (job.can_go_on, job.to_request(share=False).state) == (True, [b"1", b"2"])
-    assert not asyncio.run(deliver(b"1", b"")).can_go_on
-    assert not asyncio.run(deliver(b"", b"2")).can_go_on
-    assert not asyncio.run(deliver(bytes(MAX_STATE_BYTES), b"2")).can_go_on
-    assert asyncio.run(deliver()).can_go_on
+
+@pytest.mark.parametrize(("kind", "prediction_ms"), [("describe", None), ("predict", 500)])
+async def test_description_is_not_measured_as_a_prediction(kind, prediction_ms):
+    worker, job = new_worker(), new_job(kind=kind)
+    worker.send([job])
+    worker._receive([Part(job.id, b"x", handler_s=0.5)])
+    assert worker._traffic.prediction_ms == prediction_ms
 
 
-def test_description_is_not_measured_as_a_prediction():
-    async def answer(kind):
-        worker, job = new_worker(), new_job(kind=kind)
-        worker.send([job])
-        worker._receive([Part(job.id, b"x", handler_s=0.5)])
-        return worker._traffic.prediction_ms
+async def test_parts_of_one_reply_that_arrive_together_are_delivered_together():
+    worker, first, second = new_worker(), new_job(), new_job()
+    worker.send([first, second])
+    calls = []
+    first.receiver.on_parts = lambda parts: calls.append(len(parts))
+    second.receiver.on_parts = lambda parts: calls.append(len(parts))
+    worker._receive([Part(first.id, b"a", last=False), Part(first.id, b"b"), Part(second.id, b"c")])
+    assert calls == [2, 1]
+    assert worker.is_idle
 
-    assert asyncio.run(answer("describe")) is None
-    assert asyncio.run(answer("predict")) == 500
+
+async def test_failed_jobs_get_their_status_and_the_worker_is_idle_again():
+    worker, job = new_worker(), new_job()
+    worker.send([job])
+    worker._receive([Failed([job.id], 507, "out of memory", "trace")])
+    [error] = job.receiver.errors
+    assert (error.status, error.cause) == (507, "trace")
+    assert worker.is_idle
+
+
+async def test_jobs_of_a_worker_that_exits_are_returned():
+    lost = []
+    worker = new_worker(on_lost=lambda *arguments: lost.append(arguments))
+    jobs = [new_job(), new_job()]
+    worker.send(jobs[:1])
+    worker.send(jobs[1:])
+    crash = WorkerExit(reason="gone")
+    worker._end(crash)
+    assert lost == [(crash, [(jobs[0], 1)], [jobs[1]])]
+    assert not worker.is_ready
+
+
+class BatchEvents(ServerEvents):
+    reports_batches = True
+
+    def __init__(self):
+        self.batches = []
+
+    def batch_sent(self, worker):
+        self.batches.append(worker)
+
+
+async def test_batches_are_reported_only_where_they_are_asked_for():
+    events = BatchEvents()
+    worker = new_worker(events=events)
+    worker.send([new_job(), new_job()])
+    assert events.batches == ["W-1-m_1.0"]
+    new_worker().send([new_job()])
+    assert events.batches == ["W-1-m_1.0"]

@@ -1,13 +1,25 @@
-"""Who may speak to the server as a worker."""
+"""A worker's process: who may connect as one, and how its socket is handed to the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import socket
+from types import SimpleNamespace
 
 import pytest
+import uvloop
 
+from flambeau.config.server import SequenceHeaders
+from flambeau.metrics.traffic import HostTraffic, ModelTraffic
+from flambeau.serving.events import ServerEvents
+from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers import worker_process
-from flambeau.serving.workers.worker_process import TokenGate
+from flambeau.serving.workers.remote_worker import RemoteWorker
+from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec, environment_for
+from flambeau.wire.channel import ServerChannel
+from flambeau.wire.messages import Load
 
 TOKEN = b"secret"
 
@@ -21,23 +33,32 @@ class Transport:
         self.is_aborted = True
 
     def pause_reading(self):
-        pass
+        self.is_reading = False
 
-    resume_reading = pause_reading
+    def resume_reading(self):
+        self.is_reading = True
 
     def set_protocol(self, protocol):
         self.protocol = protocol
 
 
 class Channel:
+    transport = None
+    was_open_to = None
+
     def connection_made(self, transport):
-        pass
+        self.transport = transport
+
+
+def note_open(channel):
+    """Take note of whom the channel was open to when the model could be sent."""
+    channel.was_open_to = channel.transport if channel.transport.is_reading else None
 
 
 def meet(*chunks, then=None):
     async def talk():
         strangers, transport = set(), Transport()
-        gate = TokenGate(TOKEN, Channel, strangers)
+        gate = TokenGate(TOKEN, Channel, note_open, strangers)
         gate.connection_made(transport)
         for chunk in chunks:
             gate.data_received(chunk)
@@ -54,6 +75,7 @@ def test_worker_is_let_through_once_it_has_shown_its_token():
 
     transport, strangers = meet(b"sec", b"ret", then=wait)
     assert isinstance(transport.protocol, Channel)
+    assert transport.protocol.was_open_to is transport  # its model is sent only then
     assert not transport.is_aborted
     assert not strangers
 
@@ -80,3 +102,137 @@ def test_whoever_waits_at_the_gate_goes_with_the_listener():
     transport, strangers = meet(then=end)
     assert transport.is_aborted
     assert not strangers
+
+
+# ---- a worker that exits while its socket is handed over: its descriptor is closed once ----
+
+LOAD = Load("m", "1.0", "/", "h.py", 1, None, True, True, 1)
+LOOPS = pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+LIMIT_S = 10.0
+
+
+@pytest.fixture
+def numbers(monkeypatch):
+    """The descriptors of the server's ends."""
+    found = []
+
+    def socketpair():
+        ours, theirs = socket.socketpair()
+        found.append(ours.fileno())
+        return ours, theirs
+
+    monkeypatch.setattr(worker_process, "socket", SimpleNamespace(**{**vars(socket), "socketpair": socketpair}))
+    return found
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Processes that are dead as soon as they have started; their lives end when the gate opens."""
+    gate = asyncio.Event()
+
+    async def start(self, *arguments, **options):
+        pass
+
+    async def watch(self):
+        await gate.wait()
+        return WorkerExit(reason="killed by SIGKILL")
+
+    monkeypatch.setattr(WorkerProcess, "_start", start)
+    monkeypatch.setattr(WorkerProcess, "_watch", watch)
+    return gate
+
+
+def new_worker(num_ranks):
+    ranks = [WorkerSpec(id=i, load=LOAD, environment={}, max_frame_bytes=1) for i in range(1, num_ranks)]
+    output = SimpleNamespace(name="", of_rank=lambda rank: None)
+    return RemoteWorker(
+        WorkerSpec(id=0, load=LOAD, environment={}, max_frame_bytes=1, others=tuple(ranks)),
+        on_free=lambda: None,
+        on_lost=lambda *lost: None,
+        on_samples=lambda samples: None,
+        traffic=ModelTraffic("m", HostTraffic()),
+        output=output,
+        events=ServerEvents(),
+    )
+
+
+def is_open(number):
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+@LOOPS
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("is_early", [False, True], ids=["in time", "early"])
+def test_descriptor_of_a_worker_that_died_at_once_is_closed_once(
+    new_loop, num_ranks, is_early, numbers, gate, monkeypatch
+):
+    if is_early:  # something is sent as soon as there is a transport, and fails
+        made = ServerChannel.connection_made
+        monkeypatch.setattr(ServerChannel, "connection_made", lambda self, to: (made(self, to), self.send(LOAD)))
+
+    async def live():
+        worker = new_worker(num_ranks)
+        life = asyncio.ensure_future(worker.run())
+        async with asyncio.timeout(LIMIT_S):
+            while len(numbers) < num_ranks or any(map(is_open, numbers)):
+                await asyncio.sleep(0.001)
+        for number in numbers:
+            os.dup2(nothing, number)  # as the next connection of a client would take it
+        gate.set()
+        return await life
+
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        worker_exit = runner.run(live())
+        gc.collect()
+    try:
+        assert "killed by SIGKILL" in worker_exit.reason
+        assert [is_open(number) for number in numbers] == [True] * num_ranks
+    finally:
+        for number in filter(is_open, [*numbers, nothing]):
+            os.close(number)
+
+
+@LOOPS
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_model_is_sent_when_the_connection_stands(new_loop, num_ranks, numbers, gate, monkeypatch):
+    events = []
+    made, send = ServerChannel.connection_made, ServerChannel.send
+
+    def connection_made(self, transport):
+        made(self, transport)
+        events.append((self, "stands"))
+
+    def note_send(self, message):
+        events.append((self, message))
+        send(self, message)
+
+    monkeypatch.setattr(ServerChannel, "connection_made", connection_made)
+    monkeypatch.setattr(ServerChannel, "send", note_send)
+
+    async def live():
+        life = asyncio.ensure_future(new_worker(num_ranks).run())
+        async with asyncio.timeout(LIMIT_S):
+            while len(events) < 2 * num_ranks:
+                await asyncio.sleep(0.001)
+        gate.set()
+        await life
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(live())
+    channels = dict.fromkeys(channel for channel, _ in events)
+    assert len(channels) == num_ranks
+    for channel in channels:
+        assert [event for one, event in events if one is channel] == ["stands", LOAD]
+
+
+def test_environment_has_the_header_names_of_the_server():
+    load = Load("m", "1.0", "/model", "h.py", 1, None, True, True, 1000)
+    names = SequenceHeaders(id="X-Session", start="X-Start", end="X-End")
+    environment = environment_for(load, threads=1, hidden="", sequence_headers=names)
+    found = [environment[f"TS_REQUEST_SEQUENCE_{name}"] for name in ("ID", "START", "END")]
+    assert found == ["X-Session", "X-Start", "X-End"]

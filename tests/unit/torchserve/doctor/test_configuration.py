@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.torchserve.doctor.configuration import look_at_config
+from flambeau.torchserve.doctor.configuration import check_config
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def said(tmp_path):
     def look(text):
         path = tmp_path / "config.properties"
         path.write_text(text)
-        findings, _ = look_at_config(path, tmp_path)
+        findings, _ = check_config(path, tmp_path)
         return [(finding.level, finding.text) for finding in findings]
 
     return look
@@ -22,22 +22,22 @@ def said(tmp_path):
     ("text", "level", "words"),
     [
         ("job_queue_sise=1", "note", "did you mean job_queue_size?"),
-        ("vmargs=-Xmx4g", "note", "vmargs: there is no Java here"),
+        ("vmargs=-Xmx4g", "note", "vmargs: this server does not run on Java"),
         ("job_queue_size=many", "problem", "job_queue_size"),
-        ("load_models=a.mar,n=b.mar", "problem", "it starts with b.mar"),
-        ('model_snapshot={"models":{"a":{"1":{"marName":"a.mar"}}}}', "problem", "it starts with a.mar"),
+        ("load_models=a.mar,n=b.mar", "problem", "startup model b.mar"),
+        ('model_snapshot={"models":{"a":{"1":{"marName":"a.mar"}}}}', "problem", "startup model a.mar"),
         ("model_snapshot={", "problem", "unreadable model_snapshot"),
         ("inference_address=http://0.0.0.0:8080", "note", "calls need a key from key_file.json"),
         ("", "note", "no keys are needed on this loopback address"),
-        ("", "note", "until allowed_urls names which"),
+        ("", "note", "allowed_urls is not set"),
         ("", "note", "enable_model_api=true"),
         ("metrics_config=/nowhere.yaml", "problem", "there is no file /nowhere.yaml"),
-        ("keystore=/nowhere.p12\nkeystore_type=JKS", "problem", "JKS cannot be read"),
+        ("keystore=/nowhere.p12\nkeystore_type=JKS", "problem", "JKS is not supported"),
         ("workflow_store=/nowhere", "note", "/nowhere is not a folder"),
         ("job_queue_size=many\nmax_request_size=huge", "problem", "max_request_size"),
     ],
 )
-def test_what_needs_attention_is_named(said, text, level, words):
+def test_problems_and_differences_are_named(said, text, level, words):
     assert [one for one in said(text) if one[0] == level and words in one[1]], said(text)
 
 
@@ -54,5 +54,5 @@ def test_settings_that_mean_the_same_are_fine(said):
 
 
 def test_file_that_is_not_there(tmp_path):
-    findings, _ = look_at_config(tmp_path / "none", tmp_path)
+    findings, _ = check_config(tmp_path / "none", tmp_path)
     assert findings[0].level == "problem"

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from flambeau.torchserve.doctor.models import look_at, requirement_name
+from flambeau.torchserve.doctor.models import check_model, requirement_name
 
 HANDLER = "from ts.torch_handler.base_handler import BaseHandler\n\n\nclass Mine(BaseHandler):\n    pass\n"
 
@@ -30,7 +30,7 @@ def pack(tmp_path):
 
 
 def said(path, *, installs=False):
-    return [(finding.level, f"{finding.what}: {finding.text}") for finding in look_at(path, installs=installs)]
+    return [(finding.level, f"{finding.what}: {finding.text}") for finding in check_model(path, installs=installs)]
 
 
 def test_model_that_will_work(pack):
@@ -48,7 +48,7 @@ def test_built_in_handler_needs_no_file(pack):
         ({"runtime": "LSP", "handler": "base_handler"}, "problem", "C++ backend"),
         ({"handler": "nowhere_to_be_found.py"}, "problem", "nowhere_to_be_found.py is neither in the archive"),
         ({"handler": "base_handler", "model": {"modelFile": "net.py"}}, "problem", "names net.py, which is not"),
-        ({"files": {"handler.py": "class Mine(:\n"}}, "problem", "not Python that can be read"),
+        ({"files": {"handler.py": "class Mine(:\n"}}, "problem", "not valid Python"),
         ({"files": {"handler.py": "import nowhere_to_be_found\n"}}, "problem", "pip install nowhere-to-be-found"),
         ({"files": {"handler.py": "from ts.nowhere import x\n"}}, "problem", "ts.nowhere, which is not part"),
         ({"files": {"handler.py": "from ts.context import Nothing\n"}}, "problem", "ts.context.Nothing"),
@@ -136,7 +136,7 @@ def test_import_that_would_not_be_installed_is_a_problem(pack):
 @pytest.mark.parametrize(
     ("content", "levels"), [("whole", ["problem"]), ("state", ["ok"]), ("checkpoint", ["problem"])]
 )
-def test_weights_that_hold_more_than_weights_are_named(tmp_path, content, levels):
+def test_weights_with_more_than_tensors_are_named(tmp_path, content, levels):
     torch = pytest.importorskip("torch")
     folder = tmp_path / "m"
     (folder / "MAR-INF").mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_weights_that_hold_more_than_weights_are_named(tmp_path, content, levels
 
 
 def test_libraries_of_a_handler_that_comes_with_the_server_are_looked_for(pack, monkeypatch):
-    monkeypatch.setattr("flambeau.torchserve.doctor.models.is_there", lambda name: name != "torchvision")
+    monkeypatch.setattr("flambeau.torchserve.doctor.models.is_installed", lambda name: name != "torchvision")
     assert said(pack(handler="image_classifier")) == [
         ("problem", "m.mar: handler: image_classifier needs torchvision: pip install torchvision")
     ]

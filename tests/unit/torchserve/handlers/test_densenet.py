@@ -33,6 +33,6 @@ def test_each_tensor_of_a_batch_is_answered(handler):
 
 
 @pytest.mark.parametrize("body", [b"x", saved([1]), saved(torch.nn.Linear(1, 1))])
-def test_what_is_no_tensor_is_refused(handler, body):
+def test_bodies_without_a_tensor_are_rejected(handler, body):
     with pytest.raises(BadRequest):
         handler.handle([{"body": body}], None)

@@ -97,7 +97,7 @@ def test_parallelism_is_threads_per_stage(made, context):
 
 
 @pytest.mark.parametrize("wrong", [{"predict": 1}, {"inference": 0}, {"inference": "2"}])
-def test_wrong_parallelism_is_refused(made, wrong):
+def test_invalid_parallelism_is_rejected(made, wrong):
     with pytest.raises(ConfigError, match="micro batching"):
         made(parallelism=wrong)
 

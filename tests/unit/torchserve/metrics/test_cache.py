@@ -89,7 +89,7 @@ def test_the_default_dimensions_do_not_stick_to_the_callers_list(metrics):
     assert len(mine) == 1
 
 
-def test_wrong_values_are_logged_and_left_out(metrics, caplog):
+def test_invalid_values_are_logged_and_dropped(metrics, caplog):
     metrics.get_metric("Hits").add_or_update(-1, ["m"])
     metrics.get_metric("Hits").add_or_update(1, ["m", "n"])
     metrics.get_metric("Hits").add_or_update("much", ["m"])

@@ -5,15 +5,17 @@ import json
 import pytest
 
 from flambeau.errors import NodeFailed
-from flambeau.torchserve.workflows.execution import Input, combine
+from flambeau.torchserve.workflows.execution import NodeInput, combine
 
 
 def test_one_answer_is_the_body_of_the_next_node():
-    assert Input.from_answers({"before": b"abc"}) == Input(b"abc", [("body", 3)])
+    assert NodeInput.from_answers({"before": b"abc"}) == NodeInput(b"abc", [("body", 3)])
 
 
 def test_several_answers_keep_the_names_of_their_nodes():
-    assert Input.from_answers({"a": b"12", "b": b"", "c": b"3"}) == Input(b"123", [("a", 2), ("b", 0), ("c", 1)])
+    assert NodeInput.from_answers({"a": b"12", "b": b"", "c": b"3"}) == NodeInput(
+        b"123", [("a", 2), ("b", 0), ("c", 1)]
+    )
 
 
 def test_single_leaf_answers_as_it_is():

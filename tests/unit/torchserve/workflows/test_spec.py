@@ -46,7 +46,7 @@ def test_functions_take_one_request_at_a_time_and_the_last_of_the_other_settings
     assert not spec.nodes["m"].is_function
 
 
-def test_graph_is_told_as_torchserve_told_it():
+def test_the_text_of_a_graph_has_torchserves_format():
     spec = read("dag: {pre: [a, m1], a: [post], m1: [post], post: }")
     assert str(spec.graph) == "{pre=[a, m1], a=[post], m1=[post], post=[]}"
     assert spec.graph.order == ["pre", "a", "m1", "post"]
@@ -73,7 +73,7 @@ def test_models_outside_the_graph_are_left_alone():
         ("{s: [a], a: [b], b: [a]}", "Not a valid DAG there is a way back to where it began among ['a', 'b']"),
     ],
 )
-def test_graphs_that_cannot_be_run(dag, told):
+def test_invalid_graphs_are_rejected(dag, told):
     assert refused(f"dag: {dag}").startswith(told)
 
 

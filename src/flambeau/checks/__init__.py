@@ -1,0 +1,1 @@
+"""Checks of a handler on good and bad requests, for `flambeau check`."""

@@ -1,0 +1,96 @@
+"""Requests of the commands to a running server, with its errors as exceptions."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import mimetypes
+import os
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote, urlencode
+
+from flambeau.errors import BadRequest, Unavailable
+from flambeau.http_client import connect
+
+
+class RequestFailed(BadRequest):
+    """The server answered with an error."""
+
+    def __init__(self, status: int, message: str, cause: str) -> None:
+        super().__init__(f"{message} (HTTP {status})")
+        self.cause = cause
+
+
+def send(
+    url: str, method: str, path: str, body: bytes | BinaryIO | None = None, headers: dict[str, str] | None = None
+) -> http.client.HTTPResponse:
+    """Send a request and return the response before its body is read; an error response raises RequestFailed."""
+    connection = connect(url)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+    except OSError as error:
+        raise Unavailable(
+            f"no server answers at {url} ({error.strerror or error}); start one with `flambeau serve`"
+        ) from None
+    if response.status >= 400:
+        raise to_error(response.status, response.read())
+    return response
+
+
+def to_error(status: int, body: bytes) -> RequestFailed:
+    try:
+        document = json.loads(body)
+        document = document.get("error") or document  # the OpenAI API nests it
+        return RequestFailed(status, document["message"], "\n".join(document.get("cause", [])))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return RequestFailed(status, body.decode("utf-8", "replace").strip() or "the server gave no reason", "")
+
+
+def call(server: str, method: str, path: str, /, **query: Any) -> Any:
+    """Call the management API and return its JSON; arguments that are None are left out."""
+    given = {
+        key: str(value).lower() if isinstance(value, bool) else value
+        for key, value in query.items()
+        if value is not None
+    }
+    headers = authorization("FLAMBEAU_MANAGEMENT_KEY")
+    return json.loads(send(server, method, f"{path}?{urlencode(given)}" if given else path, None, headers).read())
+
+
+def authorization(variable: str) -> dict[str, str]:
+    """The Authorization header with the key in an environment variable, if it is set."""
+    key = os.environ.get(variable)
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def predict(url: str, model: str, version: str | None, source: str, content_type: str | None) -> None:
+    """Send a file or standard input to a model; copy the response to stdout as it arrives."""
+    path = "/predictions/" + "/".join(quote(part, safe="") for part in (model, version) if part)
+    if source == "-":
+        body = sys.stdin.buffer.read()
+    else:
+        try:
+            body = Path(source).read_bytes()
+        except OSError as error:
+            raise BadRequest(f"{source} cannot be read: {error.strerror}") from None
+    kind = content_type or guess_type(source, body)
+    response = send(url, "POST", path, body, {"content-type": kind, **authorization("FLAMBEAU_INFERENCE_KEY")})
+    while chunk := response.read1(65536):
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+    if sys.stdout.isatty():
+        print()
+
+
+def guess_type(source: str, body: bytes) -> str:
+    """The content type by the file's name, else by whether the body is JSON."""
+    if guessed := mimetypes.guess_type(source)[0]:
+        return guessed
+    try:
+        json.loads(body)
+    except ValueError:
+        return "application/octet-stream"
+    return "application/json"

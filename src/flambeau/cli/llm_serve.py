@@ -1,0 +1,88 @@
+"""`flambeau llm serve`: serves a checkpoint with the gpt_handler."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flambeau.archive.pack import Recipe, pack
+from flambeau.cli.checkpoint_path import check_checkpoint, checkpoint_folder
+from flambeau.cli.llm_quantize import KINDS
+from flambeau.cli.serve import ModelOverrides
+from flambeau.cli.serve import serve as serve_paths
+from flambeau.config.server import ServerConfig
+from flambeau.errors import ConfigError, WorkersFailed
+
+HANDLER = "gpt_handler"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmServeFlags:
+    """Engine options of the command line; None keeps the handler's default. The names are those of the handler."""
+
+    model_path: Path
+    draft_model_path: Path | None = None
+    tokenizer_path: Path | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    speculate_k: int | None = None
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    compile: bool | None = None
+    resume: bool | None = None
+
+
+def serve(config: ServerConfig, flags: LlmServeFlags, *, name: str | None, ranks: int, log_level: str) -> None:
+    """Serve a checkpoint until a signal; exit with status 1 if it cannot be loaded."""
+    check_checkpoint(flags.model_path)
+    check_flags(flags)
+    with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
+        folder = write_model(
+            Path(scratch), name or checkpoint_folder(flags.model_path).resolve().name, to_model_config(flags, ranks)
+        )
+        try:
+            serve_paths(config, [folder], ModelOverrides(must_load=True), log_level=log_level)
+        except WorkersFailed:  # the log already has the reason
+            sys.exit(1)
+
+
+def check_flags(flags: LlmServeFlags) -> None:
+    """Reject invalid options before a worker starts with them."""
+    if flags.draft_model_path is not None:
+        check_checkpoint(flags.draft_model_path, "--draft")
+    if flags.tokenizer_path is not None and not flags.tokenizer_path.exists():
+        raise ConfigError(f"--tokenizer {flags.tokenizer_path} does not exist; give its folder or its file")
+    for option, value, values in (("--dtype", flags.dtype, DTYPES), ("--quantization", flags.quantization, KINDS)):
+        if value is not None and value not in values:
+            raise ConfigError(f"{option} may be {', '.join(values)}, not {value!r}")
+
+
+def to_model_config(flags: LlmServeFlags, ranks: int) -> dict[str, Any]:
+    """The content of model-config.yaml for these flags."""
+    given = {field.name: getattr(flags, field.name) for field in fields(flags)}
+    handler = {
+        key: str(value.resolve()) if isinstance(value, Path) else value
+        for key, value in given.items()
+        if value is not None
+    }
+    if flags.draft_model_path is not None:
+        handler["speculative"] = True
+    settings: dict[str, Any] = {"minWorkers": 1, "maxWorkers": 1, "startupTimeout": 1200}
+    if ranks > 1:
+        settings |= {"parallelType": "tp", "torchrun": {"nproc-per-node": ranks}}
+    return {**settings, "handler": handler}
+
+
+def write_model(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:
+    """Write a model folder that refers to the checkpoint, which is not copied."""
+    config = folder / "model-config.yaml"
+    config.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
+    pack(Recipe(model_name=name, handler=HANDLER, version="1.0", config_file=config), folder, format="no-archive")
+    return folder / name

@@ -1,0 +1,1 @@
+"""What the HTTP and gRPC APIs share: management operations, keys and certificates."""

@@ -1,0 +1,299 @@
+"""The operations of the inference, management and metrics APIs, and the OpenAPI documents that describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from flambeau import __version__
+from flambeau.frontend.http.errors import respond_json
+from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.openapi import (
+    FLAG,
+    OBJECT,
+    PREDICTING,
+    STATUS,
+    TEXT,
+    WHOLE,
+    Operation,
+    Parameter,
+    Schema,
+    document,
+)
+from flambeau.frontend.http.router import Endpoint, not_allowed
+
+ANY_BODY: dict[str, Schema] = {
+    "application/json": {},
+    "application/octet-stream": {"type": "string", "format": "binary"},
+    "text/plain": TEXT,
+}
+HANDLER_RESPONSE: dict[int, tuple[str, Schema | None]] = {200: ("The handler's response", None)}
+LIST: Schema = {"type": "array", "items": OBJECT}
+TENSOR: Schema = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": TEXT,
+        "shape": {"type": "array", "items": WHOLE},
+        "datatype": TEXT,
+        "data": {"type": "array", "items": {}},
+        "parameters": OBJECT,
+    },
+}
+TENSORS: Schema = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {"id": TEXT, "parameters": OBJECT, "inputs": {"type": "array", "items": TENSOR, "minItems": 1}},
+}
+INSTANCES: Schema = {
+    "type": "object",
+    "required": ["instances"],
+    "properties": {"instances": {"type": "array", "items": {}, "minItems": 1}},
+}
+
+_ROOT = [
+    Operation(path="/", method="options", id="apiDescription", summary="Get openapi description."),
+    Operation(path="/api-description", method="get", id="api-description", summary="Get openapi description."),
+]
+_METRICS = Operation(
+    path="/metrics",
+    method="get",
+    id="metrics",
+    summary="Get metrics in Prometheus' text format, on the metrics listener.",
+    query=[Parameter("name[]", {"type": "array", "items": TEXT}, "Names of the metrics to get; all without it.")],
+    answers={200: ("Metrics", TEXT)},
+    errors=(404,),
+    content_type="text/plain",
+)
+
+
+def _probe(name: str, summary: str, *, failing: int | None = None) -> Operation:
+    answers: dict[int, tuple[str, Schema | None]] = {200: ("Yes", OBJECT)}
+    if failing:
+        answers[failing] = ("No", OBJECT)
+    operation_id = name.strip("/").replace("/", "_")
+    return Operation(path=name, method="get", id=operation_id, summary=summary, answers=answers, errors=(400,))
+
+
+def _prediction(path: str, operation_id: str, summary: str, body: dict[str, Schema] = ANY_BODY) -> Operation:
+    return Operation(
+        path=path,
+        method="post",
+        id=operation_id,
+        summary=summary,
+        body=body,
+        answers=HANDLER_RESPONSE,
+        errors=PREDICTING,
+    )
+
+
+INFERENCE = [
+    *_ROOT,
+    _probe("/ping", "Get the health of the server.", failing=500),
+    _probe("/livez", "Whether the process is alive."),
+    _probe("/startupz", "Whether the models named at start have loaded.", failing=503),
+    _probe("/readyz", "Whether every model can answer.", failing=503),
+    _prediction("/predictions/{model_name}", "predictions", "Predict with the default version of a model."),
+    _prediction(
+        "/predictions/{model_name}/{model_version}", "version_predictions", "Predict with one version of a model."
+    ),
+    _prediction("/explanations/{model_name}", "explanations", "Explain with the default version of a model."),
+    _prediction(
+        "/explanations/{model_name}/{model_version}", "version_explanations", "Explain with one version of a model."
+    ),
+    replace(
+        _prediction("/invocations", "invocations", "Predict with the model named by the query or the body."),
+        query=[Parameter("model_name", TEXT, "The model; optional if only one was loaded at start.")],
+    ),
+    _prediction("/models/{model_name}/invoke", "invoke", "Predict; the parameters of the URL are inputs too."),
+    _prediction(
+        "/v1/models/{model_name}:predict", "kserve_v1_predict", "Predict (KServe v1).", {"application/json": INSTANCES}
+    ),
+    _prediction(
+        "/v1/models/{model_name}:explain", "kserve_v1_explain", "Explain (KServe v1).", {"application/json": INSTANCES}
+    ),
+    replace(_probe("/v1/models", "List models (OpenAI and KServe v1)."), id="kserve_v1_models"),
+    replace(
+        _probe("/v1/models/{model_name}", "Describe a model (OpenAI), and whether it is ready (KServe v1)."),
+        id="kserve_v1_ready",
+        errors=(400, 404),
+    ),
+    _probe("/v2", "Describe the server (KServe v2)."),
+    _probe("/v2/health/live", "Whether the server is alive (KServe v2)."),
+    _probe("/v2/health/ready", "Whether every model can answer (KServe v2).", failing=503),
+    replace(
+        _probe("/v2/models/{model_name}", "Describe a model (KServe v2)."),
+        id="kserve_v2_metadata",
+        errors=(400, 404),
+    ),
+    replace(
+        _probe("/v2/models/{model_name}/ready", "Whether a model can answer (KServe v2).", failing=503),
+        id="kserve_v2_ready",
+        errors=(400, 404),
+    ),
+    _prediction(
+        "/v2/models/{model_name}/infer", "kserve_v2_infer", "Predict (KServe v2).", {"application/json": TENSORS}
+    ),
+    _prediction(
+        "/v2/models/{model_name}/versions/{model_version}/infer",
+        "kserve_v2_version_infer",
+        "Predict with one version of a model (KServe v2).",
+        {"application/json": TENSORS},
+    ),
+    Operation(
+        path="/v2/repository/index",
+        method="post",
+        id="kserve_v2_index",
+        summary="List every version of every model (KServe v2).",
+        answers={200: ("The models", LIST)},
+        errors=(400,),
+    ),
+    _METRICS,
+]
+
+_SETTINGS = [
+    Parameter("model_name", TEXT, "Replaces the name in the manifest."),
+    Parameter("handler", TEXT, "Replaces the handler in the manifest."),
+    Parameter(
+        "runtime", {"type": "string", "enum": ["python", "python3", "LSP"]}, "Replaces the runtime in the manifest."
+    ),
+    Parameter("batch_size", WHOLE, "The most requests run together."),
+    Parameter("max_batch_delay", WHOLE, "Milliseconds a worker may wait for a batch to fill."),
+    Parameter("response_timeout", WHOLE, "Seconds a worker may take to answer."),
+    Parameter("startup_timeout", WHOLE, "Seconds a worker may take to load the model."),
+    Parameter("initial_workers", WHOLE, "Workers to start."),
+    Parameter("synchronous", FLAG, "Wait until the workers have started; true by default."),
+    Parameter("s3_sse_kms", FLAG, "Sign the download with the server's AWS keys."),
+]
+_URL = Parameter("url", TEXT, "An archive or folder in the model store, or an allowed URL.", is_required=True)
+_REGISTER_BODY: Schema = {
+    "type": "object",
+    "required": ["url"],
+    "properties": {parameter.name: parameter.schema for parameter in (_URL, *_SETTINGS)},
+}
+_SCALE = [
+    Parameter("min_worker", WHOLE, "The fewest workers; 1 by default."),
+    Parameter("max_worker", WHOLE, "The most workers; min_worker by default."),
+    Parameter("number_gpu", WHOLE, "Accepted, without effect."),
+    Parameter("synchronous", FLAG, "Wait until the workers have started."),
+    Parameter("timeout", WHOLE, "Accepted, without effect."),
+]
+_SCALED: dict[int, tuple[str, Schema | None]] = {
+    200: ("Done", STATUS),
+    202: ("Accepted; the work continues", STATUS),
+    206: ("Some workers have started", STATUS),
+}
+_DONE: dict[int, tuple[str, Schema | None]] = {200: ("Done", STATUS)}
+
+
+def _per_model(path: str, prefix: str) -> list[Operation]:
+    return [
+        Operation(
+            path=path,
+            method="get",
+            id=f"{prefix}describeModel",
+            summary="Describe a model: its settings, its workers and their last failures.",
+            query=[Parameter("customized", FLAG, "Include the handler's own description.")],
+            answers={200: ("The model, or each version of it", LIST)},
+            errors=(400, 404, 500, 503),
+        ),
+        Operation(
+            path=path,
+            method="put",
+            id=f"{prefix}setAutoScale",
+            summary="Change the number of workers of a model.",
+            query=_SCALE,
+            answers=_SCALED,
+            errors=(400, 404, 500, 507),
+        ),
+        Operation(
+            path=path,
+            method="delete",
+            id=f"{prefix}unregisterModel",
+            summary="Unregister a model after it has answered the requests it accepted.",
+            answers=_DONE,
+            errors=(400, 403, 404, 405, 408),
+        ),
+    ]
+
+
+MANAGEMENT = [
+    *_ROOT,
+    Operation(
+        path="/models",
+        method="get",
+        id="listModels",
+        summary="List registered models.",
+        query=[
+            Parameter("limit", WHOLE, "How many models a page may hold; 100 at most."),
+            Parameter("next_page_token", TEXT, "The token the previous page ended with."),
+        ],
+        errors=(400,),
+    ),
+    Operation(
+        path="/models",
+        method="post",
+        id="registerModel",
+        summary="Register a model; the parameters may be a JSON body instead.",
+        query=[_URL, *_SETTINGS],
+        body={"application/json": _REGISTER_BODY},
+        answers=_SCALED,
+        errors=(400, 404, 405, 409, 500, 507),
+    ),
+    *_per_model("/models/{model_name}", ""),
+    *_per_model("/models/{model_name}/{model_version}", "version_"),
+    Operation(
+        path="/models/{model_name}/{model_version}/set-default",
+        method="put",
+        id="setDefault",
+        summary="Make a version the default one.",
+        answers=_DONE,
+        errors=(400, 404),
+    ),
+    _METRICS,
+]
+METRICS = [_METRICS]
+
+
+# ---- documents ----
+
+
+def listener_document(operations: Sequence[Operation]) -> dict[str, Any]:
+    return document("TorchServe APIs", operations, __version__)
+
+
+def model_document(name: str) -> dict[str, Any]:
+    """The inference API of one model."""
+    operations = [
+        replace(operation, path=operation.path.replace("{model_name}", name))
+        for operation in INFERENCE
+        if operation.id in ("predictions", "explanations", "kserve_v1_predict", "kserve_v2_infer")
+    ]
+    return document(f"RESTful API for: {name}", operations, "1.0.0")
+
+
+def management_document(name: str) -> dict[str, Any]:
+    """The management API of one model."""
+    operations = [operation for operation in MANAGEMENT if "{model_name}" in operation.path]
+    named = [replace(operation, path=operation.path.replace("{model_name}", name)) for operation in operations]
+    return document(f"RESTful Management API for: {name}", named, __version__)
+
+
+class DescriptionApi:
+    """The description of a listener: `OPTIONS /`, and /api-description for any method."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = operations
+
+    def routes(self) -> dict[str, Endpoint]:
+        return {"": self.root, "api-description": self.describe}
+
+    def root(self, exchange: Exchange, segments: list[str]) -> None:
+        if exchange.method == "OPTIONS":
+            self.describe(exchange, segments)
+        else:
+            not_allowed(exchange)
+
+    def describe(self, exchange: Exchange, segments: list[str]) -> None:
+        respond_json(exchange, 200, listener_document(self._operations))

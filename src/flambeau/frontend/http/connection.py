@@ -1,0 +1,352 @@
+"""HttpConnection: one client connection on asyncio: keep-alive, pipelining, back-pressure, time limits, shared memory.
+
+It adds to HTTP/1.1 what a model server needs and ASGI cannot express: header names as the client wrote them, reason
+phrases, large bodies received straight into shared memory, and jobs that are cancelled as soon as their client
+disconnects. See docs/decisions/0001-http.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import httptools
+
+from flambeau.frontend.http.exchange import Exchange, is_request_id, new_request_id, target_of
+from flambeau.frontend.http.listener import Listener
+from flambeau.frontend.http.parser import MalformedRequest, RequestParser
+from flambeau.logs.access import remote_of
+from flambeau.serving.job import RequestBody
+from flambeau.wire.shared import Segment
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 256 * 1024
+MAX_PIPELINED = 8
+SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is received before its sender's key is checked
+LINGER_S = 2.0  # how long the response to a rejected request may take to reach its client
+SLOW_CLIENT_BYTES = 64 << 20  # a client with this much unsent data has stopped reading
+
+# One buffer serves every connection: received bytes are consumed before the next read.
+_buffer = memoryview(bytearray(RECEIVE_BYTES))
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """One client connection: requests in order, responses in the same order."""
+
+    __slots__ = (
+        "_active",
+        "_is_slow",
+        "_loop",
+        "_parser",
+        "_peer",
+        "_segment",
+        "_since",
+        "_transport",
+        "_unsent_bytes",
+        "_waiting",
+        "common",
+        "listener",
+        "unfinished_bytes",
+    )
+
+    def __init__(self, listener: Listener) -> None:
+        limits = listener.limits
+        self.listener = listener
+        self.common = listener.common
+        self._loop = asyncio.get_running_loop()
+        self._parser = RequestParser(
+            self,
+            max_body_bytes=limits.max_body_bytes,
+            on_head_from_bytes=min(SMALL_BODY_BYTES, limits.max_body_bytes, limits.share_from_bytes - 1) + 1,
+        )
+        self._transport: asyncio.Transport | None = None
+        self._active: Exchange | None = None  # the one that is being answered
+        self._waiting: deque[Exchange] = deque()  # pipelined behind it
+        self._segment: Segment | None = None  # shared memory of the body that is being received
+        self._is_slow = False
+        self._since = 0.0  # when the connection last made progress, by the loop's clock
+        self._unsent_bytes = -1  # of a closing connection, at the previous sweep
+        self._peer = ""  # the client's address, once the access log needs it
+        self.unfinished_bytes = 0  # of a large body, as its listener counts them
+
+    # ---- callbacks of asyncio ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
+        self._since = self._loop.time()
+        connections = self.listener.connections
+        connections.add(self)
+        if len(connections) > self.listener.limits.max_connections:
+            self.listener.make_room()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._segment is not None:
+            parser = self._parser
+            return memoryview(self._segment.memory)[parser.filled_bytes : parser.content_length]
+        return _buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        parser = self._parser
+        if parser.is_discarding:
+            return
+        if parser.is_reading and not parser.in_head:
+            self._since = self._loop.time()  # a body may take long as long as it keeps arriving
+        if self._segment is not None:
+            parser.advance(nbytes)
+            return
+        try:
+            parser.feed(_buffer[:nbytes])
+        except httptools.HttpParserCallbackError:
+            logger.exception("a request failed unexpectedly; its connection is closed")
+            self.abort()
+        except MalformedRequest as error:
+            if not parser.is_discarding:
+                self._reject(partial(self.listener.app.malformed, reason=str(error)))
+        if parser.is_reading:
+            if not parser.fed_bytes:  # the request started in this read; a slow head does not extend its time
+                self._since = self._loop.time()
+            if parser.size_bytes > SMALL_BODY_BYTES and not parser.content_length:
+                self._continue_unannounced(nbytes)
+
+    def eof_received(self) -> None:
+        return None  # close: a client that stops sending has disconnected
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.listener.connections.discard(self)
+        self.uncount()
+        self._transport = None
+        self._parser.close()
+        owed, self._active = [*filter(None, [self._active]), *self._waiting], None
+        self._waiting.clear()
+        for exchange in owed:
+            exchange.drop()
+        if self._segment is not None and self.listener.segments is not None:
+            self.listener.segments.give_back(self._segment)
+            self._segment = None
+
+    def pause_writing(self) -> None:
+        self._is_slow = True
+
+    def resume_writing(self) -> None:
+        self._is_slow = False
+
+    # ---- callbacks of the parser ----
+
+    def on_head(self) -> None:
+        """Check a large body before it arrives, and prepare memory for it."""
+        parser, limits, segments = self._parser, self.listener.limits, self.listener.segments
+        length = parser.content_length
+        if length > limits.max_body_bytes:
+            self.on_too_large()
+            return
+        if length > SMALL_BODY_BYTES or parser.wants_continue:
+            if not self._is_admitted():
+                return
+            self._count(length)
+        if parser.wants_continue and self._active is None:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if segments is not None and length >= limits.share_from_bytes:
+            try:
+                self._segment = segments.take(length)
+                parser.memory = self._segment.memory
+            except OSError as error:  # the body is received like a small one
+                logger.warning("no shared memory for a body of %d bytes: %s", length, error)
+
+    def on_too_large(self) -> None:
+        self._reject(partial(self.listener.app.too_large, limit=self.listener.limits.max_body_bytes), self._exchange())
+
+    def on_request(self) -> None:
+        if self.unfinished_bytes:
+            self.uncount()
+        parser = self._parser
+        exchange = self._exchange()
+        if self._segment is not None:
+            assert self.listener.segments is not None
+            exchange.body = RequestBody.shared(self._segment, parser.content_length, self.listener.segments.give_back)
+            self._segment = parser.memory = None
+        elif parser.content:
+            exchange.body = RequestBody(bytes(parser.content))
+        if self._active is None and not self._waiting:
+            self._active = exchange
+            self.listener.app.handle(exchange)
+        else:
+            self._waiting.append(exchange)
+            if len(self._waiting) >= MAX_PIPELINED and self._transport is not None:
+                self._transport.pause_reading()
+
+    def _exchange(self) -> Exchange:
+        """The current request as an exchange, without its body."""
+        parser = self._parser
+        target = target_of(parser.target)
+        exchange = Exchange(self, parser.method, target, parser.headers, parser.version, time.monotonic())
+        exchange.keeps_alive = parser.keeps_alive
+        exchange.priority = parser.priority
+        given = parser.request_id
+        exchange.request_id = given if given and is_request_id(given) else new_request_id()
+        return exchange
+
+    # ---- large bodies ----
+
+    def _continue_unannounced(self, read_bytes: int) -> None:
+        """Continue a chunked body: check its sender once, and give other connections a turn."""
+        if not self.unfinished_bytes and not self._is_admitted():
+            return
+        self._count(self._parser.size_bytes - self.unfinished_bytes)
+        if read_bytes > SMALL_BODY_BYTES and self._transport is not None and not self._waiting:
+            self._transport.pause_reading()  # tiny chunks take a while to parse, and libuv reads 32 times in a row
+            self._loop.call_soon(self._resume_reading)
+
+    def _resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and len(self._waiting) < MAX_PIPELINED:
+            self._transport.resume_reading()
+
+    def _is_admitted(self) -> bool:
+        """Whether the body may be sent; if not, the client gets the error now."""
+        exchange = self._exchange()
+        try:
+            self.listener.app.admit(exchange)
+        except Exception as error:
+            self._reject(partial(self.listener.app.reject, error=error), exchange)
+            return False
+        return True
+
+    def _count(self, size: int) -> None:
+        listener = self.listener
+        self.unfinished_bytes += size
+        listener.unfinished_bytes += size
+        if listener.unfinished_bytes > listener.limits.max_unfinished_bytes:
+            listener.shed_load(self)
+
+    def uncount(self) -> None:
+        """Stop counting a body that is complete or was given up."""
+        self.listener.unfinished_bytes -= self.unfinished_bytes
+        self.unfinished_bytes = 0
+
+    # ---- responses ----
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client; without effect if it has disconnected."""
+        transport = self._transport
+        if transport is None:
+            return
+        if self._is_slow and transport.get_write_buffer_size() > SLOW_CLIENT_BYTES:
+            logger.warning("a client stopped reading its response; its connection is closed")
+            self.abort()
+            return
+        transport.write(data)
+
+    def abort(self) -> None:
+        """Close at once, without sending what is buffered."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def on_answer(self, exchange: Exchange, status: int) -> None:
+        """Count a response that starts, and log it if there is an access log."""
+        listener = self.listener
+        listener.traffic.responded(status)
+        if listener.access_log is not None:
+            seconds = time.monotonic() - exchange.arrived
+            listener.access_log.http(
+                self._remote(), exchange.method, exchange.path, exchange.query, exchange.version, status, seconds
+            )
+
+    def _remote(self) -> str:
+        if not self._peer and self._transport is not None:
+            self._peer = remote_of(self._transport.get_extra_info("peername"))
+        return self._peer
+
+    def on_finished(self, exchange: Exchange) -> None:
+        """After a response: handle the next request, or close."""
+        self._active = None
+        self._since = self._loop.time()
+        transport = self._transport
+        if transport is None:
+            return
+        if not exchange.keeps_alive:
+            for unanswered in self._waiting:
+                unanswered.drop()
+            self._waiting.clear()
+            if self._parser.is_discarding:
+                self._linger(transport)
+            else:
+                transport.close()
+        elif self._waiting:
+            self._loop.call_soon(self._handle_next)  # not here: a chain of quick responses would nest calls
+
+    def _handle_next(self) -> None:
+        if self._transport is None or self._active is not None or not self._waiting:
+            return
+        self._active = following = self._waiting.popleft()
+        if len(self._waiting) == MAX_PIPELINED - 1:
+            self._transport.resume_reading()
+        self.listener.app.handle(following)
+
+    def _reject(self, respond: Callable[[Exchange], None], exchange: Exchange | None = None) -> None:
+        """Ignore further input and respond a last time; earlier requests are answered first, and then it closes."""
+        self._parser.discard()
+        self.uncount()
+        if self._active is not None:
+            (self._waiting[-1] if self._waiting else self._active).keeps_alive = False
+            return
+        if exchange is None:
+            exchange = Exchange(self, "", "", [], "1.1", time.monotonic())
+            exchange.request_id = new_request_id()
+        self._active = exchange
+        exchange.keeps_alive = False
+        respond(exchange)
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """Let the response arrive: closing at once, with unread input, would reset the connection."""
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._loop.call_later(LINGER_S, transport.abort)
+
+    # ---- idle and slow connections ----
+
+    @property
+    def is_draining(self) -> bool:
+        return self.listener.is_draining
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no response is owed; part of a request may have arrived."""
+        return self._active is None and not self._waiting
+
+    @property
+    def since(self) -> float:
+        return self._since
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being received or answered, or its response is still being sent."""
+        if self._transport is None:
+            return False
+        unsent = self._transport.get_write_buffer_size()
+        return self._active is not None or bool(self._waiting) or self._parser.is_reading or unsent > 0
+
+    def close_if_idle(self) -> None:
+        """Close a connection without a request."""
+        if self._transport is not None and not (self._active or self._waiting or self._parser.is_reading):
+            self._transport.close()
+
+    def close_if_stale(self, now: float) -> None:
+        """Close a connection that was idle or slow for too long, or whose client does not read its last response."""
+        if self._transport is None:
+            return
+        if self._transport.is_closing():
+            unsent = self._transport.get_write_buffer_size()
+            if unsent == self._unsent_bytes:
+                self._transport.abort()
+            self._unsent_bytes = unsent
+            return
+        if self._active is not None:
+            return
+        limits = self.listener.limits
+        if now - self._since > (limits.read_timeout_s if self._parser.is_reading else limits.keep_alive_s):
+            self._transport.close()

@@ -1,1 +1,0 @@
-"""OpenAI's API for the models of this server: chat, completions, embeddings."""

@@ -1,0 +1,219 @@
+"""RequestParser: the bytes of a connection → requests. It knows no sockets; httptools (llhttp) reads the syntax."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import httptools
+
+from flambeau.frontend.http.exchange import Header
+from flambeau.serving import priorities
+
+MAX_HEAD_BYTES = 64 * 1024  # received in a row without a body: a head, a trailer, the extension of a chunk
+MAX_OVERHEAD = 8  # bytes of chunk framing for each byte of a body; one-byte chunks have five
+MAX_UPGRADES = 16  # requests for another protocol that are ignored in one read
+PRIORITY = priorities.HEADER.encode()
+PRIORITY_SIZE = len(PRIORITY)
+
+
+class MalformedRequest(Exception):
+    """The bytes are not HTTP, or the head is too long."""
+
+
+class RequestReceiver(Protocol):
+    """Reacts to the requests of one connection. It reads them from the attributes of the parser."""
+
+    def on_head(self) -> None:
+        """The head is complete, and the body is large or the client waits for `100 Continue`."""
+
+    def on_too_large(self) -> None:
+        """A body of unannounced size has passed the limit."""
+
+    def on_request(self) -> None:
+        """The request is complete."""
+
+
+class RequestParser:
+    """Parses one request after another; its attributes hold the current one."""
+
+    __slots__ = (
+        "_from_bytes",
+        "_head_bytes",
+        "_http",
+        "_max_body_bytes",
+        "_receiver",
+        "_seen_bytes",
+        "content",
+        "content_length",
+        "fed_bytes",
+        "filled_bytes",
+        "headers",
+        "in_head",
+        "is_discarding",
+        "is_reading",
+        "keeps_alive",
+        "memory",
+        "method",
+        "priority",
+        "request_id",
+        "size_bytes",
+        "target",
+        "upgrades",
+        "version",
+        "wants_continue",
+    )
+
+    def __init__(self, receiver: RequestReceiver, *, max_body_bytes: int, on_head_from_bytes: int) -> None:
+        self._receiver = receiver
+        self._max_body_bytes = max_body_bytes
+        self._from_bytes = on_head_from_bytes
+        self._http: Any = httptools.HttpRequestParser(self)
+        self._seen_bytes = 0  # of the body, after the previous read
+        self._head_bytes = 0  # received since then without any of the body
+        self.memory: Any = None  # where a large body goes; set by the receiver in `on_head`
+        self.is_discarding = False
+        self.on_message_begin()
+        self.is_reading = self.in_head = False
+
+    # ---- the receiver's side ----
+
+    def feed(self, data: memoryview) -> None:
+        """Parse received bytes. Raises MalformedRequest, or HttpParserCallbackError if the receiver failed."""
+        try:
+            try:
+                self._http.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._feed_without_upgrade(data, upgrade.args[0])
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError as error:
+            raise MalformedRequest(str(error)) from None
+        if self.is_reading:
+            self._limit_overhead(len(data))
+
+    def advance(self, num_bytes: int) -> None:
+        """Count bytes of the body that were received straight into `memory`."""
+        self.filled_bytes += num_bytes
+        if self.filled_bytes == self.content_length:
+            self._http = httptools.HttpRequestParser(self)  # the old one still expects this body
+            self.on_message_complete()
+
+    def discard(self) -> None:
+        """Ignore everything from now on."""
+        self.is_discarding = True
+        self.is_reading = False
+
+    def close(self) -> None:
+        """Break the reference cycle with httptools, so that memory is freed without the garbage collector."""
+        self._http = None
+
+    # ---- callbacks of httptools ----
+
+    def on_message_begin(self) -> None:
+        self.is_reading = not self.is_discarding
+        self.in_head = True
+        self.target = b""
+        self.method = ""
+        self.version = "1.1"
+        self.headers: list[Header] = []
+        self.keeps_alive = True
+        self.upgrades = False
+        self.wants_continue = False
+        self.content_length = 0
+        self.request_id = ""
+        self.priority: str | None = None
+        self.content: bytes | bytearray = b""
+        self.size_bytes = 0  # of `content`
+        self.filled_bytes = 0  # of `memory`
+        self.fed_bytes = -1  # received after the read in which the request started; -1: within that read
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.in_head:
+            return  # the trailer of a chunked body
+        self.headers.append((name.decode("latin-1"), value.decode("latin-1")))
+        size = len(name)
+        if size == 14:
+            if name.lower() == b"content-length":
+                self.content_length = int(value)
+        elif size == 12:
+            if name.lower() == b"x-request-id":
+                self.request_id = value.decode("latin-1")
+        elif size == PRIORITY_SIZE and name.lower() == PRIORITY:
+            self.priority = value.decode("latin-1")
+        elif size == 6 and name.lower() == b"expect":
+            self.wants_continue = value.lower() == b"100-continue"
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        if self.is_discarding:
+            return
+        http = self._http
+        self.upgrades = http.should_upgrade()
+        self.method = http.get_method().decode("latin-1")
+        self.version = http.get_http_version()
+        self.keeps_alive = http.should_keep_alive()
+        if (self.content_length >= self._from_bytes or self.wants_continue) and not self.upgrades:
+            self._receiver.on_head()
+
+    def on_body(self, data: bytes) -> None:
+        if self.is_discarding:
+            return
+        if self.memory is not None:
+            end = self.filled_bytes + len(data)
+            self.memory[self.filled_bytes : end] = data
+            self.filled_bytes = end
+            return
+        self.size_bytes += len(data)
+        if self.size_bytes > self._max_body_bytes:
+            self._receiver.on_too_large()
+        elif not self.content:
+            self.content = data
+        else:
+            if type(self.content) is bytes:
+                self.content = bytearray(self.content)
+            self.content += data
+
+    def on_message_complete(self) -> None:
+        if self.is_discarding or self.upgrades:
+            return
+        self.is_reading = False
+        self._receiver.on_request()
+
+    # ---- limits and upgrades ----
+
+    def _limit_overhead(self, num_bytes: int) -> None:
+        """Reject a request that grows without a body: llhttp would keep all of it."""
+        if self.fed_bytes < 0:  # it started within these bytes, some of which may belong to the previous request
+            self.fed_bytes, self._seen_bytes, self._head_bytes = 0, self.size_bytes, 0
+            return
+        self.fed_bytes += num_bytes
+        self._head_bytes = self._head_bytes + num_bytes if self.size_bytes == self._seen_bytes else 0
+        self._seen_bytes = self.size_bytes
+        allowed = MAX_HEAD_BYTES + (1 + MAX_OVERHEAD) * self.size_bytes
+        if self.memory is None and (self._head_bytes > MAX_HEAD_BYTES or self.fed_bytes > allowed):
+            where = "head" if self.in_head else "framing"
+            raise MalformedRequest(f"the {where} of the request is too long")
+
+    def _feed_without_upgrade(self, data: memoryview, end_of_head: int) -> None:
+        """Parse a request for another protocol as an ordinary one; every client can do without the other."""
+        for _ in range(MAX_UPGRADES):
+            head = self._head_without_upgrade()
+            self._http = httptools.HttpRequestParser(self)
+            data = memoryview(head + data[end_of_head:])
+            try:
+                self._http.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                end_of_head = upgrade.args[0]
+        raise MalformedRequest("too many requests for another protocol")
+
+    def _head_without_upgrade(self) -> bytes:
+        method = "INVALID" if self.method == "CONNECT" else self.method  # this server is no proxy
+        lines = [f"{method} ".encode() + self.target + b" HTTP/1.1"]
+        for name, value in self.headers:
+            if name.lower() not in ("upgrade", "connection", "http2-settings"):
+                lines.append(f"{name}: {value}".encode("latin-1"))
+        return b"\r\n".join([*lines, b"", b""])

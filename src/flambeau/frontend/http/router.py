@@ -1,0 +1,116 @@
+"""Router: finds the endpoint of a path, and turns its exceptions into responses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import parse_qsl, unquote
+
+from flambeau.errors import BadRequest, FlambeauError
+from flambeau.frontend.http.errors import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, error_body, respond_error
+from flambeau.frontend.http.exchange import Exchange
+
+logger = logging.getLogger(__name__)
+
+# An endpoint gets the exchange and the path's segments. It responds, or returns a coroutine that will.
+Endpoint = Callable[[Exchange, list[str]], Coroutine[Any, Any, None] | None]
+
+
+@runtime_checkable
+class GuardedEndpoint(Protocol):
+    """An endpoint that can check a caller's key before the body has arrived."""
+
+    def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None: ...
+
+    def check(self, exchange: Exchange, segments: list[str]) -> None:
+        """Raise InvalidKey unless the caller has the key."""
+
+
+ANYTHING = "*"  # the route of every other path
+
+
+class Router:
+    """Routes by the first segment of the path; `""` is the root."""
+
+    def __init__(self, routes: Mapping[str, Endpoint], *, details: bool, has_keys: bool = False) -> None:
+        self.routes = routes
+        self.details = details
+        self.has_keys = has_keys
+        self._otherwise = routes[ANYTHING]
+
+    def handle(self, exchange: Exchange) -> None:
+        """Respond now, or later from a task of the exchange."""
+        segments = segments_of(exchange.path)
+        endpoint = self.routes.get(segments[0], self._otherwise)
+        try:
+            work = endpoint(exchange, segments)
+        except Exception as error:
+            self._respond_error(exchange, error)
+            return
+        if work is not None:
+            exchange.run(self._guard(exchange, work))
+
+    def admit(self, exchange: Exchange) -> None:
+        """Raise the error that rejects a large body: a missing key, or a path that takes no body."""
+        if not self.has_keys:
+            return
+        segments = segments_of(exchange.path)
+        endpoint = self.routes.get(segments[0], self._otherwise)
+        if not isinstance(endpoint, GuardedEndpoint):
+            raise BadRequest("There is no use for a body here.")
+        endpoint.check(exchange, segments)
+
+    def reject(self, exchange: Exchange, error: Exception) -> None:
+        self._respond_error(exchange, error)
+
+    def too_large(self, exchange: Exchange, limit: int) -> None:
+        text = f"The request body is larger than {limit} bytes; the server's max_request_size sets this limit."
+        respond_status(exchange, 413, "PayloadTooLargeException", text)
+
+    def malformed(self, exchange: Exchange, reason: str) -> None:
+        logger.info("Invalid HTTP message: %s", reason)
+        respond_status(exchange, 400, "BadRequestException", "Invalid HTTP message.")
+
+    async def _guard(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._respond_error(exchange, error)
+
+    def _respond_error(self, exchange: Exchange, error: Exception) -> None:
+        if exchange.is_started:
+            exchange.abort()
+        elif isinstance(error, FlambeauError):
+            respond_error(exchange, error, details=self.details)
+            return
+        else:
+            respond_status(exchange, 500, "InternalServerException", "Internal server error.")
+        logger.error("request %s: %s %s failed", exchange.request_id, exchange.method, exchange.path, exc_info=error)
+
+
+def segments_of(path: str) -> list[str]:
+    """The parts of a path between slashes, percent-decoded; never empty."""
+    segments = path.strip("/").split("/")
+    return [unquote(segment) for segment in segments] if "%" in path else segments
+
+
+def query_of(exchange: Exchange) -> dict[str, str]:
+    """The parameters of the query; of a repeated one, the first counts."""
+    return dict(reversed(parse_qsl(exchange.query, keep_blank_values=True)))
+
+
+def unknown_path(exchange: Exchange, segments: list[str]) -> None:
+    not_found(exchange)
+
+
+def not_found(exchange: Exchange) -> None:
+    respond_status(exchange, 404, "ResourceNotFoundException", NOT_FOUND)
+
+
+def not_allowed(exchange: Exchange) -> None:
+    respond_status(exchange, 405, "MethodNotAllowedException", NOT_ALLOWED)
+
+
+def respond_status(exchange: Exchange, status: int, kind: str, message: str) -> None:
+    exchange.respond(status, error_body(exchange.path, status, kind, message), (JSON_TYPE,))

@@ -1,0 +1,1 @@
+"""OpenAI's API for the models of this server: chat, completions, embeddings, models."""

@@ -1,0 +1,134 @@
+"""POST /v1/completions: prompts and sampling → a generation request, and the shape of the responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flambeau.errors import InvalidField
+from flambeau.frontend.http.bodies import take_bytes
+from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.openai.chat import check_combination
+from flambeau.frontend.openai.models import choose_model
+from flambeau.frontend.openai.requests import CompletionRequest, read_request
+from flambeau.frontend.openai.responses import (
+    ResponseChoice,
+    ResponseHead,
+    ResponseWriter,
+    encode,
+    finite,
+    generate,
+)
+from flambeau.serving.server import Server
+from flambeau.wire.generation import Generate, Piece, SamplingOptions, Token
+
+MAX_CHOICES = 1024  # the limit of a worker
+MAX_TOKENS = 1_000_000  # of a prompt
+DEFAULT_TOKENS = 16  # OpenAI's limit for a completion that names none
+
+
+def create_completion(server: Server, exchange: Exchange) -> None:
+    request = read_request(take_bytes(exchange), CompletionRequest)
+    generation = generation_of(request)
+    model, version = choose_model(server.registry, request.model, "generate")
+    head = ResponseHead.new("cmpl-", model, request.model)
+    has_logprobs = request.logprobs is not None
+    writer = CompletionWriter(head, request.num_choices, has_logprobs=has_logprobs, has_usage=request.has_usage)
+    generate(exchange, model, version, generation, writer, details=server.config.tells_details)
+
+
+def generation_of(request: CompletionRequest) -> Generate:
+    prompts, num_choices = prompts_of(request.prompt), request.num_choices
+    if request.suffix:
+        raise InvalidField("suffix", "suffix is not supported: models here write behind a prompt, not before a text")
+    if request.best_of not in (None, num_choices):
+        raise InvalidField("best_of", f"best_of may only be n ({num_choices}); choose among the choices yourself")
+    if request.echo and request.logprobs is not None:
+        raise InvalidField("echo", "echo with logprobs is not supported: a prompt's log-probabilities are not kept")
+    if len(prompts) * num_choices > MAX_CHOICES:
+        raise InvalidField(
+            "prompt", f"{len(prompts)} prompts of {num_choices} choices are more than {MAX_CHOICES}; send fewer at once"
+        )
+    check_combination(request)
+    sampling = {"max_tokens": DEFAULT_TOKENS, **request.sampling}
+    if request.logprobs is not None:
+        sampling["logprobs"] = request.logprobs
+    return Generate(
+        prompts=prompts,
+        sampling=SamplingOptions(**sampling),
+        stream=bool(request.stream),
+        echo=bool(request.echo),
+    )
+
+
+def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
+    """One prompt or several, each text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if len(prompt) > MAX_TOKENS:
+        raise InvalidField("prompt", f"prompt has {len(prompt)} items; {MAX_TOKENS} are more than any model reads")
+    kinds = {*map(type, prompt)}
+    if kinds == {int}:
+        return [prompt]
+    if kinds == {str} or (kinds == {list} and all(prompt)):
+        return prompt
+    what = "must not be empty" if not kinds or kinds == {list} else "must not mix texts and token ids"
+    raise InvalidField("prompt", f"prompt {what}; send a text, token ids, or a list of either")
+
+
+class CompletionWriter(ResponseWriter):
+    """Writes text completions."""
+
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(self, head: ResponseHead, num_choices: int, *, has_logprobs: bool, has_usage: bool) -> None:
+        super().__init__(head, num_choices, has_logprobs=has_logprobs, has_usage=has_usage)
+        self._offsets: dict[int, int] = {}  # of the next token of a choice, in its text
+
+    def choice(self, choice: ResponseChoice) -> dict[str, Any]:
+        logprobs = completion_logprobs(choice.tokens, 0) if self._has_logprobs else None
+        return {"text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+    def events(self, piece: Piece) -> bytes:
+        if not (piece.text or piece.tokens or piece.finish_reason):
+            return b""
+        reason = b"null"
+        if piece.finish_reason is not None:
+            self._usage.add(piece)
+            reason = encode(piece.finish_reason)
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}%b' % (
+            self._start,
+            piece.index,
+            encode(piece.text),
+            self._logprobs(piece) if piece.tokens and self._has_logprobs else b"null",
+            reason,
+            self._end,
+        )
+
+    def _logprobs(self, piece: Piece) -> bytes:
+        tokens = piece.tokens or ()
+        offset = self._offsets.get(piece.index, 0)
+        self._offsets[piece.index] = offset + sum(len(token.text) for token in tokens)
+        return encode(completion_logprobs(tokens, offset))
+
+
+def completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+    """The `logprobs` of a choice; `offset` is the place of the first token in its text."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [finite(token.logprob) for token in tokens],
+        "tokens": [token.text for token in tokens],
+        "top_logprobs": [_likeliest(token) for token in tokens],
+    }
+
+
+def _likeliest(token: Token) -> dict[str, float]:
+    """The alternatives by their text, and the token itself, which need not be among them."""
+    found = {text: finite(logprob) for _, text, logprob, _ in reversed(token.top)}  # of equal texts the likeliest
+    likeliest = dict(reversed(found.items()))
+    likeliest.setdefault(token.text, finite(token.logprob))
+    return likeliest

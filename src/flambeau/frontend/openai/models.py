@@ -1,0 +1,139 @@
+"""GET /v1/models, and which model a request means. KServe has the same path, so one document serves both."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from flambeau.errors import BadRequest, InvalidField, ModelNotFound
+from flambeau.frontend.http.errors import openai_error, respond_json, status_and_type, to_document
+from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.openai.errors import not_allowed, not_found
+from flambeau.serving.model import Model
+from flambeau.serving.registry import Registry
+from flambeau.serving.server import Server
+
+Ability = Literal["generate", "chat", "embed"]
+
+LACKING: dict[Ability, str] = {
+    "generate": "generates no text; its handler must be gpt_handler, without an inference or generate of its own, "
+    "or another that generates. For what it does answer, use /predictions",
+    "chat": "has no chat template; use /v1/completions, or put a chat_template into its tokenizer_config.json",
+    "embed": "makes no embeddings; its handler must be sentence_embedder, or another that embeds. "
+    "For what it does answer, use /predictions",
+}
+NONE = "No model here can answer such a request yet."
+READING = frozenset({"GET", "HEAD"})
+LISTED_ABILITIES = frozenset({"generate", "embed"})
+
+
+def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:
+    """/v1/models and /v1/models/{model}."""
+    if len(segments) > 3:
+        not_found(exchange)
+    elif exchange.method == "OPTIONS":
+        exchange.respond(200, b"")  # every response has the CORS headers
+    elif exchange.method not in READING:
+        not_allowed(exchange, "GET", "HEAD")
+    elif len(segments) == 2:
+        respond_json(exchange, 200, listed(server))
+    else:
+        try:
+            respond_json(exchange, 200, one(server, segments[2]))
+        except ModelNotFound as error:
+            respond_missing(exchange, error)
+
+
+def listed(server: Server) -> dict[str, Any]:
+    """`data` for OpenAI's clients: models that generate or embed. `models` for KServe's: the names of all."""
+    defaults = server.registry.defaults()
+    data = [entry(model, model.name) for model in defaults if model.is_listed and is_able(model)]
+    return {"object": "list", "data": data, "models": [model.name for model in defaults]}
+
+
+def one(server: Server, name: str) -> dict[str, Any]:
+    """One model; KServe's clients may append a colon and a verb to its name."""
+    try:
+        model, _ = find_model(server.registry, name, "generate")
+    except ModelNotFound:
+        if ":" not in name:
+            raise
+        model = server.registry.find(name.partition(":")[0])
+    ready = {"name": model.name, "ready": model.pool.can_answer}
+    return {**entry(model, name), **ready} if is_able(model) else ready
+
+
+def respond_missing(exchange: Exchange, error: ModelNotFound) -> None:
+    """Respond 404 in the format of both APIs."""
+    status, kind = status_and_type(error)
+    both = {"error": openai_error(status, str(error), error)}
+    respond_json(exchange, status, to_document(status, kind, str(error), more=both))
+
+
+def is_able(model: Model) -> bool:
+    return model.config.openai and not LISTED_ABILITIES.isdisjoint(model.abilities)
+
+
+def entry(model: Model, name: str) -> dict[str, Any]:
+    made = int(model.registered_at)
+    known: dict[str, Any] = {"abilities": sorted(model.abilities)}  # an extension of OpenAI's format
+    if model.max_length:
+        known["max_model_len"] = model.max_length
+    return {"id": name, "object": "model", "created": made, "owned_by": "flambeau", **known}
+
+
+def choose_model(registry: Registry, asked: str | None, ability: Ability) -> tuple[Model, str | None]:
+    """The model, and the version if the request names one; without a name, the only model with the ability."""
+    if not asked:
+        return only_model(registry, ability), None
+    model, version = find_model(registry, asked, ability)
+    if not model.config.openai:
+        raise ModelNotFound(
+            f"The model {asked!r} is not at /v1: its model-config.yaml has openai: false. "
+            f"Use /predictions/{model.name}."
+        )
+    # The abilities of a model are unknown until a worker has loaded it.
+    if model.pool.has_loaded and ability not in model.abilities:
+        lacking = LACKING["generate" if ability == "chat" and "generate" not in model.abilities else ability]
+        raise InvalidField("model", f"The model {asked!r} {lacking}.")
+    return model, version
+
+
+def find_model(registry: Registry, asked: str, ability: Ability) -> tuple[Model, str | None]:
+    """Find a model by `name`, `name@version` or `name:version`."""
+    try:
+        return registry.find(asked), None
+    except ModelNotFound:
+        pass
+    for separator in "@:":
+        name, found, version = asked.rpartition(separator)
+        if found and version:
+            try:
+                return registry.find(name, version), version
+            except ModelNotFound:
+                pass
+    names = ", ".join(f"{model.name}" for model in models_with(registry, ability))
+    raise ModelNotFound(f"The model {asked[:200]!r} does not exist. " + (f"There is {names}." if names else NONE))
+
+
+def only_model(registry: Registry, ability: Ability) -> Model:
+    models = models_with(registry, ability)
+    if len(models) != 1:
+        names = ", ".join(model.name for model in models)
+        raise InvalidField("model", "model is required. " + (f"There is {names}." if names else NONE))
+    return models[0]
+
+
+def models_with(registry: Registry, ability: Ability) -> list[Model]:
+    """The default versions of the models with an ability."""
+    return [
+        model for model in registry.defaults() if model.is_listed and model.config.openai and ability in model.abilities
+    ]
+
+
+def check_envelope(model: Model) -> None:
+    """Reject a model with an envelope, which would not understand the request."""
+    if model.envelope:
+        raise BadRequest(
+            f"The model {model.name!r} has the envelope {model.envelope!r}, which does not know OpenAI's requests; "
+            "register it without one, or use /predictions."
+        )

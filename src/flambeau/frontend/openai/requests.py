@@ -1,0 +1,300 @@
+"""The requests of OpenAI's API, field by field. Unknown fields are rejected, since ignored ones would seem to work."""
+
+# ruff: noqa: RUF009  (the defaults are dataclass fields that carry their FieldType)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from flambeau.errors import BadRequest, InvalidField
+from flambeau.frontend.http.openapi import Schema
+from flambeau.frontend.openai.fields import (
+    ANYTHING,
+    FLAG,
+    MAX_INTEGER,
+    NOUNS,
+    OBJECT,
+    TEXT,
+    TOKEN_IDS,
+    FieldType,
+    array,
+    check_token_ids,
+    either,
+    integer,
+    mapping,
+    number,
+    one_of,
+    refused,
+    text,
+)
+from flambeau.llm.sampling_params import MAX_BIAS, SAMPLING_FIELDS, SamplingField
+from flambeau.suggestions import suggest
+
+MAX_NAME = 100  # characters of an unknown field in its error message
+Object = dict[str, Any]
+Requested = TypeVar("Requested")
+
+
+def required(kind: FieldType) -> Any:
+    return field(metadata={"type": kind})
+
+
+def optional(kind: FieldType, *, is_listed: bool = True) -> Any:
+    """A field that may be absent or null; the API description leaves out fields that are not listed."""
+    return field(default=None, metadata={"type": kind, "is_listed": is_listed})
+
+
+def ignored() -> Any:
+    """A field of OpenAI's API that has no effect here."""
+    return optional(ANYTHING, is_listed=False)
+
+
+def unsupported(remedy: str) -> Any:
+    return optional(refused(remedy), is_listed=False)
+
+
+# ---- sampling parameters, from the engine's table ----
+
+# OpenAI's API names one parameter differently, and `logprobs` has another form in each endpoint.
+OPENAI_NAMES = {"include_stop": "include_stop_str_in_output"}
+NOT_OFFERED = frozenset({"logprobs", "speculate"})
+ALTERNATIVES = integer(0, 20)
+
+
+def _to_ids(value: Mapping[str, float], place: str) -> dict[int, float]:
+    for key in value:
+        if not (key.isascii() and key.isdecimal() and len(key) < 11):
+            raise InvalidField(place, f"{place}: its keys must be token ids, not {key[:40]!r}")
+    return {int(key): bias for key, bias in value.items()}
+
+
+# Where OpenAI's API accepts less than the engine does, or another form.
+NARROWER: dict[str, FieldType] = {
+    "temperature": number(0, 2),
+    "top_k": integer(-1).then(lambda value, place: max(0, value)),  # -1: all, as in other servers
+    "seed": integer(-(2**63), 2**63 - 1),
+    "stop": either(text(1).then(lambda value, place: [value]), array(text(1), max_length=16)),
+    "logit_bias": mapping(number(-MAX_BIAS, MAX_BIAS)).then(_to_ids),
+}
+
+
+def _sampling_type(known: SamplingField) -> FieldType:
+    low, high = known.low or 0, known.high
+    if known.name in NARROWER:
+        found = NARROWER[known.name]
+    elif known.kind == "integer":
+        found = integer(int(low), min(MAX_INTEGER, MAX_INTEGER if high is None else int(high)))
+    elif known.kind == "number":
+        found = number(low, MAX_INTEGER if high is None else high, excludes_low=known.excludes_low)
+    else:
+        found = {"flag": FLAG, "texts": array(text(1)), "token_ids": TOKEN_IDS, "biases": OBJECT}[known.kind]
+    return found.described(known.doc)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """A field of a request, and the sampling parameter that it sets."""
+
+    type: FieldType
+    parameter: str = ""
+    is_required: bool = False
+    is_listed: bool = True
+
+
+SAMPLING = {
+    OPENAI_NAMES.get(name, name): RequestField(_sampling_type(known), name)
+    for name, known in SAMPLING_FIELDS.items()
+    if name not in NOT_OFFERED
+}
+
+
+# ---- the requests ----
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamOptions:
+    include_usage: bool | None = optional(FLAG)
+    include_obfuscation: bool | None = ignored()  # padding against eavesdroppers
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelRequest:
+    """The fields of every endpoint."""
+
+    model: str | None = optional(TEXT.described("A registered model: its name, or name@version."))
+    user: Any = optional(replace(ANYTHING, schema=TEXT.schema))  # without effect, so any value
+
+
+@dataclass(slots=True, kw_only=True)
+class TextRequest(ModelRequest):
+    """The fields that chat and completions share."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # what the request gives, by the engine's names
+    stream: bool | None = optional(FLAG.described("Answer with server-sent events."))
+    stream_options: StreamOptions | None = optional(
+        OBJECT.then(lambda value, place: read_object(value, StreamOptions, place))
+    )
+    store: Any = ignored()
+    metadata: Any = ignored()
+    service_tier: Any = ignored()
+    safety_identifier: Any = ignored()
+    prompt_cache_key: Any = ignored()
+    prompt_cache_retention: Any = ignored()
+
+    @property
+    def has_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def num_choices(self) -> int:
+        number: int = self.sampling.get("n", 1)
+        return number
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatRequest(TextRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Object] = required(array(OBJECT, min_length=1))
+    max_completion_tokens: int | None = optional(integer(1))
+    logprobs: bool | None = optional(FLAG)
+    top_logprobs: int | None = optional(ALTERNATIVES)
+    response_format: Object | None = optional(OBJECT)
+    tools: list[Object] | None = optional(array(OBJECT))
+    tool_choice: str | Object | None = optional(either(TEXT, OBJECT))
+    parallel_tool_calls: bool | None = optional(FLAG, is_listed=False)  # without effect
+    reasoning_effort: str | None = optional(TEXT)  # a variable of the chat template
+    chat_template_kwargs: Object | None = optional(OBJECT)
+    modalities: list[str] | None = optional(array(one_of("text")), is_listed=False)
+    verbosity: Any = ignored()
+    prediction: Any = ignored()  # a hint at the answer; speculative decoding needs none
+    functions: Any = unsupported("send tools instead")
+    function_call: Any = unsupported("send tool_choice instead")
+    audio: Any = unsupported("this server answers in text")
+    web_search_options: Any = unsupported("this server searches nothing")
+
+
+def _check_prompts(value: list[Any], place: str) -> list[Any]:
+    kinds = {*map(type, value)}
+    if kinds == {int}:
+        return check_token_ids(value, place)
+    for i, one in enumerate(value if kinds != {str} else ()):
+        where = f"{place}[{i}]"
+        if type(one) is list:
+            check_token_ids(one, where)
+        elif type(one) is not str and type(one) is not int:
+            raise InvalidField(where, f"{where}: expected text, a whole number or a list, got {NOUNS[type(one)]}")
+    return value
+
+
+TEXTS: Schema = {"type": "array", "items": TEXT.schema}
+PROMPTS = FieldType(
+    frozenset({str, list}),
+    "text or a list",
+    {"oneOf": [TEXT.schema, TEXTS, TOKEN_IDS.schema, {"type": "array", "items": TOKEN_IDS.schema}]},
+    lambda value, place: value if type(value) is str else _check_prompts(value, place),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionRequest(TextRequest):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[Any] = required(PROMPTS)
+    logprobs: int | None = optional(ALTERNATIVES)
+    echo: bool | None = optional(FLAG)
+    suffix: str | None = optional(TEXT, is_listed=False)
+    best_of: int | None = optional(integer())
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbeddingRequest(ModelRequest):
+    """`POST /v1/embeddings`."""
+
+    input: str | list[Any] = required(either(TEXT, array(ANYTHING)))
+    encoding_format: str | None = optional(one_of("float", "base64"))
+    dimensions: int | None = optional(integer(1))
+
+
+# ---- reading ----
+
+
+def _request_fields(kind: type) -> dict[str, RequestField]:
+    own: dict[str, RequestField] = {}
+    for one in fields(kind):
+        if "type" in one.metadata:
+            is_required = one.default is MISSING
+            own[one.name] = RequestField(
+                one.metadata["type"], "", is_required, is_listed=one.metadata.get("is_listed", True)
+            )
+    return {**SAMPLING, **own} if issubclass(kind, TextRequest) else own
+
+
+# The fields of each request by their names in JSON.
+FIELDS: dict[Any, dict[str, RequestField]] = {
+    kind: _request_fields(kind) for kind in (StreamOptions, ChatRequest, CompletionRequest, EmbeddingRequest)
+}
+REQUIRED: dict[Any, list[str]] = {
+    kind: [name for name, one in known.items() if one.is_required] for kind, known in FIELDS.items()
+}
+
+
+def read_request(body: bytes, kind: type[Requested]) -> Requested:
+    """Raises BadRequest; InvalidField if one field is the reason."""
+    try:
+        document = msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8: {error.reason} in one of its texts") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except msgspec.ValidationError:
+        raise BadRequest("a number in the body is out of range") from None
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    if type(document) is not dict:
+        raise BadRequest(f"the body is no request: expected object, got {NOUNS[type(document)]}")
+    return read_object(document, kind)
+
+
+def read_object(document: Object, kind: type[Requested], place: str = "") -> Requested:
+    known = FIELDS[kind]
+    values: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    prefix = f"{place}." if place else ""
+    for name, value in document.items():
+        one = known.get(name)
+        if one is None:
+            raise unknown_field(name, prefix, known)
+        if value is None and not one.is_required:
+            continue
+        checked = one.type.check(value, prefix + name)
+        if one.parameter:
+            sampling[one.parameter] = checked
+        else:
+            values[name] = checked
+    for name in REQUIRED[kind]:
+        if name not in values:
+            raise InvalidField(prefix + name, f"{prefix}{name} is required")
+    if sampling:
+        values["sampling"] = sampling
+    return kind(**values)
+
+
+def unknown_field(name: str, prefix: str, known: Iterable[str]) -> InvalidField:
+    near = None if prefix else suggest(name, known)
+    where = prefix + name[:MAX_NAME]
+    return InvalidField(where, f"unknown field {where}; " + (f"did you mean {near}?" if near else "leave it out"))
+
+
+def request_schema(kind: type) -> Schema:
+    """The OpenAPI schema of a request."""
+    known = FIELDS[kind]
+    return {
+        "type": "object",
+        "required": ["model", *REQUIRED[kind]],
+        "properties": {name: one.type.schema for name, one in known.items() if one.is_listed},
+    }

@@ -1,0 +1,224 @@
+"""Responses of generations: GenerationReply sends them, a ResponseWriter gives them their shape."""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from flambeau import __version__
+from flambeau.errors import BadRequest, FlambeauError, JobFailed
+from flambeau.frontend.http.errors import JSON_TYPE, openai_error_body, openai_status, status_and_type
+from flambeau.frontend.http.exchange import Exchange, Header
+from flambeau.frontend.http.inference import Prediction, submit
+from flambeau.serving.job import Job, RequestBody
+from flambeau.serving.model import Model
+from flambeau.wire.generation import Generate, Piece, Token, decode_pieces, encode_request
+from flambeau.wire.messages import Part
+
+# The second header stops nginx from buffering the stream.
+EVENT_STREAM: Sequence[Header] = (("content-type", "text/event-stream; charset=utf-8"), ("x-accel-buffering", "no"))
+DONE = b"data: [DONE]\n\n"
+LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+encode = msgspec.json.Encoder().encode
+
+
+class ResponseHead(msgspec.Struct, frozen=True):
+    """The fields that every document of one response begins with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def new(cls, prefix: str, model: Model, name: str | None) -> ResponseHead:
+        """The head of a new response, with the name that the client used for the model."""
+        reply_id = f"{prefix}{random.getrandbits(128):032x}"  # unique, not secret
+        return cls(reply_id, int(time.time()), name or model.name, fingerprint(model))
+
+
+def fingerprint(model: Model) -> str:
+    """A hash of the software and model versions: with the same one, the same seed gives the same text."""
+    made_of = f"{__version__} {model.name} {model.version} {model.source.url}"
+    return f"fp_{zlib.crc32(made_of.encode('utf-8', 'backslashreplace')):08x}"
+
+
+@dataclass(slots=True)
+class ResponseChoice:
+    """One choice of a whole response, collected from its pieces."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class ResponseWriter(ABC):
+    """Pieces of a generation → the document of a response, or the events of a stream."""
+
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, head: ResponseHead, num_choices: int, *, has_logprobs: bool, has_usage: bool) -> None:
+        self._head = msgspec.to_builtins(head)
+        self._usage = TokenUsage(num_choices)
+        self._has_logprobs = has_logprobs
+        self._has_usage = has_usage
+        start = encode({"object": self.chunk_object, **self._head})
+        self._start = b"data: " + start[:-1] + b',"choices":['  # of every event
+        self._end = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
+
+    @abstractmethod
+    def choice(self, choice: ResponseChoice) -> dict[str, Any]:
+        """The document of a choice, without its index."""
+
+    @abstractmethod
+    def events(self, piece: Piece) -> bytes:
+        """The events of a piece; may be empty."""
+
+    def whole(self, pieces: Sequence[Piece]) -> bytes:
+        found: dict[int, ResponseChoice] = {}
+        for piece in pieces:
+            choice = found.setdefault(piece.index, ResponseChoice())
+            choice.texts.append(piece.text)
+            choice.tokens += piece.tokens or ()
+            if piece.finish_reason is not None:
+                choice.finish_reason = piece.finish_reason
+                self._usage.add(piece)
+        choices = [{"index": index, **self.choice(choice)} for index, choice in sorted(found.items())]
+        document = {"object": self.whole_object, **self._head, "choices": choices, "usage": self._usage.document()}
+        return encode(document)
+
+    def last_events(self) -> bytes:
+        """The events after the last piece: the token usage, if the request asks for it."""
+        if not self._has_usage:
+            return b""
+        return b'%b],"usage":%b}\n\n' % (self._start, encode(self._usage.document()))
+
+
+class TokenUsage:
+    """Sums the token counts in the last pieces of choices; a prompt with several choices counts once."""
+
+    __slots__ = ("_num_choices", "accepted", "cached", "completion", "drafted", "prompt")
+
+    def __init__(self, num_choices: int) -> None:
+        self._num_choices = num_choices  # of each prompt
+        self.prompt = self.completion = self.cached = self.drafted = self.accepted = 0
+
+    def add(self, piece: Piece) -> None:
+        """Add the last piece of a choice."""
+        if piece.index % self._num_choices == 0:
+            self.prompt += piece.num_prompt_tokens
+            self.cached += piece.num_cached_tokens
+        self.completion += piece.num_tokens
+        self.drafted += piece.num_drafted
+        self.accepted += piece.num_accepted
+
+    def document(self) -> dict[str, Any]:
+        """The `usage` object; tokens drafted by speculation are counted as predictions."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.drafted - self.accepted,
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+            },
+        }
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can represent."""
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB  # also for NaN
+
+
+class GenerationReply(Prediction):
+    """Writes the pieces of a generation to its exchange, as a whole response or as a stream."""
+
+    __slots__ = ("_is_streamed", "_pieces", "_writer")
+
+    def __init__(
+        self, exchange: Exchange, model: Model, details: bool, writer: ResponseWriter, *, is_streamed: bool
+    ) -> None:
+        super().__init__(exchange, model, details)
+        self._writer = writer
+        self._is_streamed = is_streamed
+        self._pieces: list[Piece] = []
+
+    def on_parts(self, parts: list[Part]) -> None:
+        if parts[0].status >= 400:  # an error of the handler; its further parts are dropped
+            if self.exchange.on_gone is not None:
+                self.exchange.on_gone()
+            self.on_error(JobFailed(parts[0].body.decode("utf-8", "replace"), status=parts[0].status))
+        elif self._is_streamed:
+            self._stream(parts)
+        else:
+            for part in parts:
+                self._keep(part)
+
+    def _keep(self, part: Part) -> None:
+        if part.body:
+            self._pieces += decode_pieces(part.body)
+        if part.last:
+            body = self._writer.whole(self._pieces)
+            self.model.answers[200] += 1
+            self.exchange.respond(200, body, (JSON_TYPE,))
+
+    def _stream(self, parts: list[Part]) -> None:
+        events = self._writer.events
+        chunks = [events(piece) for part in parts if part.body for piece in decode_pieces(part.body)]
+        ends = parts[-1].last
+        if ends:
+            chunks += (self._writer.last_events(), DONE)
+        exchange = self.exchange
+        if not exchange.is_started:
+            self.model.answers[200] += 1
+            exchange.start(200, EVENT_STREAM)
+        exchange.send((b"".join(chunks),), ends=ends)
+
+    def on_error(self, error: FlambeauError) -> None:
+        """Respond with the error; a stream that has started ends with an error event."""
+        if not (self._is_streamed and self.exchange.is_started):
+            super().on_error(error)
+            return
+        self.log(error)
+        status = openai_status(error, status_and_type(error)[0])
+        cause = getattr(error, "cause", "") if self._details else ""
+        self.exchange.send((b"data: %b\n\n" % openai_error_body(status, str(error), error, cause),), ends=True)
+
+
+def generate(
+    exchange: Exchange, model: Model, version: str | None, request: Generate, writer: ResponseWriter, *, details: bool
+) -> None:
+    """Submit a generation request to its model as a job."""
+    reply = GenerationReply(exchange, model, details, writer, is_streamed=request.stream)
+    job = Job(
+        reply,
+        request_id=exchange.request_id,
+        headers=exchange.headers,
+        body=RequestBody(encoded(request)),
+        arrived=exchange.arrived,
+        kind="generate",
+    )
+    submit(reply, job, version)
+
+
+def encoded(request: Generate) -> bytes:
+    try:
+        return encode_request(request)
+    except OverflowError:  # in a tool or a template variable; the other fields have limits
+        raise BadRequest("a number in the request has more than 64 bits") from None

@@ -1,0 +1,79 @@
+"""Which API is served at which address, and with which key."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Coroutine
+from typing import Any, Literal
+
+from flambeau.config.server import Address
+from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
+from flambeau.frontend.http.auth import TokenApi, guard
+from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.health import HealthApi, MetricsApi
+from flambeau.frontend.http.inference import InferenceApi, is_invoke
+from flambeau.frontend.http.kserve import KServeApi
+from flambeau.frontend.http.management import ManagementApi
+from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
+from flambeau.frontend.openai.api import OPERATIONS as OPENAI
+from flambeau.frontend.openai.api import OpenAiApi
+from flambeau.serving.server import Server
+
+
+def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
+    """The routes of each listener. APIs at one address share its paths; each keeps its own key."""
+    config = server.config
+    kserve = KServeApi(server)
+    management = {
+        **DescriptionApi(MANAGEMENT).routes(),
+        **ManagementApi(server).routes(),
+        **HealthApi(server).routes(),
+        **kserve.readiness_routes(),
+        **extension_routes(server, "management"),
+        **TokenApi(keys).routes(),
+    }
+    management = guard(management, keys, "management", config)
+    inference = {
+        **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
+        **InferenceApi(server).routes(),
+        **HealthApi(server).routes(),
+        **kserve.routes(),
+        **OpenAiApi(server, kserve.v1).routes(),
+        **extension_routes(server, "inference"),
+    }
+    inference = guard(inference, keys, "inference", config)
+    if config.management == config.inference:
+        inference["models"] = SharedModelsPath(inference["models"], management["models"])
+        inference.update(DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes())
+    apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
+    if config.metrics is not None:
+        apis[config.metrics].update(MetricsApi(server).routes())
+    apis[config.management].update(management)
+    apis[config.inference].update(inference)
+    return apis
+
+
+def extension_routes(server: Server, api: Literal["inference", "management"]) -> dict[str, Endpoint]:
+    return {path: route for extension in server.extensions for path, route in extension.http_routes(api).items()}
+
+
+class SharedModelsPath:
+    """/models at an address that both APIs share: /models/{model}/invoke predicts, the other paths manage."""
+
+    __slots__ = ("_inference", "_management")
+
+    def __init__(self, inference: Endpoint, management: Endpoint) -> None:
+        self._inference = inference
+        self._management = management
+
+    def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
+        return self._endpoint(segments)(exchange, segments)
+
+    def check(self, exchange: Exchange, segments: list[str]) -> None:
+        """Raise InvalidKey unless the caller has the key."""
+        if isinstance(endpoint := self._endpoint(segments), GuardedEndpoint):
+            endpoint.check(exchange, segments)
+
+    def _endpoint(self, segments: list[str]) -> Endpoint:
+        return self._inference if is_invoke(segments) else self._management

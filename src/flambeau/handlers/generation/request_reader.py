@@ -1,0 +1,159 @@
+"""RequestReader: a job's request → prompts in tokens, sampling parameters and the form of the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from flambeau.errors import BadRequest
+from flambeau.handlers.generation.generate_request import (
+    GenerateRequest,
+    check_text,
+    read_generate_request,
+    with_defaults,
+)
+from flambeau.handlers.generation.progress import Progress
+from flambeau.handlers.generation.replies import EventReply, Finish, PieceReply, Reply, TextReply, WholeReply
+from flambeau.headers import header
+from flambeau.llm.errors import LLMError
+from flambeau.llm.sampling_params import SamplingParams
+from flambeau.wire.generation import Generate, decode_request, given_options
+
+MAX_CHOICES = 1024  # of one request: prompts times n
+CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
+
+
+class PromptTokenizer(Protocol):
+    """The part of a tokenizer that requests need."""
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompted:
+    """A request for the engine, and the reply that its output becomes."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    reply: Reply
+    is_stream: bool
+
+
+class RequestReader:
+    """Reads predictions and generation requests; raises BadRequest for invalid ones."""
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        *,
+        max_length: int,
+        defaults: SamplingParams,
+        has_own_limit: bool,
+        streams: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._defaults = defaults
+        # Without a limit in model-config.yaml, a generation request that has none may use the whole context.
+        self._generate_defaults = defaults if has_own_limit else replace(defaults, max_tokens=None)
+        self._streams = streams
+
+    def read(self, row: Any, headers: Sequence[tuple[str, str]] = ()) -> GenerateRequest:
+        return read_generate_request(
+            row,
+            self._defaults,
+            streams=self._streams,
+            accept=header(headers, "accept") or "",
+            content_type=header(headers, "content-type") or "",
+        )
+
+    def encode(self, prompt: str | list[int], name: str = "prompt") -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if not prompt:
+            raise BadRequest(f"the {name} is empty; send at least one character")
+        self._check_length(len(prompt), name)
+        return self._tokenizer.encode(check_text(prompt, name))
+
+    def _check_length(self, num_characters: int, name: str) -> None:
+        if num_characters > self._max_length * CHARACTERS_PER_TOKEN:
+            raise BadRequest(
+                f"the {name} has {num_characters} characters, and the model's context only {self._max_length} tokens; "
+                "send a shorter one"
+            )
+
+    def encode_request(self, request: GenerateRequest) -> list[int]:
+        if request.messages is None:
+            return self.encode(request.prompt)
+        return self._encode_chat(request.messages, {})
+
+    def _encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
+        contents = [message.get("content") for message in messages]
+        self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
+        try:
+            return self._tokenizer.encode_chat(messages, **options)
+        except (LLMError, TypeError, RecursionError) as error:
+            raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
+
+    def predict(
+        self, request: GenerateRequest, ids: list[int], progress: Progress | None, finish: Finish | None = None
+    ) -> Prompted:
+        """A prediction with the prompt `ids`; with `finish` the reply is never a stream."""
+        count = request.params.n
+        is_stream = request.stream and finish is None
+        if is_stream and count > 1 and not request.has_events:
+            raise BadRequest("n must be 1 in a stream of text; accept text/event-stream for a stream of events")
+        full_text = (not is_stream and request.messages is None) if request.full_text is None else request.full_text
+        prompt = self._text_of(request.prompt, ids) if full_text else ""
+        preamble = prompt if progress is None else ""
+        reply: Reply
+        if not is_stream:
+            reply = WholeReply(prompt, count, self._tokenizer, details=request.details, finish=finish)
+        elif request.has_events:
+            reply = EventReply(self._tokenizer, num_choices=count, preamble=preamble)
+        else:
+            reply = TextReply(preamble)
+        return Prompted(prompts=[ids], params=request.params, reply=reply, is_stream=is_stream)
+
+    def generate(self, body: bytes | bytearray, progress: Progress | None) -> Prompted:
+        """A request of kind `generate`, from the front end."""
+        try:
+            request = decode_request(body)
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+        params = with_defaults(given_options(request.sampling), self._generate_defaults)
+        count = params.n * (len(request.prompts) if request.messages is None else 1)
+        if not 1 <= count <= MAX_CHOICES:
+            raise BadRequest(f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
+        prompts = self._prompts_of(request)
+        preambles = {}
+        if request.echo:
+            texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
+            begun = progress.tokens if progress is not None else {}
+            preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
+        reply = PieceReply(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
+        return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream)
+
+    def _prompts_of(self, request: Generate) -> list[list[int]]:
+        if request.messages is None:
+            return [self.encode(prompt) for prompt in request.prompts]
+        if request.tools and not self._tokenizer.shows_tools:
+            raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
+        tools = {"tools": request.tools} if request.tools else {}
+        return [self._encode_chat(request.messages, {**request.template_options, **tools})]
+
+    def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
+        return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)

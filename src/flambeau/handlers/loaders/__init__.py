@@ -1,0 +1,1 @@
+"""Loads model files of all formats."""

@@ -1,0 +1,212 @@
+"""SamplingParams and the table of its fields. Every API reads its sampling parameters from this table.
+
+A new parameter is one line in `SamplingParams`; request readers, API schemas and the wire message follow from it.
+This module loads no torch, so that the server process can import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from flambeau.llm.errors import InvalidRequest
+
+SamplingKind = Literal["integer", "number", "flag", "texts", "token_ids", "biases"]
+
+# The engine looks at all of these for every token, while the other sequences wait for their next step.
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1000
+MAX_STOP_IDS = 1000
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_SHOWN = 100  # characters of an invalid value in its error message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingField:
+    """One sampling parameter: its names, its type and limits, and what it does."""
+
+    name: str = ""
+    kind: SamplingKind
+    default: Any  # None: the parameter may be left out
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    excludes_low: bool = False
+    expects: str = ""  # the limits in words, where the default wording is not enough
+    aliases: tuple[str, ...] = ()  # other names of it in prediction requests
+    config_key: str = ""  # the key in model-config.yaml that sets the default of a model
+
+    @property
+    def limits(self) -> str:
+        """The accepted values in words."""
+        if self.expects:
+            return self.expects
+        noun = "a whole number" if self.kind == "integer" else "a number"
+        if self.excludes_low:
+            return f"{noun} above {self.low:g}, up to {self.high:g}"
+        return f"{noun} from {self.low:g}" + ("" if self.high is None else f" to {self.high:g}")
+
+    def violation(self, value: Any) -> str | None:
+        """What a value must be, if it is not; None for a valid value."""
+        return _CHECKS[self.kind](self, value)
+
+
+def sampling_field(default: Any, kind: SamplingKind, doc: str, **options: Any) -> Any:
+    """A dataclass field that carries its SamplingField."""
+    metadata = {"sampling": SamplingField(kind=kind, default=default, doc=doc, **options)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request is sampled. Raises InvalidRequest, with the name of the field, for an invalid value."""
+
+    max_tokens: int | None = sampling_field(
+        None,
+        "integer",
+        "The most tokens to generate. Without it, until the model stops or the context is full.",
+        low=1,
+        aliases=("max_new_tokens",),
+        config_key="max_new_tokens",
+    )
+    min_tokens: int = sampling_field(
+        0, "integer", "Tokens to generate before a stop counts.", low=0, aliases=("min_new_tokens",)
+    )
+    temperature: float = sampling_field(
+        1.0, "number", "Higher is more random; 0 is greedy.", low=0, high=100, config_key="temperature"
+    )
+    top_k: int = sampling_field(
+        0,
+        "integer",
+        "Sample among this many of the likeliest tokens; 0: all.",
+        low=0,
+        expects="a whole number from 0 (0: all)",
+        config_key="top_k",
+    )
+    top_p: float = sampling_field(
+        1.0,
+        "number",
+        "Sample among the likeliest tokens that together have this probability.",
+        low=0,
+        high=1,
+        excludes_low=True,
+        config_key="top_p",
+    )
+    min_p: float = sampling_field(
+        0.0,
+        "number",
+        "Sample among tokens that have at least this share of the likeliest token's probability.",
+        low=0,
+        high=1,
+        config_key="min_p",
+    )
+    repetition_penalty: float = sampling_field(
+        1.0,
+        "number",
+        "Above 1, tokens of the prompt and the text become less likely.",
+        low=0.01,
+        high=100,
+        config_key="repetition_penalty",
+    )
+    presence_penalty: float = sampling_field(
+        0.0, "number", "Above 0, tokens of the text become less likely, however often they occur.", low=-2, high=2
+    )
+    frequency_penalty: float = sampling_field(
+        0.0, "number", "Above 0, tokens of the text become less likely each time they occur.", low=-2, high=2
+    )
+    logit_bias: Mapping[int, float] = sampling_field(
+        {}, "biases", f"Token ids and what is added to their logits, from {-MAX_BIAS:g} to {MAX_BIAS:g}."
+    )
+    seed: int | None = sampling_field(
+        None,
+        "integer",
+        "The same seed gives the same text, as far as the hardware allows.",
+        low=-(2**63),
+        high=2**64 - 1,
+        expects="a 64-bit number",
+    )
+    stop: Sequence[str] = sampling_field((), "texts", "Texts that end the generation.")
+    stop_token_ids: Sequence[int] = sampling_field((), "token_ids", "Tokens that end the generation.")
+    include_stop: bool = sampling_field(False, "flag", "Keep the stop text that ended the generation.")
+    ignore_eos: bool = sampling_field(False, "flag", "Continue after the model's end-of-sequence token.")
+    n: int = sampling_field(1, "integer", "How many texts to generate for a prompt.", low=1, high=128)
+    logprobs: int | None = sampling_field(
+        None, "integer", "Log-probabilities of the tokens, and of this many alternatives.", low=0, high=20
+    )
+    speculate: bool = sampling_field(True, "flag", "Use speculative decoding where the engine has it.")
+
+    def __post_init__(self) -> None:
+        for rule in SAMPLING_FIELDS.values():
+            value = getattr(self, rule.name)
+            if value is not rule.default and (expected := rule.violation(value)):
+                raise invalid(rule.name, expected, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise invalid("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def invalid(name: str, expected: str, value: object) -> InvalidRequest:
+    return InvalidRequest(f"{name} must be {expected}, not {repr(value)[:MAX_SHOWN]}", name)
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_between(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def _check_number(rule: SamplingField, value: Any) -> str | None:
+    is_right_type = is_int(value) or (rule.kind == "number" and isinstance(value, float))
+    low, high = rule.low, rule.high
+    is_valid = (
+        is_right_type
+        and (low is None or (value > low if rule.excludes_low else value >= low))
+        and (high is None or value <= high)
+    )
+    return None if is_valid else rule.limits
+
+
+def _check_texts(rule: SamplingField, value: Any) -> str | None:
+    if not all(isinstance(text, str) and text for text in value):
+        return "texts that are not empty"
+    if len(value) > MAX_STOPS:
+        return f"at most {MAX_STOPS} texts"
+    if any(len(text) > MAX_STOP_CHARACTERS for text in value):
+        return f"texts of at most {MAX_STOP_CHARACTERS} characters"
+    return None
+
+
+def _check_token_ids(rule: SamplingField, value: Any) -> str | None:
+    if not all(map(is_int, value)):
+        return "token ids"
+    return f"at most {MAX_STOP_IDS} token ids" if len(value) > MAX_STOP_IDS else None
+
+
+def _check_biases(rule: SamplingField, value: Any) -> str | None:
+    if not all(is_int(token) and is_between(bias, -MAX_BIAS, MAX_BIAS) for token, bias in value.items()):
+        return f"token ids with numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}"
+    return f"at most {MAX_BIASES} token ids" if len(value) > MAX_BIASES else None
+
+
+_CHECKS = {
+    "integer": _check_number,
+    "number": _check_number,
+    "flag": lambda rule, value: None,  # any truth value works
+    "texts": _check_texts,
+    "token_ids": _check_token_ids,
+    "biases": _check_biases,
+}
+
+
+SAMPLING_FIELDS: dict[str, SamplingField] = {
+    one.name: replace(one.metadata["sampling"], name=one.name) for one in fields(SamplingParams)
+}

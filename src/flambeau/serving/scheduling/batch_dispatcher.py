@@ -1,0 +1,143 @@
+"""BatchDispatcher: sends independent jobs to a model's workers, in batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from flambeau.serving.job import Job
+from flambeau.serving.scheduling.batch_policy import BatchLimits, free_places, may_send_ahead, wait_s
+from flambeau.serving.scheduling.cpu_contention import CpuContention
+from flambeau.serving.scheduling.dispatcher import NO_TICKET, Timer, Worker
+from flambeau.serving.scheduling.queue import JobQueue
+
+STUCK_S = 0.05  # a worker without progress for this long returns the batches that it has not begun
+
+
+class BatchDispatcher:
+    """Sends a batch whenever there is one to send and a worker that can take it."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        workers: Sequence[Worker],
+        limits: BatchLimits,
+        *,
+        num_cores: int,
+        needs_ticket: bool = False,
+    ) -> None:
+        self._queue = queue
+        self._workers = workers
+        self._limits = limits
+        self._num_cores = num_cores
+        self._needs_ticket = needs_ticket
+        self._loop = asyncio.get_running_loop()
+        self._timer = Timer(self.feed)  # the oldest job has waited long enough for a fuller batch
+        self._will_feed = False
+        self._contention: CpuContention | None = None  # with more workers than cores
+
+    def add(self, job: Job) -> str:
+        """Queue a job. Jobs that arrive in one iteration of the event loop leave together when the model batches."""
+        if self._needs_ticket and not self._has_ticket():
+            return NO_TICKET
+        self._queue.put(job)
+        if self._limits.size == 1:
+            self.feed()
+        elif not self._will_feed:
+            self._will_feed = True
+            self._loop.call_soon(self._feed_soon)
+        return ""
+
+    def _has_ticket(self) -> bool:
+        return sum(free_places(worker, self._limits) for worker in self._workers) > len(self._queue)
+
+    def _feed_soon(self) -> None:
+        self._will_feed = False
+        self.feed()
+
+    def feed(self) -> None:
+        queue, limits = self._queue, self._limits
+        while queue:
+            worker = self._pick(len(queue))
+            if worker is None:
+                return
+            if worker.places:  # jobs join a running batch one by one, without a delay
+                worker.send(queue.take(1))
+                continue
+            if limits.delay_s is not None and not queue.oldest.is_alone:
+                wait = wait_s(len(queue), self._loop.time() - queue.oldest.arrived, limits)
+                if wait > 0:
+                    self._timer.start(wait)
+                    return
+            worker.send(queue.take(limits.size))
+
+    def _pick(self, num_waiting: int) -> Worker | None:
+        """The least busy worker that can take another batch."""
+        best: Worker | None = None
+        may_use_idle = self._contention is None or not self._has_contention(self._contention)
+        for worker in self._workers:
+            if not worker.is_ready or worker.is_retiring:
+                continue
+            load = len(worker.batches)
+            if not load:
+                if may_use_idle:
+                    return worker
+                continue
+            if best is not None and load >= len(best.batches):
+                continue
+            if self._may_send_beside(worker) if worker.is_concurrent else self._may_send_ahead(worker, num_waiting):
+                best = worker
+        return best
+
+    def _has_contention(self, contention: CpuContention) -> bool:
+        """Whether as many workers compute as there are cores for them."""
+        limit = contention.limit
+        if limit is None:
+            return False
+        return sum(bool(worker.batches) and worker.pid not in contention.sleeping for worker in self._workers) >= limit
+
+    def _may_send_beside(self, worker: Worker) -> bool:
+        """Whether a concurrent worker may get one more job; a job suspected of a crash runs alone."""
+        is_full = len(worker.batches) >= (worker.places or self._limits.concurrency)
+        return not (is_full or worker.has_suspect or self._queue.oldest.is_suspect)
+
+    def _may_send_ahead(self, worker: Worker, num_waiting: int) -> bool:
+        if worker.depth > 1 and (worker.has_suspect or self._queue.oldest.is_suspect):
+            return False
+        return may_send_ahead(
+            num_waiting,
+            len(worker.batches),
+            worker.service_s,
+            self._limits,
+            is_only_worker=len(self._workers) == 1,
+            depth=worker.depth,
+        )
+
+    def tick(self) -> None:
+        """Measure CPU contention and move jobs away from stuck workers."""
+        self._sample_contention()
+        self._free_stuck_jobs()
+
+    def _sample_contention(self) -> None:
+        if len(self._workers) <= self._num_cores:
+            self._contention = None
+            return
+        self._contention = self._contention or CpuContention(self._num_cores)
+        self._contention.sample(self._workers)
+        self.feed()
+
+    def _free_stuck_jobs(self) -> None:
+        """Give jobs that wait behind a stuck batch to an idle worker."""
+        if len(self._workers) < 2 or self._queue or not any(worker.is_idle for worker in self._workers):
+            return
+        for worker in self._workers:
+            if worker.num_batches > 1 and worker.seconds_without_progress() > STUCK_S:
+                for job in reversed(worker.take_back()):
+                    self._queue.put_back(job)
+        self.feed()
+
+    def on_worker_exit(self) -> None:
+        self.feed()
+
+    def close(self) -> None:
+        self._timer.cancel()

@@ -1,0 +1,108 @@
+"""Cores, GPUs and memory of this host, found without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from flambeau.metrics.system import query_gpus, resident_bytes
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
+AMD_DRIVER = Path("/dev/kfd")
+
+
+@cache
+def count_gpus() -> int:
+    """How many GPUs workers may use. Visibility variables may hold numbers, UUIDs or MIG ids."""
+    visible = os.environ.get(visibility_variable())
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    if NVIDIA_DRIVER.is_dir():
+        return len([*NVIDIA_DRIVER.iterdir()])
+    if count := output_of("nvidia-smi", "-L").count("GPU "):
+        return count
+    if os.environ.get("TS_IPEX_GPU_ENABLE") == "true":  # Intel GPUs are opt-in
+        return count_xpus(output_of("xpu-smi", "discovery", "--dump", "1"))
+    return int(sys.platform == "darwin" and platform.machine() == "arm64")  # Metal shows one device
+
+
+def visibility_variable() -> str:
+    """The variable that limits which GPUs a process sees: the one that is set, or this vendor's."""
+    known = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"]
+    if os.environ.get("TS_IPEX_GPU_ENABLE") == "true":
+        known.append("ZE_AFFINITY_MASK")
+    if named := [variable for variable in known if variable in os.environ]:
+        return named[0]
+    if NVIDIA_DRIVER.is_dir():
+        return known[0]
+    return known[1] if AMD_DRIVER.exists() else known[2] if len(known) > 2 else known[0]
+
+
+def gpu_usage() -> dict[int, str]:
+    """How busy each NVIDIA GPU is, in the format of `describe`; empty if unknown."""
+    rows = query_gpus("utilization.gpu", "utilization.memory", "memory.used")
+    return {
+        int(number): f"gpuId::{number} utilization.gpu::{gpu} % utilization.memory::{memory} % memory.used::{used} MiB"
+        for number, gpu, memory, used in rows
+    }
+
+
+def count_xpus(listing: str) -> int:
+    """The devices in the output of xpu-smi: one line each, after a header."""
+    return max(0, len([line for line in listing.splitlines() if line.strip()]) - 1)
+
+
+def output_of(*command: str) -> str:
+    """The output of a vendor's tool; empty if it is missing or fails."""
+    if not shutil.which(command[0]):
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def count_cores() -> int:
+    """The cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+GROUP = Path("/sys/fs/cgroup")
+HOST = Path("/proc/meminfo")
+
+
+def resident_bytes_of(pids: Iterable[int]) -> int:
+    """The resident memory of several processes together."""
+    return sum(map(resident_bytes, pids))
+
+
+def available_bytes(group: Path = GROUP, host: Path = HOST) -> int | None:
+    """The free memory of the host or its container, whichever is less; None if unknown."""
+    known = [size for size in (_free_on_host(host), _free_in_group(group)) if size is not None]
+    return min(known, default=None)
+
+
+def _free_on_host(host: Path) -> int | None:
+    try:
+        lines = host.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _free_in_group(group: Path) -> int | None:
+    """The limit minus the used memory; file pages that the kernel can drop at once count as free."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(limit) - used + int(counts.get("inactive_file", 0))
+    except (OSError, ValueError):  # "max": no limit
+        return None

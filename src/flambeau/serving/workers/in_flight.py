@@ -1,0 +1,130 @@
+"""InFlight: the jobs that a worker holds, by batch. Without effects; time is an argument."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flambeau.metrics.traffic import ModelTraffic
+from flambeau.serving.job import Job
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Jobs sent together. `progress` is the time of the last sign of work on it."""
+
+    size: int
+    remaining: int
+    progress: float
+    started: float
+    is_ahead: bool = False  # sent while the worker was busy, and not begun
+    handler_s: float = 0.0  # how long the handler took
+    ids: list[str] = field(default_factory=list)  # of its requests, if they are logged
+
+
+class InFlight:
+    """The batches that one worker has not finished. It begins them in order, `depth` at a time.
+
+    A concurrent worker begins each at once. A continuous or generating one works on all of them in each step.
+    """
+
+    def __init__(self, traffic: ModelTraffic) -> None:
+        self.is_concurrent = False
+        self.answers_all = False  # every message is a sign of work on all batches
+        self.depth = 1
+        self.last_message_at = 0.0  # kept only with `answers_all`
+        self.batches: deque[Batch] = deque()
+        self.jobs: dict[int, tuple[Job | None, Batch]] = {}  # None: taken back
+        self._traffic = traffic
+
+    def add(self, jobs: Sequence[Job], now: float) -> Batch:
+        """Note that these jobs are sent as one batch."""
+        size = len(jobs)
+        batch = Batch(size, size, now, now)
+        if len(self.batches) >= self.depth and not self.is_concurrent:
+            batch.is_ahead = True
+            self._traffic.num_ahead += size
+        self.batches.append(batch)
+        held = self.jobs
+        for job in jobs:
+            held[job.id] = (job, batch)
+        return batch
+
+    def finish(self, job_id: int, batch: Batch, now: float) -> bool:
+        """Remove an answered job; return whether it was the last of its batch."""
+        del self.jobs[job_id]
+        batch.remaining -= 1
+        if batch.is_ahead:  # cancelled before it began
+            self._traffic.num_ahead -= 1
+        if batch.remaining:
+            batch.progress = now
+            return False
+        batches = self.batches
+        if batches[0] is not batch:
+            batches.remove(batch)
+        else:
+            batches.popleft()
+            if batches and not self.is_concurrent:
+                following = batches[0]
+                following.started = following.progress = now
+        if not batch.is_ahead and len(batches) >= self.depth:
+            self._begin(batches[self.depth - 1])
+        return True
+
+    def _begin(self, batch: Batch) -> None:
+        if batch.is_ahead:
+            batch.is_ahead = False
+            self._traffic.num_ahead -= batch.remaining
+
+    def take_back(self) -> dict[int, Job]:
+        """Take away the jobs that are not begun; the keys are the ids they had here."""
+        if self.is_concurrent or len(self.batches) <= self.depth:
+            return {}
+        taken = {
+            job_id: job
+            for job_id, (job, batch) in self.jobs.items()
+            if batch.is_ahead and job is not None and not job.is_over and job.body.segment is None
+        }
+        for job_id, job in taken.items():
+            self.jobs[job_id] = (None, self.jobs[job_id][1])
+            job.renew_id()  # this worker may still send messages about the old id
+        return taken
+
+    def seconds_without_progress(self, now: float) -> float:
+        """How long the current batch has made no progress; 0 without a batch."""
+        if not self.batches:
+            return 0.0
+        if self.answers_all:
+            return now - max(self.batches[0].progress, self.last_message_at)
+        return now - (min(batch.progress for batch in self.batches) if self.is_concurrent else self.batches[0].progress)
+
+    def blame_silent(self, limit_s: float, now: float) -> None:
+        """Count a crash for each job of a concurrent worker that made no progress for so long."""
+        if self.is_concurrent and not self.answers_all:
+            for job, batch in self.jobs.values():
+                if job is not None and now - batch.progress > limit_s:
+                    job.crashes += 1
+
+    def drain(self) -> tuple[list[tuple[Job, int]], list[Job]]:
+        """Remove all jobs of an exited worker: those it worked on, each with the number of jobs that ran together
+        with it, and those it had not begun."""
+        begun = [batch for batch in self.batches if not batch.is_ahead]
+        # Jobs that ran in the process at the same time count as one batch.
+        company = len(self.jobs) if self.is_concurrent else sum(b.size for b in begun) if self.depth > 1 else 0
+        suspects, innocent = [], []
+        for job, batch in self.jobs.values():
+            if job is None:
+                continue
+            if job.body.segment is not None:
+                job.body.release()
+            if job.is_over:
+                continue
+            if batch.is_ahead:
+                innocent.append(job)
+            else:
+                suspects.append((job, company or batch.size))
+        self._traffic.num_ahead -= sum(batch.remaining for batch in self.batches if batch.is_ahead)
+        self.jobs.clear()
+        self.batches.clear()
+        return suspects, innocent

@@ -1,0 +1,255 @@
+"""WorkerPool: the workers of one model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from flambeau.config.model import ModelConfig
+from flambeau.errors import WorkersFailed
+from flambeau.serving.events import ServerEvents
+from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.workers.remote_worker import RemoteWorker
+from flambeau.serving.workers.scaling_policy import ScalingLimits
+from flambeau.serving.workers.supervisor import Slot, Supervisor
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+
+
+class WorkerPool:
+    """Starts, counts and stops the workers of one model; its supervisor restarts them.
+
+    `slots` has one entry for each wanted worker. `workers` are the running ones, including those that are stopping;
+    others may read both lists, only the pool changes them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        *,
+        new_worker: Callable[[Slot], RemoteWorker],
+        new_slot: Callable[[], Slot],
+        on_change: Callable[[], None],
+        events: ServerEvents,
+        drain_timeout_s: float,
+    ) -> None:
+        self.name = name
+        self.min_workers = config.min_workers
+        self.max_workers = max(config.max_workers, int(config.scales_to_zero))
+        self.slots: list[Slot] = []
+        self.workers: list[RemoteWorker] = []
+        self._config = config
+        self._new_slot = new_slot
+        self._on_change = on_change
+        self._events = events
+        self._drain_timeout_s = drain_timeout_s
+        self.is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._supervisor = Supervisor(
+            new_worker=new_worker,
+            on_started=self.workers.append,
+            on_exited=self.workers.remove,
+            on_change=on_change,
+            events=events,
+            startup_timeout_s=config.startup_timeout_s,
+            max_retry_s=config.max_retry_s,
+        )
+
+    # ---- state ----
+
+    @property
+    def num_present(self) -> int:
+        """Workers that run, load or wait for a restart."""
+        return sum(not slot.is_abandoned for slot in self.slots)
+
+    @property
+    def num_ready(self) -> int:
+        return sum(slot.is_ready for slot in self.slots)
+
+    @property
+    def num_wanted(self) -> int:
+        return 0 if self.is_sleeping else max(self.min_workers, self.num_present)
+
+    @property
+    def num_restarts(self) -> int:
+        return self._supervisor.num_restarts
+
+    @property
+    def load_s(self) -> float | None:
+        """How long the last worker took to load; None if none has loaded yet."""
+        return self._supervisor.load_s
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether any worker has loaded the model, now or before."""
+        return self.load_s is not None
+
+    @property
+    def has_ready(self) -> bool:
+        for slot in self.slots:  # a plain loop: every request asks
+            worker = slot.worker
+            if worker is not None and worker.is_ready:
+                return True
+        return False
+
+    @property
+    def may_recover(self) -> bool:
+        """Whether a worker runs, loads or waits for a restart."""
+        return any(not slot.is_abandoned for slot in self.slots)
+
+    @property
+    def is_failing_to_load(self) -> bool:
+        """Whether every worker failed to load the model and another attempt follows."""
+        return bool(self.slots) and all(
+            slot.is_failing and slot.last_exit and slot.last_exit.while_loading for slot in self.slots
+        )
+
+    @property
+    def has_failed_for_good(self) -> bool:
+        """Whether the model cannot be loaded and another attempt would fail too."""
+        return any(slot.has_failed_for_good for slot in self.slots)
+
+    @property
+    def last_exit(self) -> WorkerExit | None:
+        """The exit of the last worker that failed and was not replaced."""
+        exits = [slot.last_exit for slot in self.slots if slot.last_exit and slot.is_failing]
+        return exits[-1] if exits else None
+
+    @property
+    def limits(self) -> ScalingLimits:
+        """The bounds within which the model scales by itself."""
+        config = self._config
+        if config.sequence_batching or self.is_closed:  # a session needs the worker that holds its state
+            return ScalingLimits(minimum=self.min_workers, maximum=self.min_workers)
+        return ScalingLimits(
+            minimum=self.min_workers,
+            maximum=self.max_workers,
+            target_queue_s=config.target_queue_s,
+            idle_s=config.idle_s,
+            scales_to_zero=config.scales_to_zero,
+        )
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether it has no worker now and starts one when a job arrives."""
+        return not self.slots and self.limits.allow_sleep
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether a worker is ready, or is started on demand."""
+        return self.has_ready or self.is_sleeping
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether enough workers run, load or wait for a restart."""
+        if self.limits.allow_sleep:
+            return self.is_sleeping or self.may_recover
+        return self.num_present >= self.min_workers
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether enough workers have the model loaded. A model that sleeps after it was loaded counts as ready."""
+        if self.limits.allow_sleep and self.load_s is not None:
+            return self.is_sleeping or (self.may_recover and not self.is_failing_to_load)
+        return self.num_ready >= self.min_workers > 0
+
+    @property
+    def state(self) -> str:
+        if self.is_sleeping:
+            return "sleeping"
+        if self.has_ready:
+            return "ready"
+        return "loading" if self.may_recover else "failed" if self.slots else "without workers"
+
+    def drain_time_s(self, num_batches: float) -> float:
+        """How long the workers would take for so many batches at their present speed."""
+        times = [worker.service_s / max(1, worker.places) for worker in self.workers if worker.service_s]
+        return num_batches * sum(times) / len(times) ** 2 if times else 1.0
+
+    # ---- scaling ----
+
+    def set_bounds(self, minimum: int, maximum: int) -> list[Slot]:
+        """Change the bounds of the number of workers and scale to them; return the new slots."""
+        self.min_workers, self.max_workers = minimum, maximum
+        return self.scale(minimum, maximum)
+
+    def scale(self, minimum: int, maximum: int) -> list[Slot]:
+        """Start workers up to `minimum`, retire those beyond `maximum`; return the new slots."""
+        self.drop_abandoned()
+        fresh = []
+        while len(self.slots) < minimum:  # one by one: each is placed in view of those before it
+            slot = self._new_slot()
+            self.slots.append(slot)
+            slot.task = self._own(self._run(slot))
+            fresh.append(slot)
+        for slot in self.slots[maximum:]:
+            self._own(self._supervisor.retire(slot, self._drain_timeout_s))
+        del self.slots[maximum:]
+        return fresh
+
+    def drop_abandoned(self) -> None:
+        """Remove the slots whose workers could not be started, so that new ones are tried."""
+        self.slots[:] = [slot for slot in self.slots if not slot.is_abandoned]
+
+    async def wait_started(self, slots: list[Slot]) -> None:
+        """Wait until each of these has loaded; raise with the cause if one has failed."""
+        for slot in slots:
+            await slot.settled.wait()
+            if slot.failures and slot.last_exit is not None:
+                raise self._failure(slot.last_exit)
+
+    async def wait_decided(self) -> None:
+        """Wait until a worker has loaded, after any number of attempts; raise with the cause if all are abandoned."""
+        while self.may_recover and not self.has_ready:
+            await asyncio.sleep(POLL_S)
+        if not self.has_ready and (last_exit := self.last_exit) is not None:
+            raise self._failure(last_exit)
+
+    def _failure(self, worker_exit: WorkerExit) -> WorkersFailed:
+        return WorkersFailed(
+            f"Failed to start workers for {self.name}",
+            cause=worker_exit.cause,
+            out_of_memory=worker_exit.out_of_memory,
+            is_final=worker_exit.is_final,
+        )
+
+    async def close(self, *, now: bool = False) -> None:
+        """Retire every worker, or kill them; return when all are gone."""
+        self.is_closed = True
+        for slot in self.slots:
+            self._own(self._supervisor.retire(slot, 0.0 if now else self._drain_timeout_s))
+        self.slots.clear()
+        if now:  # also those that are retiring already
+            for worker in self.workers:
+                worker.kill(WorkerExit(reason="it did not stop in time", spares_jobs=True))
+        while self._tasks:
+            await asyncio.wait([*self._tasks])
+
+    # ---- the life of a slot ----
+
+    async def _run(self, slot: Slot) -> None:
+        last_exit = await self._supervisor.keep_alive(slot)
+        if last_exit is not None:
+            self._abandon(slot, last_exit)
+
+    def _abandon(self, slot: Slot, last_exit: WorkerExit) -> None:
+        """Leave a slot empty until the model is scaled or registered again."""
+        is_repeated = any(other.has_failed_for_good and other.last_exit == last_exit for other in self.slots)
+        slot.is_abandoned = True
+        self._events.worker_abandoned(slot.ref, last_exit, is_repeated=is_repeated)
+        self._on_change()
+
+    def _own(self, work: asyncio._CoroutineLike[None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s: the supervision of a worker failed", self.name, exc_info=error)

@@ -1,0 +1,82 @@
+"""Watchdog: runs a model's periodic checks. LivenessCheck: ends stalled and oversized workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from flambeau.config.model import ModelConfig
+from flambeau.serving.events import ServerEvents
+from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.workers.host_resources import resident_bytes_of
+from flambeau.serving.workers.pool import WorkerPool
+from flambeau.serving.workers.remote_worker import RemoteWorker
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.1
+
+
+class Watchdog:
+    """Calls every check ten times a second. A check that raises stops neither the others nor the next round."""
+
+    def __init__(self, name: str, checks: Sequence[Callable[[], None]]) -> None:
+        self._name = name
+        self._checks = checks
+        self._problems: dict[int, str] = {}  # check → its last exception, so that each is logged once
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start, unless it runs already."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self.tick()
+
+    def tick(self) -> None:
+        for i, check in enumerate(self._checks):
+            try:
+                check()
+                self._problems.pop(i, None)
+            except Exception as error:
+                if self._problems.get(i) != repr(error):
+                    logger.exception("%s: a periodic check failed", self._name)
+                self._problems[i] = repr(error)
+
+
+class LivenessCheck:
+    """Ends workers that exceed responseTimeout or workerMemoryLimitMb."""
+
+    def __init__(self, pool: WorkerPool, config: ModelConfig, events: ServerEvents) -> None:
+        self._pool = pool
+        self._timeout_s = config.response_timeout_s
+        self._memory_limit_mb = config.memory_limit_mb
+        self._events = events
+
+    def tick(self) -> None:
+        for worker in [*self._pool.workers]:
+            self._check(worker)
+
+    def _check(self, worker: RemoteWorker) -> None:
+        timeout_s, limit_mb = self._timeout_s, self._memory_limit_mb
+        if worker.seconds_without_progress() > timeout_s:
+            worker.blame_silent(timeout_s)
+            self._events.worker_stalled(worker.spec.ref, timeout_s, self._failures_of(worker))
+            worker.kill(WorkerExit(reason=f"no answer within responseTimeout, {timeout_s:g} s"))
+        elif limit_mb is not None and (used := resident_bytes_of(worker.pids)) > limit_mb << 20:
+            reason = f"it used {used >> 20} MB of memory; workerMemoryLimitMb is {limit_mb}"
+            worker.kill(WorkerExit(reason=reason, out_of_memory=True))
+
+    def _failures_of(self, worker: RemoteWorker) -> int:
+        """Failures in a row, with this one."""
+        if worker.has_answered:
+            return 1
+        return 1 + sum(slot.failures for slot in self._pool.slots if slot.worker is worker)

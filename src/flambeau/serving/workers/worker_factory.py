@@ -1,0 +1,128 @@
+"""WorkerFactory: creates the workers of a model with their files, devices and environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from flambeau.config.model import ModelConfig
+from flambeau.config.server import ServerConfig
+from flambeau.logs.writer import Logs
+from flambeau.metrics.traffic import ModelTraffic
+from flambeau.serving.events import ServerEvents, WorkerRef
+from flambeau.serving.job import Job
+from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.sources.dependencies import SERVER_ENVIRONMENT
+from flambeau.serving.sources.store import Source
+from flambeau.serving.telemetry import Telemetry
+from flambeau.serving.workers.device_allocator import DeviceAllocator, threads_per_worker
+from flambeau.serving.workers.host_resources import count_cores
+from flambeau.serving.workers.ranks import RendezvousPorts
+from flambeau.serving.workers.remote_worker import RemoteWorker
+from flambeau.serving.workers.supervisor import Slot
+from flambeau.serving.workers.worker_output import WorkerOutput
+from flambeau.serving.workers.worker_process import WorkerSpec, environment_for
+from flambeau.wire.messages import Load, Samples, Shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the models of one server share: settings, devices, worker ids, metrics and logs."""
+
+    config: ServerConfig
+    gpus: range
+    worker_ids: Iterator[int]
+    rendezvous_ports: RendezvousPorts
+    free_memory: Callable[[], bool]  # stop an idle model; whether there was one
+    telemetry: Telemetry
+    logs: Logs
+    events: ServerEvents
+    probe: Callable[[], Shared | None]
+    devices_in_use: Callable[[], Iterator[int | None]]
+
+
+class WorkerFactory:
+    """Creates the slots and workers of one model."""
+
+    def __init__(self, name: str, version: str, handler: str, source: Source, config: ModelConfig, host: Host) -> None:
+        self._name = name
+        self._version = version
+        self._handler = handler
+        self._source = source
+        self._host = host
+        self._num_cores = count_cores()
+        self._devices = DeviceAllocator(name, config, host.gpus, host.devices_in_use, host.rendezvous_ports)
+        self.config = self._devices.config
+        self.environment = SERVER_ENVIRONMENT
+
+    def at_most(self, number: int) -> int:
+        """That number of workers, or as many as there are devices for."""
+        return self._devices.at_most(number)
+
+    @property
+    def envelope(self) -> str:
+        """The envelope around the handler: the model's, or else the server's."""
+        return self._host.config.service_envelope if self.config.envelope is None else self.config.envelope
+
+    def new_slot(self) -> Slot:
+        number = self._devices.take_id() or next(self._host.worker_ids)
+        return Slot(WorkerRef(number, self._name, self._version), self._devices.place())
+
+    def new_worker(
+        self,
+        slot: Slot,
+        *,
+        num_workers: int,
+        on_free: Callable[[], None],
+        on_lost: Callable[[WorkerExit, list[tuple[Job, int]], list[Job]], None],
+        traffic: ModelTraffic,
+    ) -> RemoteWorker:
+        """A worker for that slot, which shares the cores with `num_workers`."""
+        telemetry, events = self._host.telemetry, self._host.events
+
+        def on_samples(message: Samples) -> None:
+            telemetry.add_samples(message.samples)
+
+        spec = self._devices.apply(self._spec(slot, self._load(slot), num_workers), slot.devices)
+        output = WorkerOutput(self._host.logs, spec.name, telemetry.add_samples, events)
+        return RemoteWorker(
+            spec, on_free=on_free, on_lost=on_lost, on_samples=on_samples, traffic=traffic, output=output, events=events
+        )
+
+    def _load(self, slot: Slot) -> Load:
+        server, telemetry = self._host.config, self._host.telemetry
+        return Load(
+            model=self._name,
+            version=self._version,
+            folder=str(self._source.folder),
+            handler=self._handler,
+            batch_size=1 if self.config.schedule == "async" else self.config.batch_size,
+            gpu_id=self._devices.gpu_id(slot.devices),
+            decode_input=server.decode_input_request,
+            limit_max_image_pixels=server.limit_max_image_pixels,
+            max_response_bytes=server.max_response_bytes,
+            probe=self._host.probe(),
+            envelope=self.envelope,
+            watch=server.watch and not self._source.is_temporary,
+            schedule=self.config.schedule,
+            metrics_file=str(telemetry.file),
+            metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in telemetry.model_definitions],
+        )
+
+    def _spec(self, slot: Slot, load: Load, num_workers: int) -> WorkerSpec:
+        server = self._host.config
+        is_pipelined = bool(self.config.options.get("pipeline")) and slot.device is None
+        threads = threads_per_worker(self._num_cores, num_workers, is_pipelined=is_pipelined)
+        environment = environment_for(
+            load, threads=threads, hidden=server.hidden_env, sequence_headers=server.sequence_headers
+        )
+        if not server.weights_only:
+            environment["FLAMBEAU_WEIGHTS_ONLY"] = "false"
+        return WorkerSpec(
+            id=slot.id,
+            load=load,
+            environment=self.environment.extend(environment),
+            python=self.environment.python,
+            max_frame_bytes=server.max_response_bytes * max(1, self.config.num_together),
+            transport=server.worker_transport,
+        )

@@ -1,0 +1,100 @@
+"""WorkerOutput: forwards what a worker prints to the model log and keeps the last lines for error reports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from flambeau.logs.layouts import MODEL
+from flambeau.logs.writer import Logs
+from flambeau.metrics.log_lines import MARK as METRICS_MARK
+from flambeau.metrics.log_lines import parse_line
+from flambeau.metrics.samples import Sample
+from flambeau.serving.events import ServerEvents
+
+MARK = METRICS_MARK.encode()
+
+KEPT_LINES = 30
+KEPT_LINE_BYTES = 500
+CHUNK_BYTES = 64 * 1024
+
+
+class Tail:
+    """The last lines of a worker's output."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
+
+    def add(self, lines: list[bytes]) -> None:
+        self._lines.extend(line[:KEPT_LINE_BYTES] for line in lines[-KEPT_LINES:])
+
+    def lines(self) -> tuple[str, ...]:
+        """The lines as text, without the empty ones."""
+        return tuple(line.decode("utf-8", "replace") for line in self._lines if line.strip())
+
+
+class WorkerOutput:
+    """The output of one worker process: metrics lines become samples, the rest goes to the model log."""
+
+    def __init__(self, logs: Logs, name: str, on_samples: Callable[[list[Sample]], None], events: ServerEvents) -> None:
+        self.name = name
+        self.tail = Tail()
+        self._logs = logs
+        self._on_samples = on_samples
+        self._events = events
+
+    def of_rank(self, rank: int) -> WorkerOutput:
+        """The output of another process of the same worker."""
+        if rank == 0:
+            return self
+        return WorkerOutput(self._logs, f"{self.name}-rank-{rank}", self._on_samples, self._events)
+
+    async def forward(self, stream: asyncio.StreamReader, *, is_error: bool) -> None:
+        """Forward stdout or stderr until it ends, in chunks: handlers may print megabytes."""
+        rest = b""
+        while chunk := await stream.read(CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > CHUNK_BYTES:  # a line without an end: pass it on in pieces
+                lines, rest = [*lines, rest], b""
+            if lines:
+                self._take(lines, is_error=is_error)
+        if rest:
+            self._take([rest], is_error=is_error)
+
+    def _take(self, lines: list[bytes], *, is_error: bool) -> None:
+        if not is_error and any(MARK in line for line in lines):
+            lines = [line for line in lines if not self._is_metric(line)]
+            if not lines:
+                return
+        level, end = (logging.WARNING, "stderr") if is_error else (logging.INFO, "stdout")
+        self._logs.put(MODEL, level, f"{self.name}-{end}", MODEL, lines)
+        self.tail.add(lines)
+
+    def _is_metric(self, line: bytes) -> bool:
+        """Whether a line is a metric; then its sample is taken."""
+        start = line.find(MARK)
+        if start < 0:
+            return False
+        text = line[start + len(MARK) :].decode("utf-8", "replace")
+        sample = parse_line(text)
+        if sample is None:
+            self._events.metric_rejected(self.name, text)
+        else:
+            self._on_samples([sample])
+        return True
+
+
+def count_kernel_kills() -> int:
+    """How many processes the kernel has killed for lack of memory so far, in this control group or on this host."""
+    for source in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        try:
+            lines = Path(source).read_text().splitlines()
+        except OSError:
+            continue
+        counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+        if counts:
+            return counts[0]
+    return 0

@@ -1,0 +1,18 @@
+"""Error responses become exceptions."""
+
+from __future__ import annotations
+
+import pytest
+
+from flambeau.cli.api_client import guess_type, to_error
+
+
+@pytest.mark.parametrize("body", [b'{"error": {"message": "why"}}', b'{"code": 400, "message": "why"}', b"why"])
+def test_message_is_found_in_every_form_of_an_error(body):
+    assert str(to_error(400, body)) == "why (HTTP 400)"
+
+
+def test_content_type_is_guessed_by_name_then_by_content():
+    assert guess_type("cat.png", b"{}") == "image/png"
+    assert guess_type("-", b"{}") == "application/json"
+    assert guess_type("-", b"{") == "application/octet-stream"

@@ -1,0 +1,42 @@
+"""The chat finds its model and reads the stream of events."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from flambeau.cli.api_client import RequestFailed
+from flambeau.cli.llm_chat import find_text_model, read_events
+from flambeau.errors import ConfigError
+
+
+class ManagementApi(http.server.BaseHTTPRequestHandler):
+    """Answers as an API that is not the inference API."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"models": []}')
+
+    def log_message(self, *words):
+        pass
+
+
+def test_address_that_is_not_the_inference_api_is_an_error():
+    with http.server.HTTPServer(("127.0.0.1", 0), ManagementApi) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(ConfigError, match="is not the address of an inference API"):
+            find_text_model(f"http://127.0.0.1:{server.server_port}")
+
+
+def test_events_become_text_and_errors_are_raised():
+    def line(document):
+        return b"data: " + json.dumps(document).encode() + b"\n"
+
+    text = line({"choices": [{"delta": {"content": "hi"}}]})
+    assert [*read_events([text, b"\n", line({"choices": []}), b"data: [DONE]\n"])] == ["hi"]
+    with pytest.raises(RequestFailed, match="too long"):
+        [*read_events([line({"error": {"message": "too long", "code": 400}})])]

@@ -1,0 +1,48 @@
+"""`flambeau llm serve` checks its options and writes a model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flambeau.cli import llm_serve
+from flambeau.cli.llm_serve import LlmServeFlags, check_flags, to_model_config
+from flambeau.config.server import ServerConfig
+from flambeau.errors import ConfigError
+
+
+@pytest.mark.parametrize("named", ["ok", "ok/config.json", "ok/model.safetensors"])
+def test_model_has_the_name_of_its_folder(tmp_path, monkeypatch, named):
+    (tmp_path / "ok").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "ok" / file).touch()
+    served = []
+    monkeypatch.setattr(llm_serve, "serve_paths", lambda config, paths, *others, **options: served.extend(paths))
+    llm_serve.serve(ServerConfig(), LlmServeFlags(model_path=tmp_path / named), name=None, ranks=1, log_level="INFO")
+    assert [path.name for path in served] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"draft_model_path": Path("/no/draft")}, "--draft /no/draft does not exist"),
+        ({"tokenizer_path": Path("/no/tokenizer")}, "--tokenizer /no/tokenizer does not exist"),
+        ({"dtype": "float8"}, "--dtype may be float32, bfloat16, float16, not 'float8'"),
+        ({"quantization": "int2"}, "--quantization may be int8, int4, fp8, not 'int2'"),
+    ],
+)
+def test_invalid_flags_are_rejected(flags, reason):
+    with pytest.raises(ConfigError, match=reason):
+        check_flags(LlmServeFlags(model_path=Path(), **flags))
+
+
+def test_flags_become_a_model_config():
+    config = to_model_config(LlmServeFlags(model_path=Path("/m"), draft_model_path=Path("/d"), dtype="float16"), 2)
+    assert config["handler"] == {
+        "model_path": "/m",
+        "draft_model_path": "/d",
+        "dtype": "float16",
+        "speculative": True,
+    }
+    assert config["torchrun"] == {"nproc-per-node": 2}

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+
+from flambeau.config.model import ModelConfig, read_options
+from flambeau.errors import ConfigError
+
+
+def test_yaml_overrides_what_the_caller_asked_for():
+    options = {
+        "minWorkers": 2,
+        "maxWorkers": 3,
+        "batchSize": 4,
+        "maxBatchDelay": 0,
+        "responseTimeout": 5,
+        "clientTimeoutInMills": 250,
+        "deviceType": "cpu",
+        "deviceIds": [0, 1],
+        "mine": {"a": 1},
+    }
+    config = ModelConfig(min_workers=1, max_workers=1).with_options(options)
+    assert (config.min_workers, config.max_workers, config.batch_size) == (2, 3, 4)
+    assert (config.batch_delay_s, config.response_timeout_s, config.client_timeout_s) == (0, 5, 0.25)
+    assert (config.device_type, config.device_ids) == ("cpu", (0, 1))
+    assert config.options["mine"] == {"a": 1}
+
+
+def test_workers_count_only_as_a_valid_pair():
+    config = ModelConfig(min_workers=1, max_workers=1)
+    assert config.with_options({"minWorkers": 3}).min_workers == 1
+    assert config.with_options({"minWorkers": 3, "maxWorkers": 2}).min_workers == 1
+
+
+def test_wrong_types_are_warnings_that_name_the_key(caplog):
+    with caplog.at_level(logging.WARNING):
+        config = ModelConfig().with_options({"batchSize": "many", "deviceType": "tpu", "deviceIds": ["x"]})
+    assert config.batch_size == 1
+    assert config.device_type is None
+    for key in ("batchSize", "deviceType", "deviceIds"):
+        assert key in caplog.text
+
+
+def test_without_a_delay_nothing_waits_and_describe_shows_the_documented_default():
+    assert ModelConfig().batch_delay_s is None
+    assert ModelConfig().batch_delay_ms == 100
+    assert ModelConfig(batch_delay_s=0.005).batch_delay_ms == 5
+
+
+def test_a_model_names_an_envelope_or_none():
+    assert ModelConfig().envelope is None
+    assert ModelConfig().with_options({"envelope": "json"}).envelope == "json"
+    assert ModelConfig().with_options({"envelope": "none"}).envelope == ""
+
+
+def test_ignored_worker_numbers_are_named_in_a_warning(caplog):
+    config = ModelConfig(min_workers=4, max_workers=4)
+    assert config.with_options({"minWorkers": 3}, "a.yaml of m").min_workers == 4
+    assert "a.yaml of m: minWorkers is ignored without maxWorkers; give both" in caplog.text
+    assert config.with_options({"maxWorkers": 3}).max_workers == 4
+    assert "maxWorkers is ignored without minWorkers" in caplog.text
+    assert config.with_options({"minWorkers": 3, "maxWorkers": 2}).min_workers == 4
+    assert "maxWorkers is less than minWorkers, so both are ignored" in caplog.text
+
+
+def test_the_minimum_number_of_workers_is_one(caplog):
+    config = ModelConfig(min_workers=4, max_workers=4).with_options({"minWorkers": 0, "maxWorkers": 2})
+    assert (config.min_workers, config.max_workers) == (1, 2)
+    assert "minWorkers is 0 and counts as 1; scaleToZero: true lets the last worker go" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("batchsize", "batchSize"),
+        ("batch_size", "batchSize"),
+        ("maxWorker", "maxWorkers"),
+        ("deviceId", "deviceIds"),
+        ("responseTimeOut", "responseTimeout"),
+        ("parallel-level", "parallelLevel"),
+        ("jobQueuSize", "jobQueueSize"),
+    ],
+)
+def test_misspelled_keys_are_named_in_a_warning(caplog, key, meant):
+    ModelConfig().with_options({key: 1})
+    assert f"did you mean {meant}" in caplog.text
+
+
+def test_keys_of_handlers_are_ignored(caplog):
+    free = ("handler", "pt2", "pippy", "deepspeed", "dali", "micro_batching", "max_length", "model_path", "device")
+    ModelConfig().with_options({key: {"a": 1} for key in (*free, "batch", "workers", "timeout", "tokenizer", 7)})
+    assert caplog.text == ""
+
+
+def test_invalid_numbers_leave_the_defaults(caplog):
+    options = {
+        "batchSize": float("nan"),
+        "responseTimeout": float("inf"),
+        "maxRetryTimeoutInSec": True,
+        "minWorkers": "x",
+    }
+    config = ModelConfig().with_options(options)
+    assert (config.batch_size, config.response_timeout_s, config.max_retry_s) == (1, 120, 300)
+    for key in options:
+        assert key in caplog.text
+
+
+def test_settings_of_a_configuration_count_when_they_are_above_zero():
+    base = ModelConfig(min_workers=2, max_workers=2, response_timeout_s=30)
+    said = {"minWorkers": 3, "maxWorkers": 5, "batchSize": 4, "maxBatchDelay": 0, "responseTimeout": -1, "marName": "x"}
+    config = base.with_settings(said, workers=True)
+    assert (config.min_workers, config.max_workers, config.batch_size) == (3, 5, 4)
+    assert (config.batch_delay_s, config.response_timeout_s) == (None, 30)
+    assert base.with_settings(said, workers=False).min_workers == 2
+    only_low = base.with_settings({"minWorkers": 4}, workers=True)
+    assert (only_low.min_workers, only_low.max_workers) == (4, 4)
+    only_high = base.with_settings({"maxWorkers": 1}, workers=True)
+    assert (only_high.min_workers, only_high.max_workers) == (1, 1)
+
+
+def test_a_value_that_expands_without_bound_has_a_short_warning(tmp_path, caplog):
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    names = "abcdefghijklm"
+    lines += [f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise(names)]
+    file = tmp_path / "model-config.yaml"
+    file.write_text("\n".join([*lines, "batchSize: *m", "deviceIds: *m"]))
+    assert ModelConfig().with_options(read_options(file)).batch_size == 1
+    assert len(caplog.text) < 1000
+
+
+def test_enormous_numbers_are_rejected(tmp_path, caplog):
+    file = tmp_path / "model-config.yaml"
+    file.write_text(f"maxBatchDelay: {10**400}\nbatchSize: 1e300\n")
+    assert ModelConfig().with_options(read_options(file)).batch_delay_s is None
+    file.write_text(f"maxBatchDelay: {'9' * 5000}\n")
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        read_options(file)

@@ -1,0 +1,274 @@
+"""HttpConnection: requests and responses on one connection, with a transport that only records."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flambeau.errors import InvalidKey
+from flambeau.frontend.http.connection import MAX_PIPELINED, SMALL_BODY_BYTES, HttpConnection
+from flambeau.frontend.http.listener import HttpLimits, Listener
+
+GET = b"GET /%d HTTP/1.1\r\n\r\n"
+LARGE = SMALL_BODY_BYTES + 1
+
+
+class Transport:
+    def __init__(self):
+        self.sent, self.is_reading, self.is_closed, self.is_aborted, self.unsent = b"", True, False, False, 0
+
+    def write(self, data):
+        self.sent += data
+
+    def close(self):
+        self.is_closed = True
+
+    def abort(self):
+        self.is_closed = self.is_aborted = True
+
+    def is_closing(self):
+        return self.is_closed
+
+    def can_write_eof(self):
+        return False
+
+    def get_write_buffer_size(self):
+        return self.unsent
+
+    def pause_reading(self):
+        self.is_reading = False
+
+    def resume_reading(self):
+        self.is_reading = True
+
+
+class App:
+    """Keeps exchanges; the test responds."""
+
+    def __init__(self):
+        self.exchanges, self.rejected, self.admits = [], [], True
+
+    def handle(self, exchange):
+        self.exchanges.append(exchange)
+
+    def admit(self, exchange):
+        if not self.admits:
+            raise InvalidKey("no key")
+
+    def reject(self, exchange, error):
+        self.rejected.append(error)
+        exchange.respond(401, b"")
+
+    def too_large(self, exchange, limit):
+        exchange.respond(413, b"")
+
+    def malformed(self, exchange, reason):
+        exchange.respond(400, b"")
+
+
+class Client:
+    """One connection; must be made within an event loop."""
+
+    def __init__(self, **limits):
+        self.app, self.transport = App(), Transport()
+        defaults = {"max_body_bytes": 200_000, "share_from_bytes": 1 << 40, "keep_alive_s": 60, "read_timeout_s": 30}
+        self.listener = Listener(self.app, HttpLimits(**{**defaults, **limits}), None)
+        self.connection = HttpConnection(self.listener)
+        self.connection.connection_made(self.transport)
+
+    def send(self, data):
+        for start in range(0, len(data), 100_000):
+            piece = data[start : start + 100_000]
+            self.connection.get_buffer(0)[: len(piece)] = piece
+            self.connection.buffer_updated(len(piece))
+
+    @property
+    def statuses(self):
+        return [int(line.split()[1]) for line in self.transport.sent.split(b"\r\n") if line.startswith(b"HTTP/1.1")]
+
+
+async def with_client(scenario, given, limits):
+    await scenario(Client(**limits), *given)
+
+
+def run(scenario, *given, **limits):
+    """Run an async function with a new client."""
+    asyncio.run(with_client(scenario, given, limits))
+
+
+async def pipeline(client):
+    client.send(b"".join(GET % i for i in range(3)))
+    assert [exchange.path for exchange in client.app.exchanges] == ["/0"]
+    for i in range(3):
+        client.app.exchanges[i].respond(200 + i, b"")
+        await asyncio.sleep(0)
+    assert client.statuses == [200, 201, 202]
+    assert not client.transport.is_closed
+
+
+def test_pipelined_requests_are_handled_one_after_another():
+    run(pipeline)
+
+
+async def pipeline_many(client):
+    client.send(b"".join(GET % i for i in range(MAX_PIPELINED + 1)))
+    assert not client.transport.is_reading
+    client.app.exchanges[0].respond(200, b"")
+    await asyncio.sleep(0)
+    assert client.transport.is_reading
+
+
+def test_a_client_with_many_pipelined_requests_is_not_read_until_they_are_answered():
+    run(pipeline_many)
+
+
+async def close_after_response(client):
+    client.send(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+    client.app.exchanges[0].respond(200, b"")
+    assert client.transport.is_closed
+
+
+def test_the_connection_closes_after_the_response_if_the_client_asks_for_it():
+    run(close_after_response)
+
+
+async def disconnect(client):
+    cancelled = []
+    client.send(GET % 0 + GET % 1)
+    client.app.exchanges[0].on_gone = lambda: cancelled.append(True)
+    client.connection.connection_lost(None)
+    assert cancelled == [True]
+    assert client.listener.connections == set()
+    client.app.exchanges[0].respond(200, b"")  # nothing is left to write to
+    assert client.transport.sent == b""
+
+
+def test_a_disconnected_client_cancels_its_request():
+    run(disconnect)
+
+
+async def send_rejected(client, data, status):
+    client.send(data + b"\r\n" + GET % 0)
+    assert (client.statuses, client.app.exchanges) == ([status], [])
+    assert b"connection: close" in client.transport.sent
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\ncontent-length: 200001\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n30d41\r\n" + b"x" * 200_001, 413),
+    ],
+)
+def test_a_rejected_request_gets_its_status_and_further_input_is_ignored(data, status):
+    run(send_rejected, data, status)
+
+
+async def reject_behind_another(client):
+    client.send(GET % 0 + b"nonsense\r\n\r\n")
+    assert client.statuses == []
+    client.app.exchanges[0].respond(200, b"")
+    assert client.statuses == [200]
+    assert b"connection: close" in client.transport.sent
+
+
+def test_a_malformed_request_behind_another_ends_the_connection_after_its_response():
+    run(reject_behind_another)
+
+
+async def send_without_key(client, head):
+    client.app.admits = False
+    client.send(b"POST / HTTP/1.1\r\n" + head)
+    assert client.statuses == [401]
+    assert client.listener.unfinished_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "head", [b"content-length: %d\r\n\r\n" % LARGE, b"content-length: 1\r\nexpect: 100-continue\r\n\r\n"]
+)
+def test_a_large_body_is_rejected_before_it_arrives_if_the_key_is_missing(head):
+    run(send_without_key, head)
+
+
+async def expect_continue(client):
+    client.send(b"POST / HTTP/1.1\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
+    assert client.statuses == [100]
+    client.send(b"ab")
+    assert client.app.exchanges[0].body.content == b"ab"
+
+
+def test_a_client_that_expects_it_gets_100_continue():
+    run(expect_continue)
+
+
+async def count_large_body(client):
+    client.send(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\nx" % LARGE)
+    assert client.listener.unfinished_bytes == LARGE
+    client.send(b"x" * (LARGE - 1))
+    assert client.listener.unfinished_bytes == 0
+    assert client.app.exchanges[0].body.content == b"x" * LARGE
+
+
+def test_large_bodies_are_counted_while_they_arrive():
+    run(count_large_body)
+
+
+async def shed(client):
+    slow = HttpConnection(client.listener)
+    slow_transport = Transport()
+    slow.connection_made(slow_transport)
+    slow.get_buffer(0)[:60] = (b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % LARGE).ljust(60, b"x")
+    slow.buffer_updated(60)
+    client.send(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % LARGE)
+    assert (slow_transport.is_aborted, client.transport.is_aborted) == (True, False)
+    assert client.listener.unfinished_bytes == LARGE
+
+
+def test_with_too_many_large_bodies_the_slowest_connection_is_closed():
+    run(shed, max_unfinished_bytes=LARGE + 100)
+
+
+async def sweep(client):
+    now = asyncio.get_running_loop().time()
+    client.listener.sweep(now + 59)
+    assert not client.transport.is_closed
+    client.send(b"GET / HTTP/1.1\r\n")
+    client.listener.sweep(now + 31)
+    assert client.transport.is_closed
+
+
+def test_a_request_has_less_time_than_an_idle_connection():
+    run(sweep)
+
+
+async def sweep_active(client):
+    client.send(GET % 0)
+    client.listener.sweep(asyncio.get_running_loop().time() + 1000)
+    assert not client.transport.is_closed
+    assert client.connection.is_busy
+
+
+def test_a_connection_that_waits_for_its_response_is_never_stale():
+    run(sweep_active)
+
+
+async def exceed_connections(client):
+    HttpConnection(client.listener).connection_made(Transport())
+    assert client.transport.is_aborted
+
+
+def test_with_too_many_connections_the_longest_idle_one_is_closed():
+    run(exceed_connections, max_connections=1)
+
+
+async def stop_reading(client):
+    client.connection.pause_writing()
+    client.transport.unsent = 65 << 20
+    client.connection.write(b"x")
+    assert (client.transport.is_aborted, client.transport.sent) == (True, b"")
+
+
+def test_a_client_that_does_not_read_its_response_is_disconnected():
+    run(stop_reading)

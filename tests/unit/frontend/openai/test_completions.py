@@ -1,0 +1,50 @@
+"""Completions → generation requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from flambeau.wire.generation import given_options
+from support.openai_requests import HELLO, completion_of, refusal
+
+
+def test_zero_logprobs_of_a_completion_are_those_of_the_tokens_themselves():
+    assert given_options(completion_of(logprobs=0).sampling)["logprobs"] == 0
+    assert "logprobs" not in given_options(completion_of(logprobs=None).sampling)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("", [""]),
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_prompts_are_texts_or_token_ids_one_or_several(prompt, prompts):
+    assert completion_of(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "told"),
+    [
+        ({"prompt": []}, "prompt", "must not be empty"),
+        ({"prompt": [[]]}, "prompt", "must not be empty"),
+        ({"prompt": ["a", 1]}, "prompt", "mix texts and token ids"),
+        ({"prompt": [-1]}, "prompt[0]", ">= 0"),
+        ({"prompt": None}, "prompt", "text or a list"),
+        ({"prompt": ["a"] * 100, "n": 100}, "prompt", "send fewer"),
+        ({"suffix": "b"}, "suffix", "not supported"),
+        ({"best_of": 3, "n": 2}, "best_of", "may only be n (2)"),
+        ({"logprobs": 21}, "logprobs", "<= 20"),
+        ({"logprobs": True}, "logprobs", "a whole number"),
+        ({"echo": True, "logprobs": 1}, "echo", "not supported"),
+        ({"messages": HELLO}, "messages", "unknown field"),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named(fields, field, told):
+    found, message = refusal(completion_of, **fields)
+    assert found == field
+    assert told in message

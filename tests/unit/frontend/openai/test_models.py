@@ -1,0 +1,87 @@
+"""Which model a request means."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from flambeau.errors import BadRequest, InvalidField, ModelNotFound
+from flambeau.frontend.openai.models import check_envelope, choose_model
+
+
+def model(name, *abilities, version="1.0", openai=True, has_loaded=True, envelope=""):
+    return SimpleNamespace(
+        name=name,
+        version=version,
+        abilities={*abilities},
+        has_loaded=has_loaded,
+        is_listed=True,
+        envelope=envelope,
+        config=SimpleNamespace(openai=openai),
+    )
+
+
+class Registry:
+    def __init__(self, *models):
+        self.models = models
+
+    def find(self, name, version=None):
+        for one in self.models:
+            if one.name == name and version in (None, one.version):
+                return one
+        raise ModelNotFound(name)
+
+    def defaults(self):
+        return self.models
+
+
+LLAMA = model("llama", "generate", "chat")
+PLAIN = model("plain", "generate")
+BERT = model("bert", "embed")
+REGISTRY = Registry(LLAMA, PLAIN, BERT)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("llama", None), ("llama@1.0", "1.0"), ("llama:1.0", "1.0"), ("", None), (None, None)]
+)
+def test_a_model_is_chosen_by_name_and_version_or_because_it_is_the_only_one(name, version):
+    assert choose_model(REGISTRY, name, "chat") == (LLAMA, version)
+
+
+@pytest.mark.parametrize(
+    ("name", "ability", "reason"),
+    [
+        (None, "generate", "model is required. There is llama, plain."),
+        ("bert", "chat", "generates no text"),
+        ("plain", "chat", "has no chat template"),
+        ("plain", "embed", "makes no embeddings"),
+    ],
+)
+def test_a_model_without_the_ability_is_rejected(name, ability, reason):
+    with pytest.raises(InvalidField, match=reason) as found:
+        choose_model(REGISTRY, name, ability)
+    assert found.value.field == "model"
+
+
+def test_an_unknown_model_is_not_found_and_the_others_are_named():
+    with pytest.raises(ModelNotFound, match=r"'lama' does not exist\. There is llama, plain"):
+        choose_model(REGISTRY, "lama", "generate")
+    with pytest.raises(ModelNotFound, match="No model here can answer"):
+        choose_model(Registry(), "lama", "generate")
+
+
+def test_a_model_that_is_not_served_at_v1_is_not_found():
+    with pytest.raises(ModelNotFound, match="Use /predictions/private"):
+        choose_model(Registry(model("private", "generate", openai=False)), "private", "generate")
+
+
+def test_a_model_that_no_worker_has_loaded_yet_may_have_the_ability():
+    new = model("new", has_loaded=False)
+    assert choose_model(Registry(new), "new", "chat") == (new, None)
+
+
+def test_a_model_with_an_envelope_is_rejected():
+    check_envelope(BERT)
+    with pytest.raises(BadRequest, match="'body'"):
+        check_envelope(model("m", envelope="body"))

@@ -1,0 +1,67 @@
+"""What a sentence-transformers folder says."""
+
+from __future__ import annotations
+
+import pytest
+
+from flambeau.errors import HandlerError
+from flambeau.handlers.embedding.sentence_model import read_folder
+from support.sentence_models import write_documents
+
+
+def folder(tmp_path, *files, **documents):
+    for name in files or ("tokenizer.json", "model.safetensors"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    write_documents(tmp_path, documents)
+    return tmp_path
+
+
+def step(kind, path=""):
+    return {"type": f"sentence_transformers.models.{kind}", "path": path}
+
+
+def test_bare_folder_means_mean_pooling(tmp_path):
+    model = read_folder(folder(tmp_path))
+    assert (model.modes, model.normalizes, model.max_seq_length) == (("mean",), False, 512)
+    assert (model.prompts, model.default_prompt, model.lowercases) == ({}, None, False)
+
+
+def test_every_file_is_heard(tmp_path):
+    documents = {
+        "modules": [step("Transformer"), step("Pooling", "pooler"), step("Normalize", "2_Normalize")],
+        "pooler/config": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        "sentence_bert_config": {"max_seq_length": 99, "do_lower_case": True},
+        "config_sentence_transformers": {"prompts": {"query": "q: "}, "default_prompt_name": "query"},
+        "config": {"max_position_embeddings": 128},
+        "tokenizer_config": {"model_max_length": 1e30},
+    }
+    model = read_folder(folder(tmp_path, **documents))
+    assert (model.modes, model.normalizes, model.max_seq_length) == (("cls",), True, 99)
+    assert (model.prompts, model.default_prompt, model.lowercases) == ({"query": "q: "}, "query", True)
+    write_documents(tmp_path, {"sentence_bert_config": {"max_seq_length": None}})
+    assert read_folder(tmp_path).max_seq_length == 128
+
+
+def test_safetensors_come_first_and_inner_folders_are_found(tmp_path):
+    assert read_folder(folder(tmp_path / "a", "tokenizer.json", "onnx/model.onnx")).weights.name == "model.onnx"
+    both = folder(tmp_path / "b", "tokenizer.json", "model.onnx", "model.safetensors")
+    assert read_folder(both).weights.name == "model.safetensors"
+    inner = folder(tmp_path / "c", "0_T/tokenizer.json", "0_T/model.safetensors", modules=[step("Transformer", "0_T")])
+    assert read_folder(inner).tokenizer == inner / "0_T" / "tokenizer.json"
+
+
+def test_missing_and_unknown_files_are_named(tmp_path):
+    with pytest.raises(HandlerError, match="there is no folder"):
+        read_folder(tmp_path / "absent")
+    with pytest.raises(HandlerError, match=r"no model\.safetensors or model\.onnx"):
+        read_folder(folder(tmp_path / "a", "tokenizer.json"))
+    with pytest.raises(HandlerError, match=r"no tokenizer\.json"):
+        read_folder(folder(tmp_path / "b", "model.onnx"))
+    with pytest.raises(HandlerError, match="the step Dense"):
+        read_folder(folder(tmp_path / "c", modules=[step("Dense", "2_Dense")]))
+    with pytest.raises(HandlerError, match=r"modules\.json must hold a JSON list"):
+        read_folder(folder(tmp_path / "d", modules={}))
+    (tmp_path / "d" / "modules.json").write_text("{")
+    with pytest.raises(HandlerError, match=r"modules\.json is not valid JSON"):
+        read_folder(tmp_path / "d")

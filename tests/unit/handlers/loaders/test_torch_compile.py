@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+
+import pytest
+import torch
+
+from flambeau.handlers.loaders.torch_compile import compile_lock, compile_model, read_pt2
+from support.models.net import Net
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's, at its own older parts
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # else it would be set here, for all that follows
+
+
+def warnings_of(caplog):
+    records = [record for record in caplog.records if record.name.startswith("flambeau")]
+    return [record.getMessage() for record in records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("section", "options"),
+    [
+        (None, None),
+        ("inductor", {"backend": "inductor"}),
+        ({"backend": "inductor", "mode": "reduce-overhead"}, {"backend": "inductor", "mode": "reduce-overhead"}),
+        ({"compile": {"enable": True, "backend": "eager", "dynamic": False}}, {"backend": "eager", "dynamic": False}),
+        ({"compile": {"enable": True}}, {}),
+        ({"compile": {"enable": False, "backend": "eager"}}, None),
+        ({"export": {"aot_compile": True}}, None),
+        ("compile", {"backend": "compile"}),  # a text is always a backend, whatever it contains
+    ],
+)
+def test_forms_of_the_pt2_section(section, options):
+    assert read_pt2(section) == options
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [([1], "pt2 should be str or dict"), ({"compile": {"backend": "eager"}}, "needs `enable: true`")],
+)
+def test_forms_that_are_wrong(section, words):
+    with pytest.raises(ValueError, match=words):
+        read_pt2(section)
+
+
+def test_unknown_backend_leaves_the_model_unchanged(caplog):
+    model = torch.nn.Linear(2, 2)
+    assert compile_model(model, {"backend": "nonsense"}) is model
+    assert model._compiled_call_impl is None
+    assert "nonsense" in caplog.text
+
+
+def test_unknown_option_leaves_the_model_unchanged(caplog):
+    model = torch.nn.Linear(2, 2)
+    compile_model(model, {"backend": "eager", "speed": 11})
+    assert "speed" in caplog.text
+    assert model(torch.zeros(1, 2)).shape == (1, 2)
+
+
+def test_failing_compiler_falls_back_with_its_reason(caplog):
+    def broken(graph, inputs):
+        raise NotImplementedError("no silicon today")
+
+    torch._dynamo.reset()
+    torch._dynamo.register_backend(broken, name="broken_for_tests")
+    model = Net()
+    expected = model(torch.ones(3, 4))
+    compile_model(model, {"backend": "broken_for_tests"})
+    assert torch.equal(model(torch.ones(3, 4)), expected)
+    [warning] = warnings_of(caplog)
+    assert "no silicon today" in warning
+    assert model._compiled_call_impl is None
+
+
+def test_one_compilation_serves_all_batch_sizes_above_one():
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = compile_model(Net().eval(), {"backend": "eager"})
+    with torch.inference_mode():
+        for size in (1, 4, 2, 3, 8, 5, 1, 64):
+            assert model(torch.zeros(size, 4)).shape == (size, 3)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_bad_input_is_not_taken_for_a_failed_compilation(caplog):
+    torch._dynamo.reset()
+    model = compile_model(Net().eval(), {"backend": "eager"})
+    model(torch.zeros(2, 4))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        model(torch.zeros(2, 5))
+    assert model._compiled_call_impl is not None
+    assert not warnings_of(caplog)
+
+
+def test_compilation_is_logged(caplog):
+    with caplog.at_level(logging.INFO):
+        compile_model(torch.nn.Linear(2, 2), {"backend": "inductor", "mode": "reduce-overhead"})
+    assert "Compiled model with backend inductor, mode reduce-overhead" in caplog.text
+
+
+def test_one_worker_compiles_at_a_time(tmp_path):
+    import threading
+
+    times = []
+
+    def compile_something():
+        with compile_lock(tmp_path):
+            began = time.monotonic()
+            time.sleep(0.05)
+            times.append((began, time.monotonic()))
+
+    threads = [threading.Thread(target=compile_something) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    times.sort()
+    assert all(first[1] <= second[0] for first, second in itertools.pairwise(times))
+
+
+def test_folder_without_locks_does_not_block(tmp_path):
+    with compile_lock(tmp_path / "missing"), compile_lock(None):
+        pass
+
+
+def test_wait_for_the_lock_has_a_timeout(tmp_path):
+    began = time.monotonic()
+    with compile_lock(tmp_path), compile_lock(tmp_path, timeout_s=0.2):
+        assert 0.2 <= time.monotonic() - began < 60

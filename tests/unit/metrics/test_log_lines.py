@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from flambeau.metrics.definitions import Definition
+from flambeau.metrics.log_lines import model_line, parse_line, server_line
+
+DEFINITION = Definition("QueueTime", "gauge", "Milliseconds", ("Level", "Hostname"))
+
+
+def test_lines_as_torchserve_writes_them():
+    assert server_line(DEFINITION, 2, ("Host",), "vm", 17.9) == (
+        "QueueTime.Milliseconds:2.0|#Level:Host|#hostname:vm,timestamp:17"
+    )
+    taken = Definition("PredictionTime", "gauge", "ms", ("ModelName", "Level"))
+    assert model_line(taken, 2.03, ("m", "Model"), "vm", "a,b", 17) == (
+        "PredictionTime.ms:2.03|#ModelName:m,Level:Model|#hostname:vm,requestID:a,b,timestamp:17"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "sample"),
+    [
+        ("a.ms:1|#Level:Model|#type:GAUGE|#hostname:h,12,r-1", ("a", "gauge", "ms", 1.0, [("Level", "Model")], "r-1")),
+        ("a b.ms:-1.5e-3|#|#hostname:h,12", ("a b", "counter", "ms", -0.0015, [], "")),
+        (
+            "a.Count:1,000|#x:1,y:b:c|#type:HISTOGRAM|#hostname:h,12,r,s",
+            ("a", "histogram", "Count", 1000.0, [("x", "1"), ("y", "b:c")], "r,s"),
+        ),
+        ("Failed to update metric with name:x", None),
+        ("a.ms:|#Level:Model|#hostname:h,12", None),
+        ("a.ms:1.2.3|#Level:Model|#hostname:h,12", None),
+        ("a.ms:1|#Level|#hostname:h,12", None),
+        ("a.ms:1|#Level:Model|#type:SUMMARY|#hostname:h,12", None),
+        ("", None),
+    ],
+)
+def test_lines_that_handlers_print(line, sample):
+    assert parse_line(line) == sample
+
+
+def test_a_hostile_line_is_parsed_quickly():
+    assert parse_line("a " * 50_000 + ".ms:1|#") is None
+
+
+def test_labels_stay_on_their_line():
+    line = server_line(DEFINITION, 2, ("a\nb\x1b",), "vm", 17)
+    assert line == "QueueTime.Milliseconds:2.0|#Level:a\\nb\\x1b|#hostname:vm,timestamp:17"
+    assert "\n" not in model_line(DEFINITION, 2, ("a",), "vm", "id\nid", 17)

@@ -1,0 +1,47 @@
+"""When a batch leaves, and how many a worker gets in advance."""
+
+from __future__ import annotations
+
+import pytest
+
+from flambeau.serving.scheduling.batch_policy import MAX_IN_FLIGHT_FAST, BatchLimits, may_send_ahead, smoothed, wait_s
+
+FAST, SLOW = 0.0001, 0.5
+
+
+def test_idle_worker_never_waits_unless_the_model_asks_for_it():
+    assert wait_s(1, 0.0, BatchLimits(size=8)) == 0
+
+
+def test_batch_leaves_when_it_is_full_or_its_oldest_job_has_waited_long_enough():
+    limits = BatchLimits(size=8, delay_s=0.1)
+    assert wait_s(7, 0.04, limits) == pytest.approx(0.06)
+    assert wait_s(8, 0.0, limits) == 0
+    assert wait_s(1, 0.1, limits) <= 0
+
+
+def ahead(waiting, in_flight, service_s, size=1, only=False):
+    return may_send_ahead(waiting, in_flight, service_s, BatchLimits(size=size), is_only_worker=only)
+
+
+def test_fast_worker_gets_batches_in_advance_and_a_slow_one_is_not():
+    assert ahead(1, 1, FAST)
+    assert not ahead(1, MAX_IN_FLIGHT_FAST, FAST)
+    assert not ahead(1, 1, SLOW)
+    assert not ahead(1, 1, None)
+
+
+def test_only_worker_gets_one_batch_in_advance():
+    assert ahead(1, 1, SLOW, only=True)
+    assert not ahead(1, 2, SLOW, only=True)
+
+
+def test_only_full_batches_are_sent_ahead():
+    assert not ahead(3, 1, FAST, size=4)
+    assert ahead(4, 1, FAST, size=4)
+
+
+def test_service_time_follows_a_slow_down_at_once():
+    assert smoothed(None, 0.5) == 0.5
+    assert smoothed(0.001, 1.0) == 1.0
+    assert 0.9 < smoothed(1.0, 0.001) < 1.0

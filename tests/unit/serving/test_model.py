@@ -1,0 +1,190 @@
+"""A model: which jobs it accepts, and what becomes of those whose worker exits."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from flambeau.config.model import ModelConfig
+from flambeau.config.server import MetricsConfig, ServerConfig
+from flambeau.errors import DeadlinePassed, QueueFull, Unavailable, WorkerDied, WorkersFailed
+from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.server import Server
+from support.fake_workers import CRASH, FakeWorker, until
+from support.jobs import new_job
+
+KILLED = WorkerExit(reason="killed", signal=signal.SIGKILL)
+CANNOT_LOAD = WorkerExit(reason="no such file", while_loading=True)
+
+
+@pytest.fixture(autouse=True)
+def workers(monkeypatch):
+    monkeypatch.setattr("flambeau.serving.workers.worker_factory.RemoteWorker", FakeWorker)
+    FakeWorker.all = []
+    return FakeWorker.all
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "handler.py").write_text("def handle(data, context):\n    return data\n")
+    return tmp_path
+
+
+class Served:
+    """A server with one model, whose workers are fakes."""
+
+    def __init__(self, folder, **settings):
+        self._folder = folder
+        self._config = ModelConfig(**{"min_workers": 1, "max_workers": 1, **settings})
+        self._server = Server(ServerConfig(measure=MetricsConfig(system=False), drain_timeout_s=0.1))
+
+    async def __aenter__(self):
+        await self._server.__aenter__()
+        return await self._server.register(
+            "m", path=self._folder, name="m", handler="handler.py", config=self._config, wait=False
+        )
+
+    async def __aexit__(self, *error):
+        await self._server.__aexit__(*error)
+
+
+async def test_job_goes_to_a_ready_worker(folder, workers):
+    async with Served(folder) as model:
+        await until(lambda: workers)
+        waiting = new_job()
+        model.add(waiting)
+        assert model.num_waiting == model.num_in_flight == 1
+        workers[0].load()
+        assert workers[0].sent == [[waiting]]
+        model.add(direct := new_job())
+        assert workers[0].sent[1:] == [[direct]]
+        assert waiting.usage.num_requests == 2
+
+
+async def test_description_is_not_counted_as_a_request(folder, workers):
+    async with Served(folder) as model:
+        described, asked = new_job(kind="describe"), new_job()
+        model.add(described)
+        model.add(asked)
+        assert described.usage is None
+        assert asked.usage.num_requests == 1
+
+
+async def test_full_queue_rejects_with_a_time_to_retry(folder, workers):
+    async with Served(folder, queue_size=3) as model:
+        model.traffic.num_ahead = 2  # jobs sent in advance wait, too
+        model.add(new_job())
+        assert model.num_waiting == 3
+        with pytest.raises(QueueFull, match="All 3 places") as caught:
+            model.add(new_job())
+        assert caught.value.retry_after_s == 1
+
+
+async def test_model_without_workers_rejects(folder):
+    async with Served(folder, min_workers=0, max_workers=0) as model:
+        with pytest.raises(Unavailable, match="has no worker to serve inference request"):
+            model.add(new_job())
+
+
+async def test_sleeping_model_starts_a_worker_for_a_job(folder, workers):
+    async with Served(folder, min_workers=0, max_workers=1) as model:
+        assert model.pool.is_sleeping
+        model.add(job := new_job())
+        await until(lambda: workers)
+        workers[0].load()
+        assert workers[0].sent == [[job]]
+
+
+async def test_waiting_jobs_fail_when_the_model_cannot_be_loaded(folder, workers):
+    async with Served(folder) as model:
+        model.add(job := new_job())
+        await until(lambda: workers)
+        workers[0].kill(CANNOT_LOAD)
+        await until(lambda: job.is_over)
+        assert "no such file" in str(job.receiver.errors[0])
+        with pytest.raises(Unavailable, match="is tried again: no such file"):
+            model.add(new_job())
+
+
+async def test_ticket_is_needed_where_the_model_asks_for_it(folder, workers):
+    async with Served(folder, use_job_ticket=True) as model:
+        await until(lambda: workers)
+        with pytest.raises(Unavailable, match="useJobTicket"):
+            model.add(new_job())
+        workers[0].load()
+        model.add(new_job())
+
+
+async def test_job_expires_in_the_queue(folder, workers):
+    async with Served(folder, client_timeout_s=0.01) as model:
+        job = new_job()
+        job.arrived = asyncio.get_running_loop().time()
+        model.add(job)
+        await until(lambda: job.is_over)
+        assert [type(error) for error in job.receiver.errors] == [DeadlinePassed]
+        assert model.num_waiting == 0
+
+
+async def test_job_that_was_alone_in_a_crashed_worker_fails_and_the_others_wait_again(folder, workers):
+    async with Served(folder) as model:
+        suspect, innocent = new_job(), new_job()
+        model._on_worker_exit(CRASH, [(suspect, 1)], [innocent])
+        assert [type(error) for error in suspect.receiver.errors] == [WorkerDied]
+        assert model.queue.take_all() == [innocent]
+
+
+async def test_job_whose_worker_was_killed_is_retried_alone_and_once(folder, workers):
+    async with Served(folder) as model:
+        job = new_job()
+        model._on_worker_exit(KILLED, [(job, 1)], [])
+        assert model.queue.take_all() == [job]
+        assert job.is_alone
+        assert job.is_suspect
+        model._on_worker_exit(KILLED, [(job, 1)], [])
+        assert [type(error) for error in job.receiver.errors] == [WorkerDied]
+
+
+async def test_generations_whose_worker_was_killed_resume_together(folder, workers):
+    async with Served(folder) as model:
+        model.abilities = frozenset(["generate"])
+        job = new_job()
+        model._on_worker_exit(KILLED, [(job, 1)], [])
+        assert not job.is_suspect
+
+
+async def test_abilities_are_those_of_a_ready_worker(folder, workers):
+    async with Served(folder) as model:
+        await until(lambda: workers)
+        workers[0].abilities, workers[0].max_length = ["generate"], 512
+        workers[0].load()
+        await until(lambda: model.abilities)
+        assert (model.abilities, model.max_length) == ({"generate"}, 512)
+
+
+async def test_model_is_reported_as_loaded_once(folder, workers, caplog):
+    caplog.set_level("INFO")
+    async with Served(folder, min_workers=2, max_workers=2):
+        await until(lambda: len(workers) == 2)
+        for worker in workers:
+            worker.load()
+        await asyncio.sleep(0)
+    assert [getattr(record, "event", "") for record in caplog.records].count("model_loaded") == 1
+
+
+async def test_model_that_can_never_answer_in_time_gets_no_workers(folder):
+    async with Served(folder, min_workers=0, max_workers=0, response_timeout_s=0) as model:
+        with pytest.raises(WorkersFailed):
+            await model.scale(1, 1, wait=True)
+
+
+async def test_closed_model_gets_no_workers_and_rejects_what_waits(folder, workers):
+    async with Served(folder) as model:
+        await until(lambda: workers)
+        model.add(job := new_job())
+        await model.close("The model is gone.", now=True)
+        assert [str(error) for error in job.receiver.errors] == ["The model is gone."]
+        with pytest.raises(Unavailable, match="unregistered"):
+            await model.scale(2, 2, wait=False)
+        assert len(workers) == 1

@@ -1,0 +1,206 @@
+"""The workers of one model: how many run, which failed, and what the model's state is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flambeau.config.model import ModelConfig
+from flambeau.errors import WorkersFailed
+from flambeau.serving.events import ServerEvents, WorkerRef
+from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.workers.device_allocator import next_device
+from flambeau.serving.workers.pool import WorkerPool
+from flambeau.serving.workers.supervisor import Slot
+from support.fake_workers import CRASH, FakeWorker, ScriptedWorker, until
+
+FINAL = WorkerExit(reason="the model could not be loaded: there is no tokenizer", while_loading=True, is_final=True)
+LOADS = None
+
+
+class Workers:
+    """Creates workers that load or fail as listed, the last entry again and again."""
+
+    def __init__(self, *outcomes):
+        self.outcomes = outcomes
+        self.made = []
+
+    def __call__(self, slot):
+        outcome = self.outcomes[min(len(self.made), len(self.outcomes) - 1)]
+        self.made.append(slot)
+        return ScriptedWorker(outcome)
+
+
+def new_pool(*outcomes, new_worker=None, events=None, **settings):
+    ids = iter(range(100))
+
+    def new_slot():
+        return Slot(WorkerRef(next(ids), "m", "1.0"), (next_device(range(4), [s.device for s in pool.slots]),))
+
+    pool = WorkerPool(
+        "model m version: 1.0",
+        ModelConfig(startup_timeout_s=10, **settings),
+        new_worker=new_worker or Workers(*outcomes or [LOADS]),
+        new_slot=new_slot,
+        on_change=lambda: None,
+        events=events or ServerEvents(),
+        drain_timeout_s=1,
+    )
+    return pool
+
+
+async def test_workers_of_one_call_are_spread_over_the_devices():
+    pool = new_pool()
+    await pool.wait_started(pool.scale(4, 4))
+    assert [slot.device for slot in pool.slots] == [0, 1, 2, 3]
+    assert pool.num_ready == len(pool.workers) == 4
+    await pool.close()
+    assert pool.workers == []
+
+
+async def test_scaling_down_retires_the_newest():
+    pool = new_pool()
+    await pool.wait_started(pool.scale(3, 3))
+    first = pool.slots[0]
+    pool.scale(1, 1)
+    assert pool.slots == [first]
+    await until(lambda: pool.workers == [first.worker])
+    await pool.close()
+
+
+async def test_slot_that_cannot_load_is_abandoned_in_time_and_replaced_by_scaling():
+    pool = new_pool(CRASH, max_retry_s=0.0)
+    pool.scale(1, 1)
+    await until(lambda: not pool.may_recover)
+    assert pool.last_exit == CRASH
+    assert pool.state == "failed"
+    pool.scale(1, 1)
+    assert pool.may_recover
+    await pool.close()
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, KeyError])
+async def test_worker_that_cannot_be_created_is_a_failure_like_others(kind):
+    def fail(slot):
+        raise kind("no port is free")
+
+    pool = new_pool(new_worker=fail)
+    with pytest.raises(WorkersFailed) as caught:
+        await pool.wait_started(pool.scale(1, 1))
+    await pool.close()
+    assert caught.value.cause == f"it could not be started: {kind('no port is free')}"
+
+
+async def test_exception_in_the_supervision_is_logged(caplog):
+    pool = new_pool()
+
+    async def fail():
+        raise RuntimeError("an error in our code")
+
+    pool._own(fail())
+    await pool.close()
+    assert "an error in our code" in caplog.text
+
+
+async def test_restarts_are_counted_beyond_the_life_of_their_slots():
+    pool = new_pool()
+    await pool.wait_started(pool.scale(1, 1))
+    worker = pool.slots[0].worker
+    worker.kill(CRASH)
+    await until(lambda: pool.has_ready and pool.slots[0].worker is not worker)
+    pool.scale(0, 0)
+    await pool.close()
+    assert pool.num_restarts == 1
+
+
+async def test_load_that_cannot_succeed_is_tried_once_and_reported_once(caplog):
+    caplog.set_level("INFO")
+    workers = Workers(FINAL)
+    pool = new_pool(new_worker=workers)
+    fresh = pool.scale(3, 3)
+    with pytest.raises(WorkersFailed) as caught:
+        await pool.wait_started(fresh)
+    await asyncio.gather(*(slot.task for slot in fresh))
+    assert (caught.value.cause, caught.value.is_final) == (FINAL.reason, True)
+    assert pool.has_failed_for_good
+    assert not pool.may_recover
+    assert len(workers.made) == 3
+    await asyncio.gather(*(slot.task for slot in pool.scale(1, 1)))  # the cause may have been removed
+    await pool.close()
+    assert len(workers.made) == 4
+    reported = [(r.event, r.worker) for r in caplog.records if r.levelname == "ERROR"]
+    assert reported == [("worker_abandoned", "W-0-m_1.0"), ("worker_abandoned", "W-3-m_1.0")]  # once for each scaling
+    assert "worker_retried" not in [record.event for record in caplog.records]
+
+
+async def test_model_that_was_loaded_before_is_tried_again_whatever_the_cause():
+    pool = new_pool(LOADS, FINAL, LOADS)
+    await pool.wait_started(pool.scale(1, 1))
+    [slot] = pool.slots
+    slot.worker.kill(CRASH)
+    await until(lambda: slot.restarts == 2 and slot.is_ready)
+    assert slot.last_exit.reason == FINAL.reason
+    assert not pool.has_failed_for_good
+    await pool.close()
+
+
+async def test_waiting_for_a_decision_goes_on_until_all_are_abandoned():
+    pool = new_pool(CRASH, CRASH, FINAL)
+    pool.scale(1, 1)
+    with pytest.raises(WorkersFailed) as caught:
+        await asyncio.wait_for(pool.wait_decided(), 30)
+    await pool.close()
+    assert (caught.value.cause, caught.value.is_final) == (FINAL.reason, True)
+
+
+@pytest.mark.parametrize("outcomes", [[LOADS], [CRASH, LOADS]])
+async def test_waiting_for_a_decision_ends_when_a_worker_has_loaded(outcomes):
+    pool = new_pool(*outcomes)
+    pool.scale(1, 1)
+    await asyncio.wait_for(pool.wait_decided(), 30)
+    assert pool.has_loaded
+    await pool.close()
+
+
+async def test_state_of_a_model_that_may_sleep():
+    pool = new_pool(LOADS, min_workers=0, max_workers=2)
+    assert (pool.state, pool.can_answer, pool.is_healthy, pool.num_wanted) == ("sleeping", True, True, 0)
+    await pool.wait_started(pool.scale(1, 2))
+    assert (pool.state, pool.is_ready, pool.num_wanted) == ("ready", True, 1)
+    await pool.close()
+    assert not pool.is_sleeping  # a closed one does not wake
+
+
+async def test_state_of_a_model_that_needs_its_workers():
+    pool = new_pool(new_worker=lambda slot: FakeWorker(), min_workers=2, max_workers=2)
+    assert (pool.state, pool.is_healthy, pool.is_ready) == ("without workers", False, False)
+    slots = pool.set_bounds(2, 2)
+    await until(lambda: len(pool.workers) == 2)
+    assert (pool.state, pool.is_healthy, pool.is_ready) == ("loading", True, False)
+    pool.workers[0].load()
+    assert (pool.state, pool.can_answer, pool.is_ready) == ("ready", True, False)
+    pool.workers[1].load()
+    await pool.wait_started(slots)
+    assert pool.is_ready
+    await pool.close(now=True)
+
+
+async def test_model_that_fails_to_load_is_tried_again_and_not_ready():
+    pool = new_pool(WorkerExit(reason="no memory", while_loading=True))
+    slots = pool.scale(1, 1)
+    with pytest.raises(WorkersFailed, match=r"model m version: 1\.0"):
+        await pool.wait_started(slots)
+    assert pool.is_failing_to_load
+    assert pool.may_recover
+    await pool.close()
+
+
+async def test_drain_time_follows_the_speed_of_the_workers():
+    pool = new_pool()
+    assert pool.drain_time_s(8) == 1.0  # nothing is known yet
+    await pool.wait_started(pool.scale(2, 2))
+    for worker in pool.workers:
+        worker.service_s = 0.5
+    assert pool.drain_time_s(8) == 2.0
+    await pool.close()

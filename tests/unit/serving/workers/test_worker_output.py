@@ -1,0 +1,67 @@
+"""What becomes of the lines that a worker prints."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from flambeau.serving.events import ServerEvents
+from flambeau.serving.workers.worker_output import KEPT_LINES, WorkerOutput, count_kernel_kills
+
+
+class Printed:
+    """A worker's output, with what was logged and measured of it."""
+
+    def __init__(self):
+        self.logged, self.samples = [], []
+        logs = SimpleNamespace(put=lambda _, level, thread, __, lines: self.logged.append((level, thread, lines)))
+        self.output = WorkerOutput(logs, "W-1-m_1.0", self.samples.extend, ServerEvents())
+
+    async def forward(self, *chunks, is_error=False):
+        stream = asyncio.StreamReader()
+        for chunk in chunks:
+            stream.feed_data(chunk)
+        stream.feed_eof()
+        await self.output.forward(stream, is_error=is_error)
+
+
+async def test_lines_go_to_the_model_log_and_the_last_ones_are_kept():
+    printed = Printed()
+    await printed.forward(b"one\nt", b"wo\n", b"\nend")
+    lines = [line for _, _, lines in printed.logged for line in lines]
+    assert lines == [b"one", b"two", b"", b"end"]
+    assert {(level, thread) for level, thread, _ in printed.logged} == {(logging.INFO, "W-1-m_1.0-stdout")}
+    assert printed.output.tail.lines() == ("one", "two", "end")
+
+
+async def test_stderr_is_logged_as_warnings():
+    printed = Printed()
+    await printed.forward(b"oops\n", is_error=True)
+    assert printed.logged == [(logging.WARNING, "W-1-m_1.0-stderr", [b"oops"])]
+
+
+async def test_only_the_last_lines_are_kept():
+    printed = Printed()
+    await printed.forward(b"".join(b"%d\n" % i for i in range(100)))
+    assert printed.output.tail.lines() == tuple(map(str, range(100 - KEPT_LINES, 100)))
+
+
+async def test_metrics_lines_become_samples_and_are_not_logged(caplog):
+    printed = Printed()
+    await printed.forward(b"[METRICS]Size.Count:3|#ModelName:m|#hostname:h,1700000000\n[METRICS]nonsense\n")
+    assert [sample[0] for sample in printed.samples] == ["Size"]
+    assert printed.logged == []
+    assert [(record.event, record.worker) for record in caplog.records] == [("metric_rejected", "W-1-m_1.0")]
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "W-1-m_1.0"), (2, "W-1-m_1.0-rank-2")])
+def test_each_rank_has_a_name_of_its_own(rank, name):
+    output = Printed().output
+    assert output.of_rank(rank).name == name
+
+
+def test_kernel_kills_are_counted():
+    assert count_kernel_kills() >= 0
