@@ -17,7 +17,7 @@ class EngineConfig:
     tokenizer: str = ""  # a folder or file; empty: the checkpoint's folder
     dtype: str = ""  # "float32", "bfloat16", "float16"; empty: float32 on a CPU, the checkpoint's on a GPU
     max_num_seqs: int = 256  # sequences that run at a time
-    max_model_len: int | None = None  # tokens of one sequence; None: what the architecture allows
+    max_model_len: int | None = None  # tokens of one sequence; None: the limit of the architecture
     max_step_tokens: int = 512  # tokens of one step: a longer prompt is computed in chunks
     block_size: int = 16  # tokens of one block of the KV cache
     num_blocks: int | None = None  # None: as many as the memory allows
