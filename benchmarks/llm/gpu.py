@@ -27,14 +27,14 @@ import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
 from flambeau.llm.bench import measure  # noqa: E402
-from flambeau.llm.compute.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
-from flambeau.llm.making import forward_for  # noqa: E402
+from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
+from flambeau.llm.loader import make_backend  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
-from flambeau.llm.quantize.applying import quantize  # noqa: E402
-from flambeau.llm.quantize.packing import pack  # noqa: E402
+from flambeau.llm.quantize.fast_layers import use_fast_layers  # noqa: E402
+from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
 from flambeau.llm.sampling_params import SamplingParams  # noqa: E402
 
 GPT_FAST = {"1": 216, "32": 5421}  # tokens/s of Llama-2-7B in bfloat16 on an H200, measured before with the same shapes
@@ -74,7 +74,7 @@ def new_engine(model: Transformer, num_seqs: int, length: int, *, compiled: bool
     cache = KVCache(
         model.arch, num_seqs * per_sequence + 1, config.block_size, device=weight.device, dtype=weight.dtype
     )
-    forward = forward_for(model, cache, config)
+    forward = make_backend(model, cache, config)
     return Engine(model.arch, forward, num_blocks=cache.num_blocks, config=config, device=str(weight.device))
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
     if asked.quantization:
         quantize(model, asked.quantization)
-        pack(model, torch.bfloat16)
+        use_fast_layers(model, torch.bfloat16)
     read, size = bandwidth(asked.device), weight_bytes(model)
     print(f"{size / 1e9:.2f} GB at {read / 1e9:.0f} GB/s: at most {read / size:.1f} tokens/s", file=sys.stderr)
     engine = new_engine(model, max(streams), asked.prompt + asked.tokens + 16, compiled=True)

@@ -26,14 +26,14 @@ import results  # noqa: E402
 import torch  # noqa: E402
 from torchvision_stand_in import stand_in_for_torchvision  # noqa: E402
 
-from flambeau.llm.compute.compiled import CompiledForward  # noqa: E402
-from flambeau.llm.compute.forward import EagerForward  # noqa: E402
-from flambeau.llm.compute.kv_cache import KVCache  # noqa: E402
-from flambeau.llm.compute.step_inputs import StepInputs  # noqa: E402
-from flambeau.llm.kernels import inductor  # noqa: E402
-from flambeau.llm.kernels.binding import kernels  # noqa: E402
-from flambeau.llm.kernels.native import choose_attention  # noqa: E402
-from flambeau.llm.kernels.network import NativeNetwork  # noqa: E402
+from flambeau.llm.backends import inductor  # noqa: E402
+from flambeau.llm.backends.cpu.attention import choose_attention  # noqa: E402
+from flambeau.llm.backends.cpu.backend import CpuBackend  # noqa: E402
+from flambeau.llm.backends.cpu.bindings import kernels  # noqa: E402
+from flambeau.llm.backends.cpu.network import CpuNetwork  # noqa: E402
+from flambeau.llm.backends.eager import EagerBackend  # noqa: E402
+from flambeau.llm.executor.inputs import StepInputs  # noqa: E402
+from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
 
@@ -129,9 +129,9 @@ def timed(step: Step) -> tuple[float, float]:
 def subjects(model: Transformer, cache: KVCache, num_sequences: int, with_inductor: bool) -> dict[str, Step]:
     """What is measured, each ready to run."""
     inputs = step_inputs(num_sequences)
-    eager = EagerForward(model, cache)
+    eager = EagerBackend(model, cache, choose_attention)
     library = kernels.library
-    native = NativeNetwork(model, cache)
+    network = CpuNetwork(model, cache)
 
     def plain() -> object:
         kernels.library = None
@@ -143,10 +143,10 @@ def subjects(model: Transformer, cache: KVCache, num_sequences: int, with_induct
     found: dict[str, Step] = {
         "eager": plain,
         "eager, kernel's attention": lambda: eager.decode(inputs),
-        "kernels": lambda: native.run(inputs),
+        "kernels": lambda: network.run(inputs),
     }
     if with_inductor:
-        example = inductor.trash_inputs(num_sequences, 1, 2, torch.device("cpu"))
+        example = inductor.dummy_inputs(num_sequences, 1, 2, torch.device("cpu"))
         step = inductor.compile_step(model, cache, 1, choose_attention, example)
         found["inductor"] = lambda: step(inputs)
     return found
@@ -178,11 +178,11 @@ def summary(taken: Times) -> dict[str, float]:
 
 
 def time_to_compiled(model: Transformer, cache: KVCache) -> float:
-    """Seconds from a new forward pass to its quick steps, with whatever the machine has kept from before."""
+    """Seconds until a new backend has its fast path, with the caches that the machine has."""
     began = time.monotonic()
-    forward = CompiledForward(model, cache)
-    forward.wait_until_compiled()
-    forward.close()
+    backend = CpuBackend(model, cache)
+    backend.wait_until_compiled()
+    backend.close()
     return round(time.monotonic() - began, 2)
 
 

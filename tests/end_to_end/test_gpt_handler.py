@@ -16,7 +16,7 @@ import yaml
 
 from flambeau.archive.pack import Recipe, pack
 from flambeau.examples.shakespeare import FOLDER as SHAKESPEARE
-from flambeau.llm.kernels.binding import kernels
+from flambeau.llm.backends.cpu.bindings import kernels
 from support.command import Command
 from support.language_models import CONTEXT, ONE_THREAD, write_language_model
 from support.running import RunningServer

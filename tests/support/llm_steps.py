@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from flambeau.llm.compute.forward import Forward
-from flambeau.llm.compute.kv_cache import KVCache
-from flambeau.llm.compute.step_inputs import StepInputs
+from flambeau.llm.executor.backend import Backend
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 
@@ -82,15 +82,15 @@ def prompts(num: int, vocab_size: int = 97) -> list[list[int]]:
     return [torch.randint(vocab_size, (3 + 2 * i,), generator=generator).tolist() for i in range(num)]
 
 
-def greedy(forward: Forward, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+def greedy(backend: Backend, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """What a model says after each prompt when all are computed together."""
-    device = forward.device
+    device = backend.device
     inputs = step_inputs({i: (0, prompt) for i, prompt in enumerate(prompts)}, device=device)
-    last = forward.prefill(inputs, inputs.query_starts[1:] - 1).argmax(-1).tolist()
+    last = backend.prefill(inputs, inputs.query_starts[1:] - 1).argmax(-1).tolist()
     said = [[token] for token in last]
     for step in range(num_tokens - 1):
         row = {i: (len(prompt) + step, [said[i][-1]]) for i, prompt in enumerate(prompts)}
-        logits = forward.decode(step_inputs(row, query_len=1, device=device))
+        logits = backend.decode(step_inputs(row, query_len=1, device=device))
         for tokens, token in zip(said, logits.argmax(-1).tolist(), strict=True):
             tokens.append(token)
     return said

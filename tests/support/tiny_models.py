@@ -6,13 +6,13 @@ import copy
 
 import torch
 
-from flambeau.llm.compute.forward import EagerForward
-from flambeau.llm.compute.kv_cache import KVCache
+from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
+from flambeau.llm.executor.draft import DraftModel
+from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.speculation.making import Draft
 from flambeau.llm.text.tokenizer import Tokenizer
 
 ARCH = Architecture(
@@ -62,6 +62,6 @@ def tiny_engine(
     proposing = None
     if draft is not None:
         draft_cache = KVCache(draft.arch, num_blocks, config.block_size)
-        proposing = Draft(EagerForward(draft, draft_cache), draft.arch.max_length)
-    forward = EagerForward(model, cache)
-    return Engine(model.arch, forward, num_blocks=num_blocks, config=config, draft=proposing, tokenizer=tokenizer)
+        proposing = DraftModel(EagerBackend(draft, draft_cache), draft.arch.max_length)
+    backend = EagerBackend(model, cache)
+    return Engine(model.arch, backend, num_blocks=num_blocks, config=config, draft=proposing, tokenizer=tokenizer)

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flambeau.llm.compute.attention import WholeAttention
+from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.naming import parts_of
+from flambeau.llm.models.tensor_names import parts_of
 from flambeau.llm.models.transformer import Transformer
 from support.tiny_models import tiny_model
 
@@ -110,7 +110,7 @@ def gpt_fast_name(name: str) -> str:
 
 
 def alternating(rows: Tensor, head_size: int) -> Tensor:
-    """Row by row: the first of the first half of a head, the first of its second half, and so on."""
+    """SamplingState by row: the first of the first half of a head, the first of its second half, and so on."""
     order = [half * head_size // 2 + i for i in range(head_size // 2) for half in (0, 1)]
     return torch.cat([head[order] for head in rows.split(head_size)])
 

@@ -16,10 +16,10 @@ def quantize(checkpoint: Path, into: Path, kind: str, *, group_size: int, text: 
     if kind not in KINDS:
         raise ConfigError(f"--kind may be {', '.join(KINDS)}, not {kind!r}")
     try:
+        from flambeau.llm.checkpoints.quantized import save_quantized
         from flambeau.llm.config import Quantization
         from flambeau.llm.errors import LLMError
         from flambeau.llm.perplexity import perplexity_of
-        from flambeau.llm.quantize.saving import save_quantized
     except ImportError as error:
         raise ConfigError(f"quantizing needs {error.name}: pip install 'flambeau[llm]'") from None
     content = None if text is None else read_text(text)

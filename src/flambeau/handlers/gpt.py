@@ -27,8 +27,8 @@ from flambeau.handlers.generation.request_reader import Prompted, RequestReader
 from flambeau.handlers.generation.resume_state import ResumeState
 from flambeau.handlers.generation.settings import GptSettings, read_settings, shortened
 from flambeau.handlers.request_rows import is_describe, refuse_explain
+from flambeau.llm.core.outputs import Completion
 from flambeau.llm.engine import Engine
-from flambeau.llm.outputs import Completion
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.messages import Request
 
@@ -102,7 +102,7 @@ class GptHandler(BaseHandler):
         )
         self._connect(settings, context)
         took_s = time.perf_counter() - began
-        logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.facts)
+        logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.info)
         self.initialized = True
 
     def _connect(self, settings: GptSettings, context: Context) -> None:
@@ -334,21 +334,21 @@ class GptHandler(BaseHandler):
     def describe_handle(self) -> Any:
         """The engine's settings and load, for `describe?customized=true`."""
         assert self.engine is not None
-        state, facts = self.engine.state, self.engine.facts
+        state, info = self.engine.state, self.engine.info
         return {
-            "device": facts.device,
-            "dtype": facts.dtype,
-            "quantization": facts.quantization,
-            "speculation": facts.speculation,
-            "speculate_k": facts.speculate_k if facts.speculation else 0,
+            "device": info.device,
+            "dtype": info.dtype,
+            "quantization": info.quantization,
+            "speculation": info.speculation,
+            "speculate_k": info.speculate_k if info.speculation else 0,
             "compile": self.engine.config.compile,
-            "decode": facts.decode,
-            "context_length": facts.max_length,
+            "decode": info.decode,
+            "context_length": info.max_length,
             "vocabulary": self.engine.arch.vocab_size,
             "max_num_seqs": self.engine.config.max_num_seqs,
             "running": state.num_running,
             "waiting": state.num_waiting,
-            "block_size": facts.block_size,
+            "block_size": info.block_size,
             "blocks": state.num_blocks,
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,

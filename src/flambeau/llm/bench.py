@@ -1,4 +1,4 @@
-"""How fast an engine is by itself: time to the first token, and tokens per second for several numbers of streams."""
+"""Measures an engine by itself: time to the first token, and tokens per second for several numbers of streams."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from flambeau.llm.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """What was measured with so many streams at a time."""
+class BenchResult:
+    """The result for one number of concurrent streams."""
 
     streams: int
-    first_token_ms: float  # median, from the moment all were added
-    tokens_per_s: float  # all streams together, after their first token
-    accepted: float | None  # of the drafted tokens, where any were drafted
+    first_token_ms: float  # median, after all requests were added
+    tokens_per_s: float  # all streams together, after the first token
+    accepted: float | None  # share of the drafted tokens; None if none were drafted
 
 
-def measure(engine: Engine, streams: Sequence[int], *, prompt_tokens: int, new_tokens: int) -> Iterator[Figure]:
-    """One figure after another; prompts are random, so that none begins like another."""
+def measure(engine: Engine, streams: Sequence[int], *, prompt_tokens: int, new_tokens: int) -> Iterator[BenchResult]:
+    """One result per number of streams; prompts are random, so that no prefix is shared."""
     rng = random.Random(0)
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     for number in streams:
@@ -31,8 +31,8 @@ def measure(engine: Engine, streams: Sequence[int], *, prompt_tokens: int, new_t
         yield measure_once(engine, prompts, params)
 
 
-def measure_once(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Figure:
-    """Run these prompts together, to their end."""
+def measure_once(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> BenchResult:
+    """Run these prompts together until all are finished."""
     began = time.perf_counter()
     for i, prompt in enumerate(prompts):
         engine.add(f"bench-{i}", prompt, params)
@@ -49,7 +49,7 @@ def measure_once(engine: Engine, prompts: Sequence[Sequence[int]], params: Sampl
                 num_drafted += output.counts.num_drafted
                 num_accepted += output.counts.num_accepted
     seconds = time.perf_counter() - max(first.values())
-    return Figure(
+    return BenchResult(
         streams=len(prompts),
         first_token_ms=1000 * (statistics.median(first.values()) - began),
         tokens_per_s=num_tokens / seconds if seconds else 0.0,

@@ -1,4 +1,4 @@
-"""EngineConfig: how an engine uses its machine."""
+"""EngineConfig: device, limits, cache size and speculation of an engine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ SpeculationKind = Literal["draft", "lookup"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How an engine uses its machine."""
+    """Settings of an engine, fixed when it is loaded."""
 
-    device: str = ""  # "cpu", "cuda", "cuda:1"; empty: a GPU where there is one
-    tokenizer: str = ""  # a folder or file; empty: beside the checkpoint
+    device: str = ""  # "cpu", "cuda", "cuda:1"; empty: a GPU if there is one
+    tokenizer: str = ""  # a folder or file; empty: the checkpoint's folder
     dtype: str = ""  # "float32", "bfloat16", "float16"; empty: float32 on a CPU, the checkpoint's on a GPU
     max_num_seqs: int = 256  # sequences that run at a time
-    max_model_len: int | None = None  # tokens of one sequence; None: what the architecture allows
+    max_model_len: int | None = None  # tokens of one sequence; None: the limit of the architecture
     max_step_tokens: int = 512  # tokens of one step: a longer prompt is computed in chunks
     block_size: int = 16  # tokens of one block of the KV cache
-    num_blocks: int | None = None  # None: what the memory allows
-    kv_cache_fraction: float = 0.9  # of the free GPU memory; of the host's, see `kv_cache_bytes`
-    kv_cache_bytes: int | None = None  # where blocks are counted by memory on a CPU
+    num_blocks: int | None = None  # None: as many as the memory allows
+    kv_cache_fraction: float = 0.9  # of the free GPU memory
+    kv_cache_bytes: int | None = None  # size of the cache; None: computed from the free memory
     prefix_cache: bool = True
     compile: bool = True
     tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own
     quantization: Quantization | None = None  # applied on load
     draft: str = ""  # a folder with a smaller model of the same vocabulary
-    speculation: SpeculationKind | None = None  # None: "draft" where there is one
-    speculate_k: int = 5  # tokens drafted ahead
+    speculation: SpeculationKind | None = None  # None: "draft" if there is a draft
+    speculate_k: int = 5  # tokens proposed ahead

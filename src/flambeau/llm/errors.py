@@ -1,19 +1,19 @@
-"""What the engine raises on purpose.
+"""The exceptions that the engine raises.
 
 LLMError
 ├── CheckpointError   files that are missing, broken or do not fit the architecture
 ├── TokenizerError    a tokenizer or chat template that cannot be used
 ├── NoRoom            too little memory is free
-└── BadRequest        a request that cannot be generated for; `parameter` names what is wrong with it
+└── InvalidRequest    a request with an invalid prompt or setting; `parameter` names it
 """
 
 from __future__ import annotations
 
 
 class LLMError(Exception):
-    """Anything the engine refuses; the message names the remedy."""
+    """Base class; the message names the remedy."""
 
-    is_final = True  # trying again would end the same
+    is_final = True  # another attempt would fail in the same way
 
 
 class CheckpointError(LLMError):
@@ -25,13 +25,13 @@ class TokenizerError(LLMError):
 
 
 class NoRoom(LLMError):
-    """Too little memory is free; that may change."""
+    """Too little memory is free at the moment."""
 
     is_final = False
 
 
-class BadRequest(LLMError):
-    """A request that cannot be generated for."""
+class InvalidRequest(LLMError):
+    """A request with an invalid prompt or setting."""
 
     def __init__(self, message: str, parameter: str = "") -> None:
         super().__init__(message)

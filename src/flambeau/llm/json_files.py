@@ -1,4 +1,4 @@
-"""JSON files beside a checkpoint."""
+"""Reads JSON files beside a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flambeau.llm.errors import LLMError
 
 
 def read_object(path: Path, error: type[LLMError]) -> dict[str, Any]:
-    """The object that a file holds; whatever else it holds is that error."""
+    """The object in a file; raises `error` for anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as reason:

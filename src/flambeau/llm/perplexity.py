@@ -1,4 +1,4 @@
-"""Perplexity: how surprised a network is by a text; what quantization costs is measured by it.
+"""Perplexity of a network on a text, to measure what quantization costs.
 
 Shapes: B windows at a time · T tokens of a window · V vocabulary
 """
@@ -12,20 +12,20 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.compute.attention import WholeAttention
-from flambeau.llm.errors import BadRequest
+from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.packing import pack
+from flambeau.llm.quantize.fast_layers import use_fast_layers
 from flambeau.llm.text.tokenizer import load_tokenizer
 
 
 @torch.inference_mode()
 def perplexity(model: Transformer, ids: Sequence[int], *, window: int = 512, windows_at_once: int = 4) -> float:
-    """e to the mean surprise about each token but the first of its window; windows do not overlap."""
+    """exp of the mean negative log-likelihood of each token but the first of its window; windows do not overlap."""
     window = min(window, model.arch.max_length, len(ids))
     if window < 2:
-        raise BadRequest("perplexity needs a text of at least two tokens", "ids")
+        raise InvalidRequest("perplexity needs a text of at least two tokens", "ids")
     device = model.model.embed_tokens.weight.device
     ids_BT = torch.tensor(ids[: len(ids) // window * window], device=device).view(-1, window)
     positions_T = torch.arange(window, device=device)
@@ -41,5 +41,5 @@ def perplexity_of(folder: Path, text: str, *, device: torch.device | str = "cpu"
     ids = load_tokenizer(folder).encode(text)
     dtype = torch.float32 if torch.device(device).type == "cpu" else None
     model = load_model(folder, device=device, dtype=dtype)
-    pack(model, model.model.embed_tokens.weight.dtype)
+    use_fast_layers(model, model.model.embed_tokens.weight.dtype)
     return perplexity(model, ids, window=window)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from flambeau.llm.errors import BadRequest
+from flambeau.llm.errors import InvalidRequest
 
 SamplingKind = Literal["integer", "number", "flag", "texts", "token_ids", "biases"]
 
@@ -63,7 +63,7 @@ def sampling_field(default: Any, kind: SamplingKind, doc: str, **options: Any) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request is sampled. Raises BadRequest, with the name of the field, for an invalid value."""
+    """How one request is sampled. Raises InvalidRequest, with the name of the field, for an invalid value."""
 
     max_tokens: int | None = sampling_field(
         None,
@@ -152,8 +152,8 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def invalid(name: str, expected: str, value: object) -> BadRequest:
-    return BadRequest(f"{name} must be {expected}, not {repr(value)[:MAX_SHOWN]}", name)
+def invalid(name: str, expected: str, value: object) -> InvalidRequest:
+    return InvalidRequest(f"{name} must be {expected}, not {repr(value)[:MAX_SHOWN]}", name)
 
 
 def is_int(value: object) -> bool:

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from flambeau.llm.compute.attention import WholeAttention
-from flambeau.llm.errors import BadRequest
+from flambeau.llm.backends.eager import WholeAttention
+from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import ARCH, tiny_engine, tiny_model
 
@@ -130,16 +130,16 @@ def test_a_sequence_goes_on_where_another_engine_stopped(model, expected):
 def test_a_sequence_that_has_become_too_long_for_this_engine_is_refused(model):
     """It would wait for blocks that never come, and everybody behind it."""
     engine = tiny_engine(model, num_blocks=6)
-    with pytest.raises(BadRequest, match="no room"):
+    with pytest.raises(InvalidRequest, match="no room"):
         engine.add("resumed", [1, 2, 3], SamplingParams(temperature=0.0), generated=[[4] * 17])
-    with pytest.raises(BadRequest, match="no room"):
+    with pytest.raises(InvalidRequest, match="no room"):
         engine.add("resumed", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=5), generated=[[4] * 5])
     assert not engine.has_work
 
 
 def test_a_list_of_prompts_of_which_one_is_refused_leaves_nothing_behind(model):
     engine = tiny_engine(model)
-    with pytest.raises(BadRequest, match="empty"):
+    with pytest.raises(InvalidRequest, match="empty"):
         engine.generate([[1, 2, 3], []], GREEDY)
     assert not engine.has_work
 
@@ -188,7 +188,7 @@ def test_the_context_is_the_limit(model):
     completion = engine.generate([[1] * 20], SamplingParams(temperature=0.0))[0]
     assert len(completion.token_ids) == 4
     assert completion.finish_reason == "length"
-    with pytest.raises(BadRequest, match="shorter prompt"):
+    with pytest.raises(InvalidRequest, match="shorter prompt"):
         engine.add("x", [1] * 24, GREEDY)
 
 
@@ -211,7 +211,7 @@ def test_it_stops_where_it_is_told(model, expected):
 
 @pytest.mark.parametrize(("prompt", "reason"), [([], "empty"), ([97], "0 … 96"), ([-1], "0 … 96")])
 def test_a_prompt_that_cannot_be_meant_is_refused(model, prompt, reason):
-    with pytest.raises(BadRequest, match=reason):
+    with pytest.raises(InvalidRequest, match=reason):
         tiny_engine(model).add("x", prompt, GREEDY)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.llm.errors import BadRequest
+from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 
@@ -35,7 +35,7 @@ def test_every_field_is_documented_and_has_its_default():
     ],
 )
 def test_an_invalid_value_is_named_with_its_limits(given, reason):
-    with pytest.raises(BadRequest, match=reason) as found:
+    with pytest.raises(InvalidRequest, match=reason) as found:
         SamplingParams(**given)
     assert found.value.parameter in given
 

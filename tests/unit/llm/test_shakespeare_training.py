@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flambeau.llm.compute.attention import WholeAttention
+from flambeau.llm.backends.eager import WholeAttention
 
 ROOT = Path(__file__).parents[3]
 VOCABULARY = ROOT / "src/flambeau/examples/shakespeare/target/tokenizer.model"

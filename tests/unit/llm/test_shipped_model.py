@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 import flambeau.examples
+from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.compute.attention import WholeAttention
 from flambeau.llm.engine import Engine
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer

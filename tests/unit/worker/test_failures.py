@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from flambeau.errors import ConfigError, HandlerError
-from flambeau.llm.errors import BadRequest, CheckpointError, LLMError, NoRoom, TokenizerError
+from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError, NoRoom, TokenizerError
 from flambeau.worker.failures import load_failed
 
 
@@ -25,7 +25,7 @@ def raised(error):
 
 
 @pytest.mark.parametrize(
-    "error", [HandlerError, ConfigError, LLMError, CheckpointError, TokenizerError, BadRequest, OwnError]
+    "error", [HandlerError, ConfigError, LLMError, CheckpointError, TokenizerError, InvalidRequest, OwnError]
 )
 def test_final_error_is_reported_in_one_line(error):
     failed = raised(error("there is no tokenizer:\n\tput one there"))

@@ -12,11 +12,10 @@ import torch
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.generation.settings import GptSettings
-from flambeau.llm.compute.forward import EagerForward
-from flambeau.llm.compute.kv_cache import KVCache
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
-from flambeau.llm.making import make_draft, make_follower
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.loader import eager_backend, load_follower, make_draft
 from flambeau.llm.models.transformer import Transformer
 from flambeau.wire.messages import Part, Request
 
@@ -34,7 +33,7 @@ class Follower:
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
         self.on_results: Callable[[Sequence[Part | tuple[int, Exception]]], None] | None = None
-        self._follow = make_follower(path, config)
+        self._follow = load_follower(path, config)
 
     def follow(self) -> None:
         """Return when rank 0 closes."""
@@ -82,7 +81,7 @@ def with_draft(engine: Engine, draft: object, speculate_k: int, *, num_sequences
     cache = KVCache(engine.model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
     return Engine(
         engine.arch,
-        EagerForward(engine.model, cache),
+        eager_backend(engine.model, cache),
         num_blocks=num_blocks,
         config=config,
         device=engine.device,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flambeau.errors import BadRequest
-from flambeau.llm.errors import BadRequest as Refused
+from flambeau.llm.errors import InvalidRequest as Refused
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingKind, SamplingParams
 from flambeau.suggestions import suggest
 

@@ -13,9 +13,10 @@ from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.reply_formats import ChoiceOutput, ReplyFormat
 from flambeau.handlers.generation.request_reader import Prompted
 from flambeau.handlers.generation.resume_state import ResumeState, encode_step, read_state
-from flambeau.llm.engine import SEED_STRIDE, Engine
+from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
+from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
-from flambeau.llm.outputs import Completion, Counts, Output
+from flambeau.llm.input_processor import SEED_STRIDE
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.metrics.definitions import MetricTypes
 from flambeau.wire.messages import Part, Request
@@ -41,7 +42,7 @@ class GenerationJob:
     has_sent: bool = False
     unsent: dict[int, list[int]] = field(default_factory=dict)  # choice → tokens since the last part
     finished: set[int] = field(default_factory=set)
-    counts: list[Counts] = field(default_factory=list)
+    counts: list[SequenceCounts] = field(default_factory=list)
 
     def add(self, outputs: Sequence[ChoiceOutput], now: float) -> None:
         self.first_at = self.first_at or now

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flambeau.llm.outputs import Completion, Output, TokenInfo
+from flambeau.llm.core.outputs import Completion, Output, TokenInfo
 from flambeau.wire.generation import Piece, Token, encode_pieces
 
 Header = tuple[str, str]

@@ -11,7 +11,7 @@ from typing import Any
 
 from flambeau.errors import HandlerError
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.errors import BadRequest
+from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 from flambeau.suggestions import suggest
 
@@ -125,7 +125,7 @@ def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:
     given = {known.name: section[key] for key, known in SAMPLING.items() if key in section}
     try:
         return SamplingParams(**{"max_tokens": DEFAULT_NEW_TOKENS, **given})
-    except BadRequest as error:
+    except InvalidRequest as error:
         raise HandlerError(f"handler: {error}") from None
 
 

@@ -1,1 +1,1 @@
-"""Files to a network, with no conversion step before."""
+"""Checkpoint files → a network, and quantized checkpoints back to files."""

@@ -1,4 +1,4 @@
-"""A bar on the terminal that tells how far the loading of a checkpoint is."""
+"""A progress bar on the terminal for loading a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, total bytes
 
 WIDTH = 30
 INTERVAL_S = 0.1
 
 
 class LoadingBar:
-    """Draws itself over again on one line, at most ten times a second."""
+    """Redraws one line, at most ten times a second."""
 
     def __init__(self, name: str, stream: TextIO | None = None) -> None:
         self._name, self._stream = name, stream or sys.stderr
         self._drawn_at = 0.0
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Tell how many bytes of how many have been loaded."""
         now = time.monotonic()
         if done_bytes < total_bytes and now - self._drawn_at < INTERVAL_S:
             return
@@ -42,5 +41,5 @@ def bar(name: str, done_bytes: int, total_bytes: int) -> str:
 
 
 def terminal_bar(name: str) -> Progress | None:
-    """A bar where somebody watches, and nothing in a log."""
+    """A bar if stderr is a terminal, else None."""
     return LoadingBar(name) if sys.stderr.isatty() else None

@@ -1,4 +1,4 @@
-"""Files with weights: where they are in a folder, and their tensors, mapped into memory rather than read."""
+"""Weight files: where they are in a folder, and their tensors, mapped into memory instead of read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flambeau.llm.errors import CheckpointError, LLMError, NoRoom
-from flambeau.llm.models.config_values import read_json
+from flambeau.llm.json_files import read_object
 
-KNOWN_FILES = (  # the first that is there
+KNOWN_FILES = (  # the first that exists is used
     "model.safetensors.index.json",
     "model.safetensors",
     "pytorch_model.bin.index.json",
@@ -41,8 +41,8 @@ TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in a file, not looked at yet."""
+class StoredTensor:
+    """A tensor in a file that is not read yet."""
 
     file: WeightFile
     name: str
@@ -51,7 +51,6 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in the file."""
         return self.shape.numel() * self.dtype.itemsize
 
     def read(self) -> Tensor:
@@ -64,15 +63,15 @@ class WeightFile(Protocol):
 
     path: Path
 
-    def __iter__(self) -> Iterator[Stored]:
-        """What is in it, in its order, without reading any weights."""
+    def __iter__(self) -> Iterator[StoredTensor]:
+        """The tensors in the order of the file; no weights are read."""
 
     def read(self, name: str) -> Tensor:
-        """One of its tensors."""
+        """The tensor of this name."""
 
 
 class SafetensorsFile:
-    """The format without code in it."""
+    """A .safetensors file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,26 +80,26 @@ class SafetensorsFile:
         except (SafetensorError, OSError, ValueError, MemoryError) as error:
             raise unreadable(path, error) from error
 
-    def __iter__(self) -> Iterator[Stored]:
-        """The tensors by their places in the file, so that it is read from front to back."""
+    def __iter__(self) -> Iterator[StoredTensor]:
+        """The tensors in the order of the file, so that it is read from front to back."""
         for name in self._file.offset_keys():
             header = self._file.get_slice(name)
             kind = header.get_dtype()
             if kind not in TYPES:
                 raise CheckpointError(f"{name} in {self.path} has the type {kind}, which is not supported")
-            yield Stored(self, name, torch.Size(header.get_shape()), TYPES[kind])
+            yield StoredTensor(self, name, torch.Size(header.get_shape()), TYPES[kind])
 
     def read(self, name: str) -> Tensor:
-        """A tensor whose memory is the file's."""
+        """A tensor mapped from the file."""
         return self._file.get_tensor(name)  # type: ignore[no-any-return]
 
 
 class TorchFile:
-    """A .bin, .pt or .pth file that holds tensors by name; anything but tensors in it is refused."""
+    """A .bin, .pt or .pth file of tensors by name; files with anything else are rejected."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:  # files from before torch 1.6 are no zip files and cannot be mapped
+        try:  # files from before torch 1.6 are not zip files and cannot be mapped
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except pickle.UnpicklingError as error:
             raise CheckpointError(
@@ -112,13 +111,13 @@ class TorchFile:
             raise CheckpointError(f"{path} must hold a state_dict: tensors by name")
         self._tensors: Mapping[str, Tensor] = content
 
-    def __iter__(self) -> Iterator[Stored]:
-        """The tensors in the order they were saved in."""
+    def __iter__(self) -> Iterator[StoredTensor]:
+        """The tensors in the order in which they were saved."""
         for name, tensor in self._tensors.items():
-            yield Stored(self, name, tensor.shape, tensor.dtype)
+            yield StoredTensor(self, name, tensor.shape, tensor.dtype)
 
     def read(self, name: str) -> Tensor:
-        """A tensor whose memory is the file's where it could be mapped."""
+        """A tensor mapped from the file if possible."""
         return self._tensors[name].detach()
 
 
@@ -128,7 +127,7 @@ def open_weights(path: Path) -> list[WeightFile]:
 
 
 def weight_paths(path: Path) -> list[Path]:
-    """The files that hold the weights of a folder, or the file itself."""
+    """The weight files of a folder, or the file itself."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -145,8 +144,8 @@ def weight_paths(path: Path) -> list[Path]:
 
 
 def indexed_paths(index: Path) -> list[Path]:
-    """The shards that an index names, all of which must be there."""
-    places = read_json(index).get("weight_map")
+    """The files that an index names; all must exist."""
+    places = read_object(index, CheckpointError).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map")
     names = sorted({str(name) for name in places.values()})
@@ -162,16 +161,16 @@ def indexed_paths(index: Path) -> list[Path]:
 
 
 def unreadable(path: Path, error: Exception) -> LLMError:
-    """The error to raise for a file that cannot be opened: whose fault it is, the file's or the machine's."""
+    """The error for a file that cannot be opened: too little memory, or a broken file."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return NoRoom(
             f"{path} cannot be loaded: too little memory is free ({error}); end what else takes it, or get more"
         )
-    return CheckpointError(f"{path} {what_is_wrong(path, error)}")
+    return CheckpointError(f"{path} {file_problem(path, error)}")
 
 
-def what_is_wrong(path: Path, error: Exception) -> str:
-    """Why a file cannot be read, and what to do."""
+def file_problem(path: Path, error: Exception) -> str:
+    """Why a file cannot be read, and the remedy."""
     try:
         with path.open("rb") as file:
             is_pointer = file.read(40).startswith(b"version https://git-lfs")

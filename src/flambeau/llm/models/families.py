@@ -1,28 +1,29 @@
-"""The families of models that Hugging Face folders hold, and what their config.json leaves unsaid."""
+"""The supported model families, and the settings that their config.json leaves out."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.config_values import Config
 
+Config = Mapping[str, Any]
 WindowedLayers = Literal["none", "all", "late", "unrotated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What a class of models has in common that its config.json does not say."""
+    """Settings of a class of models that its config.json does not contain."""
 
     model_type: str
-    qkv_bias: bool | None = None  # None: by `attention_bias`
+    qkv_bias: bool | None = None  # None: set by `attention_bias`
     output_bias: bool | None = None
     qk_norm: bool = False
-    windowed: WindowedLayers = "none"  # the layers that see as far as `sliding_window`
-    switches_window: bool = True  # by `use_sliding_window`
+    windowed: WindowedLayers = "none"  # the layers limited to `sliding_window`
+    switches_window: bool = True  # `use_sliding_window` turns the window on
     experts: bool = False
-    defaults: Config = field(default_factory=dict)  # of keys that may be left out
+    defaults: Config = field(default_factory=dict)  # of keys that config.json may leave out
 
 
 FAMILIES = {
@@ -109,7 +110,7 @@ FAMILIES = {
 
 
 def family_of(config: Config) -> Family:
-    """The family that `architectures` names, or else `model_type`."""
+    """The family named by `architectures`, else by `model_type`."""
     names = config.get("architectures")
     if names:
         names = [str(name) for name in names] if isinstance(names, list) else [str(names)]

@@ -1,4 +1,4 @@
-"""Architectures known by name, as gpt-fast knows them: the longest one that a folder's name contains."""
+"""Architectures by name, as in gpt-fast: a folder gets the longest preset name that its own name contains."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHAPES: Mapping[str, tuple[int, int, int]] = {  # layers, heads, hidden size
 }
 
 
-def shaped(shape: str, **changes: Any) -> Architecture:
-    """An architecture of Llama's proportions, but for what differs."""
+def llama_like(shape: str, **changes: Any) -> Architecture:
+    """An architecture with Llama's proportions and some changes."""
     num_layers, num_heads, hidden_size = SHAPES[shape]
     usual = {
         "vocab_size": 32000,
@@ -50,37 +50,37 @@ def llama_intermediate_size(hidden_size: int, multiple_of: int = 256, multiplier
 
 
 PRESETS: Mapping[str, Architecture] = {
-    "7B": shaped("7B"),
-    "13B": shaped("13B"),
-    "30B": shaped("30B"),
-    "34B": shaped("34B", num_kv_heads=8, intermediate_size=22016, rope_theta=1e6, max_length=16384),
-    "70B": shaped("70B", num_kv_heads=8, intermediate_size=28672),
-    "Llama-2-7B": shaped("7B", max_length=4096),
-    "Llama-2-13B": shaped("13B", max_length=4096),
-    "Llama-2-70B": shaped("70B", num_kv_heads=8, intermediate_size=28672, max_length=4096),
-    "CodeLlama-7b-Python-hf": shaped("7B", rope_theta=1e6, max_length=16384),
-    "CodeLlama-7B": shaped("7B", vocab_size=32016, rope_theta=1e6, max_length=16384),
-    "CodeLlama-13B": shaped("13B", vocab_size=32016, rope_theta=1e6, max_length=16384),
-    "CodeLlama-13b-Python-hf": shaped("13B", rope_theta=1e6, max_length=16384),
-    "CodeLlama-34B": shaped("34B", num_kv_heads=8, intermediate_size=22016, rope_theta=1e6, max_length=16384),
-    "Llama-3-8B": shaped("8B", **LLAMA_3, intermediate_size=14336, max_length=8192),
-    "Llama-3-70B": shaped("70B", **LLAMA_3, intermediate_size=28672, max_length=8192),
-    "Llama-3.1-8B": shaped("8B", **LLAMA_3, intermediate_size=14336, max_length=131072, rope_scaling=LLAMA_31),
-    "Llama-3.1-70B": shaped("70B", **LLAMA_3, intermediate_size=28672, max_length=131072, rope_scaling=LLAMA_31),
-    "Llama-3.1-405B": shaped("405B", **LLAMA_3, intermediate_size=53248, max_length=131072, rope_scaling=LLAMA_31),
-    "Mistral-7B": shaped("7B", **MISTRAL, max_length=32768, windows=(4096,) * 32),
-    "Mistral-7B-Instruct-v0.2": shaped("7B", **MISTRAL, max_length=32768, rope_theta=1e6),
-    "Mistral-7B-v0.3": shaped("7B", **MISTRAL, vocab_size=32768, max_length=32768, rope_theta=1e6),
-    "Mistral-7B-Instruct-v0.3": shaped("7B", **MISTRAL, vocab_size=32768, max_length=32768, rope_theta=1e6),
-    "Mixtral-8x7B": shaped("7B", **MISTRAL, num_experts=8, expert_size=14336, max_length=32768, rope_theta=1e6),
-    "stories15M": shaped("stories15M"),
-    "stories42M": shaped("stories42M"),
-    "stories110M": shaped("stories110M"),
+    "7B": llama_like("7B"),
+    "13B": llama_like("13B"),
+    "30B": llama_like("30B"),
+    "34B": llama_like("34B", num_kv_heads=8, intermediate_size=22016, rope_theta=1e6, max_length=16384),
+    "70B": llama_like("70B", num_kv_heads=8, intermediate_size=28672),
+    "Llama-2-7B": llama_like("7B", max_length=4096),
+    "Llama-2-13B": llama_like("13B", max_length=4096),
+    "Llama-2-70B": llama_like("70B", num_kv_heads=8, intermediate_size=28672, max_length=4096),
+    "CodeLlama-7b-Python-hf": llama_like("7B", rope_theta=1e6, max_length=16384),
+    "CodeLlama-7B": llama_like("7B", vocab_size=32016, rope_theta=1e6, max_length=16384),
+    "CodeLlama-13B": llama_like("13B", vocab_size=32016, rope_theta=1e6, max_length=16384),
+    "CodeLlama-13b-Python-hf": llama_like("13B", rope_theta=1e6, max_length=16384),
+    "CodeLlama-34B": llama_like("34B", num_kv_heads=8, intermediate_size=22016, rope_theta=1e6, max_length=16384),
+    "Llama-3-8B": llama_like("8B", **LLAMA_3, intermediate_size=14336, max_length=8192),
+    "Llama-3-70B": llama_like("70B", **LLAMA_3, intermediate_size=28672, max_length=8192),
+    "Llama-3.1-8B": llama_like("8B", **LLAMA_3, intermediate_size=14336, max_length=131072, rope_scaling=LLAMA_31),
+    "Llama-3.1-70B": llama_like("70B", **LLAMA_3, intermediate_size=28672, max_length=131072, rope_scaling=LLAMA_31),
+    "Llama-3.1-405B": llama_like("405B", **LLAMA_3, intermediate_size=53248, max_length=131072, rope_scaling=LLAMA_31),
+    "Mistral-7B": llama_like("7B", **MISTRAL, max_length=32768, windows=(4096,) * 32),
+    "Mistral-7B-Instruct-v0.2": llama_like("7B", **MISTRAL, max_length=32768, rope_theta=1e6),
+    "Mistral-7B-v0.3": llama_like("7B", **MISTRAL, vocab_size=32768, max_length=32768, rope_theta=1e6),
+    "Mistral-7B-Instruct-v0.3": llama_like("7B", **MISTRAL, vocab_size=32768, max_length=32768, rope_theta=1e6),
+    "Mixtral-8x7B": llama_like("7B", **MISTRAL, num_experts=8, expert_size=14336, max_length=32768, rope_theta=1e6),
+    "stories15M": llama_like("stories15M"),
+    "stories42M": llama_like("stories42M"),
+    "stories110M": llama_like("stories110M"),
 }
 
 
 def preset(name: str) -> Architecture:
-    """The architecture that a folder's name tells."""
+    """The preset for a folder's name."""
     found = [known for known in PRESETS if known.lower() in name.lower()]
     if not found:
         raise CheckpointError(
@@ -91,9 +91,9 @@ def preset(name: str) -> Architecture:
 
 
 def from_meta(params: Mapping[str, Any], vocab_size: int) -> Architecture:
-    """The architecture of the params.json beside Meta's own weights, which may leave out the vocabulary."""
+    """The architecture of Meta's params.json, which may lack the vocabulary size."""
     hidden, heads = params["dim"], params["n_heads"]
-    is_stretched = bool(params.get("use_scaled_rope"))
+    is_scaled = bool(params.get("use_scaled_rope"))
     return Architecture(
         vocab_size=params["vocab_size"] if params.get("vocab_size", -1) > 0 else vocab_size,
         hidden_size=hidden,
@@ -104,10 +104,10 @@ def from_meta(params: Mapping[str, Any], vocab_size: int) -> Architecture:
         intermediate_size=llama_intermediate_size(
             hidden, params.get("multiple_of", 256), params.get("ffn_dim_multiplier") or 1.0
         ),
-        max_length=131072 if is_stretched else params.get("max_seq_len", 2048),
+        max_length=131072 if is_scaled else params.get("max_seq_len", 2048),
         norm_epsilon=params.get("norm_eps", 1e-5),
         rope_theta=params.get("rope_theta", 10000.0),
-        rope_scaling=LLAMA_31 if is_stretched else None,
+        rope_scaling=LLAMA_31 if is_scaled else None,
         dtype="bfloat16",
         source=params,
     )

@@ -1,4 +1,4 @@
-"""Rotary positions: the angles of every position, and the turning of queries and keys by them.
+"""Rotary position embeddings: the angles of every position, and the rotation of queries and keys.
 
 The two halves of a head are the two coordinates, as in Hugging Face checkpoints.
 """
@@ -16,7 +16,7 @@ from flambeau.llm.models.architecture import Architecture, RopeScaling
 
 
 class Rotation(nn.Module):
-    """The cosine and sine of every position, in float32 whatever the type of the network around it."""
+    """The cosine and sine of every position, in float32 whatever the type of the network."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
@@ -26,32 +26,31 @@ class Rotation(nn.Module):
         self.make_tables(torch.get_default_device())
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine […, 1, D] of the positions […]: what `rotate` takes."""
+        """Cosine and sine […, 1, D] of the positions […], for `rotate`."""
         cos, sin = self.cos[positions], self.sin[positions]
         return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
 
     def make_tables(self, device: torch.device) -> None:
-        """Have the tables on a device."""
-        length = 0 if device.type == "meta" else self.arch.max_length  # a blank network has none yet
+        length = 0 if device.type == "meta" else self.arch.max_length  # a network on the meta device has none yet
         cos, sin = rotation_tables(self.arch, length)
         self.register_buffer("cos", cos.to(device), persistent=False)
         self.register_buffer("sin", sin.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow the network to another device, but never to a narrower type: the tables are made anew."""
+        """Move to the network's device, but keep float32: the tables are computed again."""
         self.make_tables(fn(self.cos).device)
         return self
 
 
 def rotation_tables(arch: Architecture, length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [length, D/2] of every position, made on the CPU so that they are the same everywhere."""
+    """Cosine and sine [length, D/2] of every position, computed on the CPU so that all devices have the same."""
     inverse, factor = inverse_wavelengths(arch)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inverse)
     return angles.cos() * factor, angles.sin() * factor
 
 
 def inverse_wavelengths(arch: Architecture) -> tuple[Tensor, float]:
-    """By how much each pair of dimensions turns from one position to the next, and what scales cosine and sine."""
+    """The rotation of each pair of dimensions per position, and the factor of cosine and sine."""
     dimensions = torch.arange(0, arch.head_size, 2, dtype=torch.float32, device="cpu")
     inverse = 1.0 / arch.rope_theta ** (dimensions / arch.head_size)
     scaling = arch.rope_scaling
@@ -65,14 +64,14 @@ def inverse_wavelengths(arch: Architecture) -> tuple[Tensor, float]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn […, heads, D] by the angles […, 1, D] of its tokens; the sine of the first half is negative."""
+    """Rotate […, heads, D] by the angles […, 1, D] of its tokens; the sine of the first half is negative."""
     wide = x.float()
     first, second = wide.chunk(2, dim=-1)
     return torch.addcmul(wide * cos, torch.cat((second, first), dim=-1), sin).to(x.dtype)
 
 
 def stretch_llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow frequencies are slowed down by the factor, quick ones kept, those between blended."""
+    """Low frequencies are divided by the factor, high ones kept, those between blended."""
     wavelength = 2 * math.pi / inverse
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     blend = ((scaling.original_length / wavelength - low) / (high - low)).clamp(0.0, 1.0)
@@ -80,7 +79,7 @@ def stretch_llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> Tensor:
-    """Dimensions that turn often are kept, those that turn rarely are slowed down, with a ramp between."""
+    """High frequencies are kept, low ones divided by the factor, with a ramp between."""
 
     def dimension(turns: float) -> float:
         ratio = scaling.original_length / (turns * 2 * math.pi)
@@ -96,7 +95,7 @@ def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> T
 
 
 def yarn_attention_factor(scaling: RopeScaling) -> float:
-    """What YaRN multiplies cosine and sine by, so that attention stays as sharp over longer texts."""
+    """The factor of cosine and sine that keeps attention sharp over longer texts."""
     if scaling.attention_factor is not None:
         return scaling.attention_factor
 

@@ -1,8 +1,8 @@
 """Transformer: a Llama-shaped network, and nothing else.
 
-How keys and values are kept is the business of `attend`; quantization, sharding and compilation are applied to the
-network from their own files. Weights have the names of Hugging Face checkpoints but for those that are multiplied
-together: `qkv_proj` has the rows of q_proj, k_proj and v_proj, `gate_up_proj` those of gate_proj and up_proj.
+`attend` stores keys and values; quantization, sharding and compilation are applied to the network from their own files.
+Weights have the names of Hugging Face checkpoints, except for fused ones: `qkv_proj` has the rows of q_proj, k_proj and
+v_proj, `gate_up_proj` those of gate_proj and up_proj.
 
 Shapes: … any leading dimensions (tokens, or batch and tokens) · E hidden · H heads · G key-value heads · D head size
 · F intermediate · V vocabulary
@@ -22,10 +22,10 @@ from flambeau.llm.models.rope import Rotation, rotate
 
 
 class Attend(Protocol):
-    """Keeps the keys and values of a layer's tokens and lets its queries look at them."""
+    """Stores the keys and values of a layer's tokens and computes the attention of its queries."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
-        """From q […, H, D] and k, v […, G, D] to […, H, D]; the three are views with the strides of a larger one."""
+        """From q […, H, D] and k, v […, G, D] to […, H, D]; the inputs are views of one larger tensor."""
 
 
 class RMSNorm(nn.Module):
@@ -37,7 +37,6 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalized input, in its own type."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
 
@@ -76,7 +75,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The gated feed-forward part of a layer."""
+    """A gated feed-forward layer."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
@@ -89,8 +88,8 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
 
 
-class Layer(nn.Module):
-    """Attention and a feed-forward part, each beside a residual stream."""
+class DecoderLayer(nn.Module):
+    """Attention and a feed-forward layer, each added to the residual stream."""
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
@@ -105,30 +104,30 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
-class Body(nn.Module):
-    """Embedding, layers and the last normalization."""
+class Decoder(nn.Module):
+    """Embedding, layers and the last norm."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size)
-        self.layers = nn.ModuleList(Layer(arch, i) for i in range(arch.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(arch, i) for i in range(arch.num_layers))
         self.norm = RMSNorm(arch.hidden_size, arch.norm_epsilon)
 
 
 class Transformer(nn.Module):
     """Token ids and their positions to hidden states, and those to logits."""
 
-    lm_head: nn.Module | None  # None: tied embeddings, which are multiplied with instead
+    lm_head: nn.Module | None  # None: the embeddings are used instead (tied)
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.arch = arch
-        self.model = Body(arch)
+        self.model = Decoder(arch)
         self.lm_head = None if arch.tied_embeddings else nn.Linear(arch.hidden_size, arch.vocab_size, bias=False)
         self.rotation = Rotation(arch)
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The hidden state […, E] of every token of […]."""
+        """The hidden states […, E] of the tokens […]."""
         x = self.model.embed_tokens(ids)
         rotation = self.rotation(positions)
         for layer in self.model.layers:
@@ -140,3 +139,13 @@ class Transformer(nn.Module):
         if self.lm_head is None:
             return F.linear(hidden, self.model.embed_tokens.weight).float()
         return self.lm_head(hidden).float()  # type: ignore[no-any-return]
+
+
+def is_unmodified(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
+    """Whether a module computes what this file says, so that a kernel may replace it: known class, no hooks.
+
+    `others` are further classes that a kernel supports.
+    """
+    known = type(module) in (nn.Linear, nn.Embedding, MLP, Rotation, nn.ModuleList) or isinstance(module, others)
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return not hooks and (known or type(module).__module__ == Transformer.__module__)

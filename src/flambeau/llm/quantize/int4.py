@@ -1,4 +1,4 @@
-"""Int4Linear: weights of 4 bits in groups, each with a scale and a minimum.
+"""Int4Linear: 4-bit weights in groups, each with a scale and a minimum.
 
 Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row · G weights of a group · P pairs of a row
 """
@@ -10,14 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 GROUP_SIZES = (32, 64, 128)
-LARGEST = 15
-SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # how much of a group's range is kept: a little clipping often pays
-MAX_WEIGHTS_AT_ONCE = 1 << 18  # rows are quantized in portions that stay in a processor's cache …
+MAX_LEVEL = 15
+SHRINKS = (
+    1.0,
+    0.95,
+    0.9,
+    0.85,
+    0.8,
+    0.75,
+)  # fractions of a group's range to try: clipping may reduce the error
+MAX_WEIGHTS_AT_ONCE = 1 << 18  # rows are quantized in portions that fit into a CPU's cache …
 MAX_WEIGHTS_ON_GPU = 1 << 25  # … or keep a GPU busy
 
 
 class Int4Linear(nn.Module):
-    """A linear layer with two weights in a byte, the first in the upper half."""
+    """A linear layer with two weights per byte, the first in the upper half."""
 
     def __init__(self, in_features: int, out_features: int, *, group_size: int, bias: bool = False) -> None:
         super().__init__()
@@ -33,7 +40,6 @@ class Int4Linear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, group_size: int) -> Int4Linear:
-        """The same layer with smaller weights."""
         with torch.device("meta"):
             layer = cls(linear.in_features, linear.out_features, group_size=group_size, bias=linear.bias is not None)
         layer.weight, layer.scales, layer.minimums = quantize_int4(linear.weight.detach(), group_size)
@@ -41,7 +47,7 @@ class Int4Linear(nn.Module):
         return layer
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The weights [O, I] that are meant."""
+        """The weights [O, I]."""
         return dequantize_groups(self.weight, self.scales, self.minimums, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +56,7 @@ class Int4Linear(nn.Module):
 
 
 def quantize_int4(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of weights [O, P], and the scales and minimums [O, N] of their groups, known exactly in bfloat16."""
+    """Pairs of weights [O, P], and the scales and minimums [O, N] of their groups, exact in bfloat16."""
     limit = MAX_WEIGHTS_ON_GPU if weight_OI.is_cuda else MAX_WEIGHTS_AT_ONCE
     rows = max(1, limit // weight_OI.shape[1])
     portions = [quantize_portion(portion, group_size) for portion in torch.split(weight_OI, rows)]
@@ -59,52 +65,52 @@ def quantize_int4(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor, T
 
 
 def quantize_portion(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Some rows, each group with the range that leaves the least error."""
+    """Quantize some rows, each group with the range that has the least error."""
     wide_ONG = weight_OI.float().view(len(weight_OI), -1, group_size)
     low_ON, high_ON = wide_ONG.amin(dim=2), wide_ONG.amax(dim=2)
-    scale_ON, minimum_ON = between(low_ON, high_ON)
+    scale_ON, minimum_ON = scale_and_minimum(low_ON, high_ON)
     error_ON = rounding_error(wide_ONG, scale_ON, minimum_ON)
     for shrink in SHRINKS[1:]:
-        other_scale_ON, other_minimum_ON = between(low_ON * shrink, high_ON * shrink)
+        other_scale_ON, other_minimum_ON = scale_and_minimum(low_ON * shrink, high_ON * shrink)
         other_error_ON = rounding_error(wide_ONG, other_scale_ON, other_minimum_ON)
         is_better_ON = other_error_ON < error_ON
         scale_ON = torch.where(is_better_ON, other_scale_ON, scale_ON)
         minimum_ON = torch.where(is_better_ON, other_minimum_ON, minimum_ON)
         error_ON = torch.minimum(other_error_ON, error_ON)
     steps_ONG = in_steps(wide_ONG, scale_ON, minimum_ON)
-    levels_OI = steps_ONG.round_().clamp_(0, LARGEST).to(torch.uint8).flatten(1)
+    levels_OI = steps_ONG.round_().clamp_(0, MAX_LEVEL).to(torch.uint8).flatten(1)
     return pack_int4(levels_OI), scale_ON, minimum_ON
 
 
-def between(low_ON: Tensor, high_ON: Tensor) -> tuple[Tensor, Tensor]:
+def scale_and_minimum(low_ON: Tensor, high_ON: Tensor) -> tuple[Tensor, Tensor]:
     """The scale and minimum of 16 levels between two limits."""
-    scale_ON = ((high_ON - low_ON) / LARGEST).to(torch.bfloat16)
+    scale_ON = ((high_ON - low_ON) / MAX_LEVEL).to(torch.bfloat16)
     return torch.where(scale_ON == 0, torch.ones_like(scale_ON), scale_ON), low_ON.to(torch.bfloat16)
 
 
 def in_steps(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> Tensor:
-    """How many steps above the minimum each weight is."""
+    """Each weight as a number of steps above the minimum."""
     return (wide_ONG - minimum_ON.float().unsqueeze(2)).mul_(scale_ON.float().reciprocal().unsqueeze(2))
 
 
 def rounding_error(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> Tensor:
     """The squared error [O, N] of each group on its 16 levels."""
     steps_ONG = in_steps(wide_ONG, scale_ON, minimum_ON)
-    off_ONG = steps_ONG.round().clamp_(0, LARGEST).sub_(steps_ONG)
+    off_ONG = steps_ONG.round().clamp_(0, MAX_LEVEL).sub_(steps_ONG)
     return off_ONG.square_().sum(dim=2).mul_(scale_ON.float().square())
 
 
 def dequantize_groups(weight: Tensor, scales: Tensor, minimums: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights […, O, I] that are meant, by the scales and minimums […, O, N] of their groups."""
+    """The weights […, O, I] from the scales and minimums […, O, N] of their groups."""
     levels = unpack_int4(weight).view(*scales.shape, -1).to(dtype)
     return torch.addcmul(minimums.to(dtype).unsqueeze(-1), levels, scales.to(dtype).unsqueeze(-1)).flatten(-2)
 
 
 def pack_int4(levels_OI: Tensor) -> Tensor:
-    """Two weights in each byte [O, P]."""
+    """Two weights per byte [O, P]."""
     return levels_OI[:, ::2] << 4 | levels_OI[:, 1::2]
 
 
 def unpack_int4(pairs: Tensor) -> Tensor:
-    """One weight in each byte: […, O, P] to […, O, I]."""
+    """One weight per byte: […, O, P] to […, O, I]."""
     return torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten(-2)

@@ -17,31 +17,30 @@ METHOD = "flambeau"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSettings:
-    """How linear layers and experts are quantized; embeddings, normalizations and routers never are."""
+    """How linear layers and experts are quantized; embeddings, norms and routers never are."""
 
     kind: Quantization
     group_size: int = 64  # int4: weights that share a scale
-    lm_head: bool = False  # the last layer too, where it is not tied to the embeddings
+    lm_head: bool = False  # quantize the last layer too, unless it is tied to the embeddings
 
     def __post_init__(self) -> None:
-        """Refuse what does not exist."""
         if self.kind not in get_args(Quantization):
             raise LLMError(f"quantization must be one of {', '.join(get_args(Quantization))}, not {self.kind!r}")
         if self.group_size not in GROUP_SIZES:
             raise LLMError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, not {self.group_size!r}")
 
     def to_config(self) -> dict[str, Any]:
-        """What config.json says about quantized files."""
+        """The quantization_config of config.json."""
         settings = {"quant_method": METHOD, "kind": self.kind, "lm_head": self.lm_head}
         return settings | ({"group_size": self.group_size} if self.kind == "int4" else {})
 
     def applies_to(self, name: str, linear: nn.Linear) -> bool:
-        """Whether a layer is quantized: the router of experts is small and every bit of it counts."""
-        is_spared = name.endswith(".gate") or (name == "lm_head" and not self.lm_head)
-        return not is_spared and self.fits(linear.in_features)
+        """Whether a layer is quantized. The router of experts is not: it is small, and its precision matters."""
+        is_excluded = name.endswith(".gate") or (name == "lm_head" and not self.lm_head)
+        return not is_excluded and self.fits(linear.in_features)
 
     def fits(self, in_features: int) -> bool:
-        """Whether so many inputs can be quantized."""
+        """Whether a layer with this many inputs can be quantized."""
         return self.kind != "int4" or any(in_features % size == 0 for size in GROUP_SIZES if size <= self.group_size)
 
     def group_size_for(self, in_features: int) -> int:
@@ -49,14 +48,16 @@ class QuantizationSettings:
         return max(size for size in GROUP_SIZES if size <= self.group_size and in_features % size == 0)
 
 
-def read_settings(config: Mapping[str, Any]) -> QuantizationSettings | None:
-    """What a config.json says about how its files were quantized; None: they were not."""
-    said = config.get("quantization_config")
-    if not said:
+def read_quantization(config: Mapping[str, Any]) -> QuantizationSettings | None:
+    """The quantization that a config.json declares; None: none."""
+    declared = config.get("quantization_config")
+    if not declared:
         return None
     try:
         return QuantizationSettings(
-            kind=said["kind"], group_size=said.get("group_size", 64), lm_head=bool(said.get("lm_head", False))
+            kind=declared["kind"],
+            group_size=declared.get("group_size", 64),
+            lm_head=bool(declared.get("lm_head", False)),
         )
     except (KeyError, LLMError) as error:
         raise CheckpointError(f"the quantization_config of config.json is not understood: {error}") from error

@@ -1,1 +1,1 @@
-"""From logits to tokens, each row by its own settings."""
+"""Logits → tokens, by each request's own settings."""

@@ -1,6 +1,6 @@
-"""Top-k, top-p and min-p as thresholds: which tokens a draw is made from. Tokens as likely as the last one stay in.
+"""Top-k, top-p and min-p as thresholds on scores. Tokens as likely as the last one that passes also pass.
 
-Shapes: S rows · W places of each row · V vocabulary · C tokens considered, in no order · per-row settings are [S, 1, 1]
+Shapes: S sequences · W places of each · V vocabulary · C candidates, in no order · settings are [S, 1, 1]
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-FEW = 64  # up to so many, top-k finds its tokens first and everything else is done to them alone
+SMALL_TOP_K = 64  # up to this top-k, the candidates are found first and all else is done to them alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """The settings of several rows; None: no row has one."""
+class TokenFilter:
+    """The filter settings of several sequences; None: no sequence has one."""
 
-    top_k: Tensor | None = None  # whole numbers, the vocabulary's size where a row has none
+    top_k: Tensor | None = None  # integers; the vocabulary's size for sequences without one
     top_p: Tensor | None = None
     log_min_p: Tensor | None = None
 
     def threshold(self, ascending: Tensor) -> Tensor:
-        """The smallest score [S, W, 1] that stays in, from sorted scores whose best ones are all there."""
+        """The smallest score [S, W, 1] that passes, from sorted scores that include all the best ones."""
         lowest: list[Tensor] = []
         if self.top_k is not None:
             places = (ascending.shape[-1] - self.top_k).expand(*ascending.shape[:2], 1)
@@ -39,15 +39,14 @@ class Filter:
 
 
 def nucleus(ascending: Tensor, top_p: Tensor) -> Tensor:
-    """The smallest score [S, W, 1] of the fewest best tokens that have a share of `top_p` together."""
-    behind = F.softmax(ascending, -1).cumsum(-1)  # the share of a token and of all that are less likely
-    out = behind <= 1 - top_p
-    out[..., -1:] = False
-    return ascending.masked_fill(out, torch.inf).amin(-1, keepdim=True)
+    """The smallest score [S, W, 1] of the fewest best tokens whose probabilities sum to `top_p`."""
+    cumulative = F.softmax(ascending, -1).cumsum(-1)  # the share of a token and of all less likely ones
+    is_out = cumulative <= 1 - top_p
+    is_out[..., -1:] = False
+    return ascending.masked_fill(is_out, torch.inf).amin(-1, keepdim=True)
 
 
-def in_order(scores_SWV: Tensor) -> Tensor:
-    """The scores in ascending order."""
+def sort_ascending(scores_SWV: Tensor) -> Tensor:
     if scores_SWV.device.type != "cpu":
         return scores_SWV.sort(-1).values
     return torch.from_numpy(np.sort(scores_SWV.numpy(), -1))  # many times as fast as torch's own

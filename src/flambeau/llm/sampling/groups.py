@@ -1,6 +1,6 @@
-"""Groups of rows whose scores are computed alike: a row's settings decide its group, whatever else is in the batch.
+"""Groups of sequences whose scores are computed alike. A sequence's own settings decide its group.
 
-Shapes: S rows · W places of each row · V vocabulary · C candidates · per-row settings are [S, 1, 1]
+Shapes: S sequences · W places of each · V vocabulary · C candidates · settings are [S, 1, 1]
 """
 
 from __future__ import annotations
@@ -11,57 +11,60 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from flambeau.llm.sampling.few import FewDraws
-from flambeau.llm.sampling.filters import FEW, Filter, in_order, largest
-from flambeau.llm.sampling.rows import Row
+from flambeau.llm.core.sequence import SamplingState
+from flambeau.llm.sampling.filters import SMALL_TOP_K, TokenFilter, largest, sort_ascending
+from flambeau.llm.sampling.top_k_numpy import TopKDraws
 from flambeau.llm.sampling_params import SamplingParams
 
-COLDEST = 1e-30  # as good as greedy; below it, logits leave the range of numbers
+MIN_TEMPERATURE = 1e-30  # as good as greedy; below it, logits overflow
 
 
-class Kind(Enum):
-    """How far tokens must be sorted."""
+class SamplingMethod(Enum):
+    """How far the tokens must be sorted."""
 
-    GREEDY = "the best token alone"
-    ALL = "every token, or those within reach of the best: no sorting"
-    FEW = "a small top-k: the rest is done to the candidates alone"
-    MANY = "top-p, or a large top-k: all scores are sorted"
+    GREEDY = "the best token only"
+    UNSORTED = "every token, or those within min-p of the best"
+    SMALL_TOP_K = "a few candidates, then everything else on those"
+    SORTED = "top-p, or a large top-k: all scores are sorted"
 
 
-class Group:
-    """The rows of one kind: which they are, and their settings as tensors."""
+class SamplingGroup:
+    """The sequences of one method, and their settings as tensors."""
 
     def __init__(
-        self, kind: Kind, rows: Sequence[Row], index_S: Tensor | None, vocab_size: int, device: torch.device
+        self,
+        method: SamplingMethod,
+        states: Sequence[SamplingState],
+        index_S: Tensor | None,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
-        self.index_S = index_S  # None: all rows of the batch
-        self._kind, self._device = kind, device
-        self.keys_S1 = torch.tensor([[row.key] for row in rows], device=device)
-        params = [row.params for row in rows]
-        self._temperature = self._column([max(p.temperature, COLDEST) for p in params])
+        self.index_S = index_S  # None: all sequences of the batch
+        self._method, self._device = method, device
+        self.keys_S1 = torch.tensor([[state.key] for state in states], device=device)
+        params = [state.params for state in states]
+        self._temperature = self._column([max(p.temperature, MIN_TEMPERATURE) for p in params])
         top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
-        self._filter = Filter(
+        self._filter = TokenFilter(
             top_k=self._column(top_k, torch.long) if min(top_k) < vocab_size else None,
             top_p=self._column([p.top_p for p in params]) if min(p.top_p for p in params) < 1 else None,
             log_min_p=self._column([p.min_p for p in params]).log() if max(p.min_p for p in params) > 0 else None,
         )
-
-        is_small = kind is Kind.FEW and device.type == "cpu"
-        self.few = FewDraws(self.keys_S1, self._temperature, self._filter) if is_small else None
+        uses_numpy = method is SamplingMethod.SMALL_TOP_K and device.type == "cpu"
+        self.top_k_draws = TopKDraws(self.keys_S1, self._temperature, self._filter) if uses_numpy else None
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the best token is taken each time."""
-        return self._kind is Kind.GREEDY
+        return self._method is SamplingMethod.GREEDY
 
     def part(self, batch: Tensor) -> Tensor:
-        """What a tensor of the whole batch [S, …] says about these rows."""
+        """The rows of these sequences in a tensor of the whole batch [S, …]."""
         return batch if self.index_S is None else batch[self.index_S]
 
     def candidates(self, logits_SWV: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Scores [S, W, C] of the tokens that may be drawn, minus infinity for others, and their ids; None: all."""
-        if self._kind is Kind.FEW:
-            values, ids = largest(logits_SWV, min(FEW, logits_SWV.shape[-1]))
+        """Scores [S, W, C] of the candidates, -inf for those filtered out, and their ids; None: the vocabulary."""
+        if self._method is SamplingMethod.SMALL_TOP_K:
+            values, ids = largest(logits_SWV, min(SMALL_TOP_K, logits_SWV.shape[-1]))
             return self._filtered(values), ids
         return self._filtered(logits_SWV), None
 
@@ -76,45 +79,44 @@ class Group:
 
     def _filtered(self, logits_SWC: Tensor) -> Tensor:
         scores = logits_SWC / self._temperature
-        if self._kind is Kind.ALL:
+        if self._method is SamplingMethod.UNSORTED:
             if self._filter.log_min_p is None:
                 return scores
             return scores.masked_fill_(scores < scores.amax(-1, keepdim=True) + self._filter.log_min_p, -torch.inf)
-        return scores.masked_fill_(scores < self._filter.threshold(in_order(scores)), -torch.inf)
+        return scores.masked_fill_(scores < self._filter.threshold(sort_ascending(scores)), -torch.inf)
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor(values, device=self._device, dtype=dtype).view(-1, 1, 1)
 
 
-def kind_of(params: SamplingParams, vocab_size: int) -> Kind:
-    """The group that a request's settings belong to."""
+def sampling_method(params: SamplingParams, vocab_size: int) -> SamplingMethod:
     if params.is_greedy:
-        return Kind.GREEDY
-    if 0 < params.top_k <= FEW and params.top_k < vocab_size:
-        return Kind.FEW
+        return SamplingMethod.GREEDY
+    if 0 < params.top_k <= SMALL_TOP_K and params.top_k < vocab_size:
+        return SamplingMethod.SMALL_TOP_K
     if params.top_p < 1 or 0 < params.top_k < vocab_size:
-        return Kind.MANY
-    return Kind.ALL
+        return SamplingMethod.SORTED
+    return SamplingMethod.UNSORTED
 
 
-def grouped(rows: Sequence[Row], vocab_size: int, device: torch.device) -> list[Group]:
-    """The groups of a batch, each with the places of its rows."""
-    members: dict[Kind, list[int]] = {}
-    for i, row in enumerate(rows):
-        members.setdefault(kind_of(row.params, vocab_size), []).append(i)
+def group_states(states: Sequence[SamplingState], vocab_size: int, device: torch.device) -> list[SamplingGroup]:
+    """The groups of a batch."""
+    members: dict[SamplingMethod, list[int]] = {}
+    for i, state in enumerate(states):
+        members.setdefault(sampling_method(state.params, vocab_size), []).append(i)
     if len(members) == 1:
-        return [Group(next(iter(members)), rows, None, vocab_size, device)]
+        return [SamplingGroup(next(iter(members)), states, None, vocab_size, device)]
     return [
-        Group(kind, [rows[i] for i in places], torch.tensor(places, device=device), vocab_size, device)
-        for kind, places in members.items()
+        SamplingGroup(method, [states[i] for i in places], torch.tensor(places, device=device), vocab_size, device)
+        for method, places in members.items()
     ]
 
 
-def merged(groups: Sequence[Group], pieces: Sequence[Tensor]) -> Tensor:
-    """What was computed for each group, as one tensor in the order of the batch."""
+def merge_groups(groups: Sequence[SamplingGroup], parts: Sequence[Tensor]) -> Tensor:
+    """The results of all groups as one tensor, in the order of the batch."""
     if len(groups) == 1:
-        return pieces[0]
-    whole = pieces[0].new_empty(sum(len(piece) for piece in pieces), *pieces[0].shape[1:])
-    for group, piece in zip(groups, pieces, strict=True):
-        whole[group.index_S] = piece
+        return parts[0]
+    whole = parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
+    for group, part in zip(groups, parts, strict=True):
+        whole[group.index_S] = part
     return whole

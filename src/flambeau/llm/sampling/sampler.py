@@ -1,9 +1,9 @@
-"""Sampler: logits to tokens, each row by its own settings.
+"""Sampler: logits → tokens, by each request's own settings.
 
-What a row gets depends on its own logits, settings, seed and position and on nothing else in the batch.
+What a sequence gets depends on its own logits, settings, seed and position, and on nothing else in the batch.
 
-Shapes: S rows · W places of each row: one, or several where proposed tokens are verified · V vocabulary · C candidates
-· A tokens proposed ahead
+Shapes: S sequences · W places of each: one, or several when proposed tokens are verified · V vocabulary · C candidates
+· A tokens proposed ahead · M tokens with log-probabilities
 """
 
 from __future__ import annotations
@@ -14,123 +14,135 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from flambeau.llm.sampling import noise
-from flambeau.llm.sampling.groups import Group, grouped, merged
-from flambeau.llm.sampling.penalties import Counts, Edits
-from flambeau.llm.sampling.rows import Row
+from flambeau.llm.core.outputs import NO_TOKEN, TokenInfo
+from flambeau.llm.core.sequence import SamplingState
+from flambeau.llm.sampling import rng
+from flambeau.llm.sampling.groups import SamplingGroup, group_states, merge_groups
+from flambeau.llm.sampling.logits_processors import LogitsProcessors, TokenCounts
 
-PLANS_KEPT = 8  # sets of rows that take turns: prompts, decoding, those whose proposals are verified
-NO_TOKEN = -1  # a row whose logits are no numbers, or leave nothing to choose from
+MAX_BATCHES = 8  # batches that alternate: prompts, decoding, verified proposals
 
 
 class Sampler:
-    """Chooses tokens; remembers what it worked out about the rows it saw last."""
+    """Chooses tokens; keeps the tensors of the batches it saw last."""
 
     def __init__(self, vocab_size: int, *, eos_ids: Sequence[int] = (), device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._vocab_size = vocab_size
         self._eos_ids = [token for token in eos_ids if token < vocab_size]
-        self._counts = Counts(vocab_size, self.device)
+        self._counts = TokenCounts(vocab_size, self.device)
         self._tokens_V = torch.arange(vocab_size, device=self.device)
-        self._plans: list[_Plan] = []
+        self._batches: list[_SamplingBatch] = []
 
     def sample(
-        self, logits_SWV: Tensor, rows: Sequence[Row], *, ahead_SA: Tensor | None = None, offset: int = 0
+        self, logits_SWV: Tensor, states: Sequence[SamplingState], *, ahead_SA: Tensor | None = None, offset: int = 0
     ) -> Tensor:
         """A token for every place [S, W], or NO_TOKEN.
 
-        Place w of a row comes after its output and the first `offset + w` of the tokens ahead of it.
+        Place w comes after the sequence's tokens and the first `offset + w` of the tokens ahead.
         """
-        plan = self._plan(rows)
-        logits_SWV = plan.edits.apply(logits_SWV, ahead_SA, offset)
-        if plan.is_greedy:
-            return chosen(logits_SWV)
-        positions_SW = self.positions(rows, logits_SWV.shape[1], offset)
-        pieces = [self._draw(group, group.part(logits_SWV), group.part(positions_SW)) for group in plan.groups]
-        return merged(plan.groups, pieces)
+        batch = self._batch(states)
+        logits_SWV = batch.processors.apply(logits_SWV, ahead_SA, offset)
+        if batch.is_greedy:
+            return argmax_tokens(logits_SWV)
+        positions_SW = self.positions(states, logits_SWV.shape[1], offset)
+        parts = [self._draw(group, group.part(logits_SWV), group.part(positions_SW)) for group in batch.groups]
+        return merge_groups(batch.groups, parts)
 
     def scores(
-        self, logits_SWV: Tensor, rows: Sequence[Row], *, ahead_SA: Tensor | None = None, offset: int = 0
+        self, logits_SWV: Tensor, states: Sequence[SamplingState], *, ahead_SA: Tensor | None = None, offset: int = 0
     ) -> Tensor:
-        """Log-probabilities [S, W, V] up to a constant of what `sample` draws from; minus infinity: never."""
-        plan = self._plan(rows)
-        logits_SWV = plan.edits.apply(logits_SWV, ahead_SA, offset)
-        return merged(plan.groups, [group.scores(group.part(logits_SWV)) for group in plan.groups])
+        """Log-probabilities [S, W, V], up to a constant, that `sample` draws from; -inf: never."""
+        batch = self._batch(states)
+        logits_SWV = batch.processors.apply(logits_SWV, ahead_SA, offset)
+        return merge_groups(batch.groups, [group.scores(group.part(logits_SWV)) for group in batch.groups])
 
-    def draw(self, scores_SWV: Tensor, rows: Sequence[Row], *, offset: int = 0) -> Tensor:
-        """The tokens [S, W] that `sample` chooses, from their scores."""
-        plan = self._plan(rows)
-        if plan.is_greedy:
-            return chosen(scores_SWV)
-        positions_SW = self.positions(rows, scores_SWV.shape[1], offset)
-        noise_SWV = noise.gumbel(self.keys(rows).unsqueeze(1), positions_SW, self._tokens_V, noise.DRAW)
-        for group in plan.groups:
+    def draw(self, scores_SWV: Tensor, states: Sequence[SamplingState], *, offset: int = 0) -> Tensor:
+        """The tokens [S, W] that `sample` chooses, given their scores."""
+        batch = self._batch(states)
+        if batch.is_greedy:
+            return argmax_tokens(scores_SWV)
+        positions_SW = self.positions(states, scores_SWV.shape[1], offset)
+        noise_SWV = rng.gumbel(self.keys(states).unsqueeze(1), positions_SW, self._tokens_V, rng.DRAW)
+        for group in batch.groups:
             if group.is_greedy:
                 noise_SWV[group.index_S] = 0.0
-        return chosen(noise_SWV.add_(scores_SWV))
+        return argmax_tokens(noise_SWV.add_(scores_SWV))
 
-    def takes_likeliest(self, rows: Sequence[Row]) -> bool:
-        """Whether `sample` gives every row the token with the largest of its logits as they are."""
-        return self._plan(rows).takes_likeliest
+    def takes_argmax(self, states: Sequence[SamplingState]) -> bool:
+        """Whether `sample` gives every sequence the argmax of its unchanged logits."""
+        return self._batch(states).takes_argmax
 
-    def keys(self, rows: Sequence[Row]) -> Tensor:
-        """Where the random numbers of each row begin [S]."""
-        return self._plan(rows).keys_S
+    def keys(self, states: Sequence[SamplingState]) -> Tensor:
+        """Where the random numbers of each sequence begin [S]."""
+        return self._batch(states).keys_S
 
-    def positions(self, rows: Sequence[Row], places: int, offset: int = 0) -> Tensor:
-        """Where the tokens of every place go [S, W]."""
-        first = torch.tensor([len(row.tokens) + offset for row in rows], device=self.device).unsqueeze(1)
+    def positions(self, states: Sequence[SamplingState], places: int, offset: int = 0) -> Tensor:
+        """The position of the token at every place [S, W]."""
+        first = torch.tensor([len(state.tokens) + offset for state in states], device=self.device).unsqueeze(1)
         return first if places == 1 else first + torch.arange(places, device=self.device)
 
-    def _draw(self, group: Group, logits_SWV: Tensor, positions_SW: Tensor) -> Tensor:
+    def _draw(self, group: SamplingGroup, logits_SWV: Tensor, positions_SW: Tensor) -> Tensor:
         if group.is_greedy:
-            return chosen(logits_SWV)
-        if group.few is not None:
-            value_SW, token_SW = group.few.draw(logits_SWV.numpy(), positions_SW.numpy())
+            return argmax_tokens(logits_SWV)
+        if group.top_k_draws is not None:
+            value_SW, token_SW = group.top_k_draws.draw(logits_SWV.numpy(), positions_SW.numpy())
             return torch.from_numpy(np.where(np.isfinite(value_SW), token_SW, NO_TOKEN))
         scores, ids = group.candidates(logits_SWV)
-        noise_SWC = noise.gumbel(group.keys_S1, positions_SW, self._tokens_V if ids is None else ids, noise.DRAW)
-        return chosen(scores + noise_SWC, ids)
+        noise_SWC = rng.gumbel(group.keys_S1, positions_SW, self._tokens_V if ids is None else ids, rng.DRAW)
+        return argmax_tokens(scores + noise_SWC, ids)
 
-    def _plan(self, rows: Sequence[Row]) -> _Plan:
-        rows = list(rows)
-        for plan in self._plans:
-            if plan.rows == rows:  # the very same objects, in the same order
-                return plan
-        groups = grouped(rows, self._vocab_size, self.device)
-        keys_S = torch.tensor([row.key for row in rows], device=self.device)
-        plan = _Plan(rows, groups, Edits(rows, self._counts, self._eos_ids, self.device), keys_S)
-        self._plans = [plan, *self._plans[: PLANS_KEPT - 1]]
-        return plan
+    def _batch(self, states: Sequence[SamplingState]) -> _SamplingBatch:
+        states = list(states)
+        for batch in self._batches:
+            if batch.states == states:  # the same objects in the same order
+                return batch
+        groups = group_states(states, self._vocab_size, self.device)
+        keys_S = torch.tensor([state.key for state in states], device=self.device)
+        processors = LogitsProcessors(states, self._counts, self._eos_ids, self.device)
+        batch = _SamplingBatch(states, groups, processors, keys_S)
+        self._batches = [batch, *self._batches[: MAX_BATCHES - 1]]
+        return batch
 
 
 @dataclass(slots=True)
-class _Plan:
-    """What stays the same from step to step while the rows do."""
+class _SamplingBatch:
+    """What stays the same from step to step while the sequences do."""
 
-    rows: list[Row]
-    groups: list[Group]
-    edits: Edits
+    states: list[SamplingState]
+    groups: list[SamplingGroup]
+    processors: LogitsProcessors
     keys_S: Tensor
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row takes its most likely token."""
         return len(self.groups) == 1 and self.groups[0].is_greedy
 
     @property
-    def takes_likeliest(self) -> bool:
-        """Whether that is the token with the largest logit, too."""
-        return self.edits.are_none and self.is_greedy
+    def takes_argmax(self) -> bool:
+        return self.processors.are_none and self.is_greedy
 
 
-def chosen(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:
-    """The token [S, W] with the largest value, the first of equal ones; NO_TOKEN where that is no number."""
-    if values_SWC.device.type == "cpu" and ids_SWC is None:  # numpy's are many times as fast
+def argmax_tokens(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:
+    """The token [S, W] with the largest value, the first of equals; NO_TOKEN if the largest is not finite."""
+    if values_SWC.device.type == "cpu" and ids_SWC is None:  # numpy is many times as fast here
         array = values_SWC.numpy()
         return torch.from_numpy(np.where(np.isfinite(array.max(-1)), array.argmax(-1), NO_TOKEN))
     value, place = values_SWC.max(-1)
     if ids_SWC is not None:
         place = ids_SWC.gather(-1, place.unsqueeze(-1)).squeeze(-1)
     return torch.where(value.isfinite(), place, NO_TOKEN)
+
+
+def token_infos(logits_MV: Tensor, ids: Sequence[int], counts: Sequence[int]) -> list[TokenInfo]:
+    """Log-probabilities of tokens and of the `counts` most likely ones, before temperature, penalties and filters."""
+    logprobs_MV = F.log_softmax(logits_MV.float(), -1)
+    chosen = logprobs_MV.gather(1, torch.tensor(ids, device=logits_MV.device).unsqueeze(1)).squeeze(1).tolist()
+    best = logprobs_MV.topk(min(max(counts), logits_MV.shape[1]))
+    tops = [
+        tuple(zip(tokens[:count], values[:count], strict=True))
+        for tokens, values, count in zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
+    ]
+    return [TokenInfo(*each) for each in zip(ids, chosen, tops, strict=True)]

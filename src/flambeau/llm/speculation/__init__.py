@@ -1,1 +1,1 @@
-"""Speculation: tokens are proposed cheaply, and the network verifies several at a time; nothing is lost by it."""
+"""Speculative decoding: how many tokens are proposed, and which are accepted. executor/draft.py has the draft model."""

@@ -1,6 +1,6 @@
-"""Proposal: tokens that may come next, from whoever proposes them.
+"""Proposal: tokens that may come next; Proposer: what proposes them.
 
-Shapes: S sequences · K tokens proposed for each at most · R sequences of which the distribution alone is promised ·
+Shapes: S sequences · K tokens proposed for each at most · R sequences for which only the distribution is promised ·
 V vocabulary
 """
 
@@ -12,8 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from flambeau.llm.sampling.rows import Row
-from flambeau.llm.scheduling.sequence import Sequence
+from flambeau.llm.core.sequence import SamplingState, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +25,32 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """Knows, or guesses, what comes next."""
+    """Guesses the next tokens of sequences."""
 
-    def propose(self, sequences: Many[Sequence], most: Many[int], num_ahead: int) -> Proposal | None:
-        """Up to `most` tokens for each of the sequences, in a tensor for `num_ahead`; None: for nobody."""
+    def propose(self, sequences: Many[Sequence], limits: Many[int], num_ahead: int) -> Proposal | None:
+        """Up to `limits` tokens for each sequence, in a tensor of `num_ahead` columns; None: for none."""
 
-    def kept(self, sequence: Sequence, num_before: int, num_proposed: int, num_kept: int) -> None:
-        """Of the tokens proposed for a sequence, so many were kept; it had `num_before` tokens then."""
+    def record_accepted(self, sequence: Sequence, num_before: int, num_proposed: int, num_accepted: int) -> None:
+        """Called after verification; the sequence had `num_before` tokens when they were proposed."""
 
     def forget(self, sequence: Sequence) -> None:
-        """It is over."""
+        """Drop what is kept for a sequence."""
 
 
-def by_promise(rows: Many[Row]) -> tuple[list[int], list[int]]:
-    """The places of those rows of which the very tokens are promised, and of those with a distribution alone."""
-    exact = [i for i, row in enumerate(rows) if row.is_repeatable]
-    return exact, [i for i, row in enumerate(rows) if not row.is_repeatable] if len(exact) < len(rows) else []
+def split_by_exactness(states: Many[SamplingState]) -> tuple[list[int], list[int]]:
+    """The indices of sequences whose exact tokens are promised, and of those with a promised distribution only."""
+    exact = [i for i, state in enumerate(states) if state.is_repeatable]
+    return exact, [i for i, state in enumerate(states) if not state.is_repeatable] if len(exact) < len(states) else []
 
 
-def part(batch: Tensor, places: list[int]) -> Tensor:
-    """What a tensor of the whole batch [S, …] says about some places of it."""
-    return batch if len(places) == batch.shape[0] else batch[places]
+def gather_rows(batch: Tensor, rows: list[int]) -> Tensor:
+    """Some rows of a batch [S, …]; the batch itself if they are all of them."""
+    return batch if len(rows) == batch.shape[0] else batch[rows]
 
 
-def put(batch: Tensor, places: list[int], some: Tensor) -> None:
-    """Write what `part` has read."""
-    if len(places) == batch.shape[0]:
-        batch.copy_(some)
+def scatter_rows(batch: Tensor, rows: list[int], values: Tensor) -> None:
+    """Write what `gather_rows` reads."""
+    if len(rows) == batch.shape[0]:
+        batch.copy_(values)
     else:
-        batch[places] = some
+        batch[rows] = values

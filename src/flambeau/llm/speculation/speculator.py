@@ -1,55 +1,54 @@
-"""Speculator: who gets how many tokens proposed in a step, as long as it pays."""
+"""Speculator: decides how many tokens are proposed for whom, as long as that makes steps faster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from flambeau.llm.scheduling.sequence import Sequence
+from flambeau.llm.core.sequence import Sequence
+from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from flambeau.llm.speculation.proposal import Proposal, Proposer
-from flambeau.llm.speculation.worth import Worth
 
 
 class Speculator:
-    """A proposer, and what is known about its worth."""
+    """A proposer, and the number of tokens that has paid off so far."""
 
     def __init__(self, proposer: Proposer, *, numbers: Many[int], max_step_tokens: int) -> None:
         self._proposer = proposer
-        self._most = max(numbers)
+        self._max_ahead = max(numbers)
         self._max_step_tokens = max_step_tokens
-        self._worth = Worth(numbers)
+        self._adaptive_k = AdaptiveK(numbers)
 
     def num_ahead(self, running: Many[Sequence]) -> int:
-        """How many tokens to propose for each sequence in the next step; 0: none."""
+        """How many tokens to propose for each sequence in the next step."""
         decoding = [sequence for sequence in running if sequence.is_decoding]
         if not any(sequence.params.speculate for sequence in decoding):
             return 0
-        if 2 * len(decoding) * (1 + self._most) > self._max_step_tokens:  # prompts need room in a step too
+        if 2 * len(decoding) * (1 + self._max_ahead) > self._max_step_tokens:  # prompts need room in a step too
             return 0
-        return self._worth.num_ahead(kind_of(decoding))
+        return self._adaptive_k.num_ahead(batch_kind(decoding))
 
     def propose(self, sequences: Many[Sequence], num_ahead: int) -> Proposal | None:
-        """Tokens for those who want any and have room for them; None: for nobody."""
-        # The token that the network adds by itself needs room too.
-        most = [min(num_ahead, s.room - 1) if s.params.speculate else 0 for s in sequences]
-        return self._proposer.propose(sequences, most, num_ahead) if any(most) else None
+        """Tokens for the sequences that allow speculation and have room; None: for none."""
+        # The token that the target adds itself needs room too.
+        limits = [min(num_ahead, s.room - 1) if s.params.speculate else 0 for s in sequences]
+        return self._proposer.propose(sequences, limits, num_ahead) if any(limits) else None
 
-    def kept(self, sequence: Sequence, num_proposed: int, num_kept: int) -> None:
-        """A round is over; the sequence does not have its new tokens yet."""
+    def record_accepted(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
+        """Called after verification, before the sequence gets its new tokens."""
         sequence.num_drafted += num_proposed
-        sequence.num_accepted += num_kept
-        self._proposer.kept(sequence, len(sequence.tokens), num_proposed, num_kept)
+        sequence.num_accepted += num_accepted
+        self._proposer.record_accepted(sequence, len(sequence.tokens), num_proposed, num_accepted)
 
-    def note(self, sequences: Many[Sequence], num_ahead: int, seconds: float, kept: Many[int]) -> None:
-        """How long a step took that did nothing but decode, and how many proposals each sequence has kept."""
-        self._worth.note(kind_of(sequences), num_ahead, seconds, kept)
+    def record_step(self, sequences: Many[Sequence], num_ahead: int, seconds: float, num_accepted: Many[int]) -> None:
+        """The duration of a step that only decoded, and the accepted tokens of each sequence."""
+        self._adaptive_k.record(batch_kind(sequences), num_ahead, seconds, num_accepted)
 
     def forget(self, sequence: Sequence) -> None:
-        """It is over."""
         self._proposer.forget(sequence)
 
 
-def kind_of(sequences: Many[Sequence]) -> tuple[int, bool, bool]:
-    """What makes steps alike in their price and in what they keep: about how many sequences, and how they sample."""
+def batch_kind(sequences: Many[Sequence]) -> tuple[int, bool, bool]:
+    """Groups steps of similar cost and acceptance: by batch size (1, 2–3, 4–7, 8–15 …) and by sampling method."""
     is_greedy = all(sequence.params.is_greedy for sequence in sequences)
-    is_repeatable = is_greedy or all(sequence.row.is_repeatable for sequence in sequences)
-    return len(sequences).bit_length(), is_greedy, is_repeatable  # 1, 2–3, 4–7, 8–15 …
+    is_repeatable = is_greedy or all(sequence.sampling.is_repeatable for sequence in sequences)
+    return len(sequences).bit_length(), is_greedy, is_repeatable

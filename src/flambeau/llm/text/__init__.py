@@ -1,1 +1,1 @@
-"""Text to tokens and back, exactly, while it is made; conversations to prompts."""
+"""Text ↔ tokens, also while tokens are generated; conversations → prompts."""

@@ -1,6 +1,6 @@
-"""Sandbox: Jinja as Hugging Face sets it up for chat templates, with loops, calls and texts counted.
+"""Sandbox: Jinja as Hugging Face configures it for chat templates; loops, calls and texts are counted.
 
-A template arrives with a model's files. It can reach nothing but the messages and what is listed here.
+A template comes with a model's files. It has access to the messages and to what is listed here only.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from flambeau.llm.text.chat_budget import Budget, Refused
+from flambeau.llm.text.chat_budget import Budget, TemplateRejection
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` marks what a model says, for training; here its content is only content."""
+    """`{% generation %}` marks the model's output for training; here its content is rendered as usual."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements between the two tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class PublicNamespace(Namespace):
-    """A namespace without names that Python keeps for itself."""
+    """A namespace without private names."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -54,37 +53,33 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._budget = budget
         self.filters.update(tojson=to_json, counted=counted(budget), joined=joined(budget))
         self.globals.update(
-            raise_exception=refuse, strftime_now=strftime_now, namespace=PublicNamespace, dict=make_dictionary
+            raise_exception=raise_exception, strftime_now=strftime_now, namespace=PublicNamespace, dict=make_dictionary
         )
 
     def compile_counted(self, source: str) -> tuple[Template, bool]:
-        """A template, and whether it goes over the parts of a message's content."""
+        """A template, and whether it iterates over the parts of a message's content."""
         tree = self.parse(source)
         takes_parts = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
-        return self.from_string(Counting().visit(tree)), takes_parts
+        return self.from_string(BudgetTransformer().visit(tree)), takes_parts
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call for a template."""
         __self._budget.step()
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Add or multiply for a template."""
         self._budget.check_size(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
 
-class Counting(NodeTransformer):
-    """Sends what loops go over and what `~` joins through the budget."""
+class BudgetTransformer(NodeTransformer):
+    """Passes the items of loops and the operands of `~` through the budget."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        """A loop."""
         self.generic_visit(node)
         node.iter = nodes.Filter(node.iter, "counted", [], [], None, None, lineno=node.lineno)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        """Texts joined."""
         self.generic_visit(node)
         texts = nodes.List(node.nodes, lineno=node.lineno)
         return nodes.Filter(texts, "joined", [], [], None, None, lineno=node.lineno)
@@ -100,9 +95,9 @@ def is_content(expression: nodes.Node) -> bool:
 
 
 def counted(budget: Budget) -> Callable[..., Iterator[Any]]:
-    """A filter that counts the rounds of a loop."""
+    """A filter that counts the iterations of a loop."""
 
-    @pass_context  # else Jinja would try it while compiling
+    @pass_context  # otherwise Jinja would evaluate it while compiling
     def count(context: Context, items: Iterable[Any]) -> Iterator[Any]:
         return budget.rounds(items)
 
@@ -119,18 +114,18 @@ def joined(budget: Budget) -> Callable[..., str]:
     return join
 
 
-def refuse(message: str) -> None:
-    """What templates call `raise_exception`."""
-    raise Refused(message)
+def raise_exception(message: str) -> None:
+    """Available in templates."""
+    raise TemplateRejection(message)
 
 
 def strftime_now(pattern: str) -> str:
-    """The local time, for templates that tell the model the date."""
+    """The local time, for templates that include the date."""
     return datetime.now().strftime(pattern)
 
 
 def make_dictionary(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """What templates call `dict`, without the class."""
+    """`dict` in templates, without access to the class."""
     return dict(*args, **kwargs)
 
 
@@ -141,5 +136,5 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models were trained on it: Jinja's own filter would write `<` as an escape."""
+    """JSON as models were trained on it; Jinja's own filter escapes `<`."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""ChatTemplate: conversations to the text of a prompt, by the model's own Jinja template in a sandbox."""
+"""ChatTemplate: conversation → prompt text, by the model's own Jinja template in a sandbox."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flambeau.llm.errors import BadRequest, TokenizerError
-from flambeau.llm.text.chat_budget import Budget, Exhausted, Refused
+from flambeau.llm.errors import InvalidRequest, TokenizerError
+from flambeau.llm.text.chat_budget import Budget, BudgetExceeded, TemplateRejection
 from flambeau.llm.text.chat_messages import Message, joined_parts
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from flambeau.llm.text.chat_sandbox import Sandbox
 
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
-USED = ("default", "tool_use")  # of the names that templates may have
+USED = ("default", "tool_use")  # other named templates are ignored
 REMEDY = "copy it again from the model's source, or remove it from tokenizer_config.json or chat_template.jinja"
 
 
 class ChatTemplate:
-    """The templates of a model; those that are used are compiled at once, so that none is found broken later."""
+    """The templates of a model, compiled at once so that errors show up early."""
 
     def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str]) -> None:
         self._sources = sources
@@ -30,17 +30,17 @@ class ChatTemplate:
         self._sandbox = open_sandbox(self._budget)
         names = [name for name in USED if name == "default" or name in sources]
         self._compiled = {name: self._compile(name) for name in names}
-        self._lock = threading.Lock()  # the budget belongs to one rendering at a time
+        self._lock = threading.Lock()  # the budget serves one rendering at a time
 
     @property
     def shows_tools(self) -> bool:
-        """Whether a template has a place for tools; one that has none would leave them out without a word."""
+        """Whether a template mentions tools; others would drop them silently."""
         return any("tools" in source for source in self._sources.values())
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> str:
-        """The prompt of a conversation. Raises BadRequest for messages that the template refuses."""
+        """The prompt of a conversation. Raises InvalidRequest if the template rejects the messages."""
         with self._lock:
             template, takes_parts = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
             given = list(messages) if takes_parts else [joined_parts(message) for message in messages]
@@ -51,9 +51,9 @@ class ChatTemplate:
         self._budget.reset()
         try:
             return "".join(map(self._budget.write, template.generate(variables)))
-        except Refused as error:
-            raise BadRequest(f"the model's chat template refuses these messages: {error}", "messages") from None
-        except Exhausted as error:
+        except TemplateRejection as error:
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}", "messages") from None
+        except BudgetExceeded as error:
             raise TokenizerError(f"the chat template was stopped: {error}") from None
         except Exception as error:  # a template can fail in any way Python can
             raise TokenizerError(f"the chat template failed: {type(error).__name__}: {error}") from error
@@ -73,7 +73,6 @@ class ChatTemplate:
 
 
 def open_sandbox(budget: Budget) -> Sandbox:
-    """Jinja, where it is installed."""
     try:
         from flambeau.llm.text.chat_sandbox import Sandbox
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""SentencePiece `.model` files."""
+"""SentencePieceVocabulary: a SentencePiece `.model` file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.llm.errors import TokenizerError
-from flambeau.llm.text.characters import LeadingSpaces
+from flambeau.llm.text.detokenizer import LeadingSpaces
 from flambeau.llm.text.tokenizer_files import AddedToken
 from flambeau.llm.text.vocabulary import SPACE, check_unicode
 
 
 class SentencePieceVocabulary:
-    """A SentencePiece `.model`. A control piece such as "<s>" never comes from text, only its id does."""
+    """A SentencePiece `.model`. Text never produces a control piece such as "<s>"; only its id does."""
 
     has_bytes = True
     finds_special = False
@@ -34,18 +34,16 @@ class SentencePieceVocabulary:
         self.leading_spaces: LeadingSpaces = dropped_spaces(p)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of a text, after the one that begins a sequence."""
+        """The ids of a text, with BOS before them."""
         begin = [self.bos_id] if add_special and self._add_bos and self.bos_id is not None else []
         return begin + self.encode_plain(text)
 
     def encode_plain(self, text: str) -> list[int]:
-        """The ids of a text."""
         check_unicode(text)
         ids: list[int] = self._processor.encode(text)
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one piece."""
         if not 0 <= token_id < self._pieces:
             return self._added.get(token_id, "").encode()
         piece: str = self._processor.id_to_piece(token_id)
@@ -56,24 +54,23 @@ class SentencePieceVocabulary:
         return piece.replace(SPACE, " ").encode()
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Not needed: pieces have bytes."""
+        """Not used: pieces have bytes."""
         raise NotImplementedError
 
 
 def open_sentencepiece(path: Path) -> Any:
-    """The processor of a `.model` file."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
         raise TokenizerError(f"{path} needs sentencepiece: pip install flambeau[llm]") from error
     try:
         return SentencePieceProcessor(model_proto=path.read_bytes())
-    except Exception as error:  # the library raises whatever its C++ side says
+    except Exception as error:  # the library raises several kinds of exceptions
         raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from error
 
 
 def dropped_spaces(processor: Any) -> LeadingSpaces:
-    """What a model does with spaces at the beginning of a text, found by asking it."""
+    """What a model does with leading spaces, found by decoding some."""
     starts = (i for i in range(processor.vocab_size()) if processor.id_to_piece(i).startswith(SPACE))
     first = next(starts, None)
     if first is None or processor.decode([first]).startswith(" "):

@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.llm.text.characters import ByteCharacters, Characters, WindowCharacters, strip_leading
 from flambeau.llm.text.chat_messages import Message, plain_text, read_messages
 from flambeau.llm.text.chat_template import ChatTemplate
+from flambeau.llm.text.detokenizer import ByteDecoder, CharacterDecoder, Detokenizer, WindowDecoder, strip_leading
 from flambeau.llm.text.sentencepiece_vocabulary import SentencePieceVocabulary
 from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates
 from flambeau.llm.text.tokenizers_vocabulary import TokenizersVocabulary
 from flambeau.llm.text.vocabulary import Vocabulary
 
-MASK = "\ufdd0"  # no character: breaks the name of a special token in what a user wrote
+MASK = "\ufdd0"  # a noncharacter: breaks up the names of special tokens in user text
 
 
 class Tokenizer:
     """Text to ids and back.
 
-    Special tokens ("<s>", "<|im_end|>") come from text in two places only: a plain prompt for a model that has a
-    `tokenizer.json` (people write such prompts by hand), and the model's own chat template. What a conversation's
-    messages say is always text, whatever it spells. Special tokens are no part of decoded text.
+    Special tokens ("<s>", "<|im_end|>") come from text in two places only: a plain prompt for a model with a
+    `tokenizer.json` (people write such prompts by hand), and the model's own chat template. The messages of a
+    conversation are always plain text. Special tokens are not part of decoded text.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are; a network may have a few more, which are no text."""
+        """The number of ids; a network may have a few more, which are not text."""
         return self._vocabulary.size
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model says how conversations are written; else they are joined as plain text."""
+        """Whether the model has a chat template; otherwise messages are joined as plain text."""
         return self.template is not None
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of a prompt, with what begins every sequence (the BOS of Llama) unless told otherwise."""
+        """The ids of a prompt, by default with the tokens that begin every sequence (such as Llama's BOS)."""
         return self._vocabulary.encode(text, add_special=add_special)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -65,22 +65,30 @@ class Tokenizer:
         text = b"".join(map(self.visible_bytes, token_ids))
         return strip_leading(text, self._vocabulary.leading_spaces).decode("utf-8", "replace")
 
-    def characters(self, prompt_ids: Sequence[int]) -> Characters:
-        """A decoder for the tokens that follow a prompt, one by one."""
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, stop: Sequence[str] = (), include_stop: bool = False
+    ) -> Detokenizer:
+        """Turns the tokens after a prompt into text, up to a stop string."""
+        special_ids = self._vocabulary.special_ids
+        stop_names = {special_ids[text]: text for text in stop if text in special_ids}
+        decoder = self._character_decoder(prompt_ids)
+        return Detokenizer(decoder, stop=stop, stop_names=stop_names, include_stop=include_stop)
+
+    def _character_decoder(self, prompt_ids: Sequence[int]) -> CharacterDecoder:
         if not self._vocabulary.has_bytes:
-            return WindowCharacters(self._vocabulary.decode, prompt_ids)
-        return ByteCharacters(self.visible_bytes, self._vocabulary.leading_spaces, prompt_ids)
+            return WindowDecoder(self._vocabulary.decode, prompt_ids)
+        return ByteDecoder(self.visible_bytes, self._vocabulary.leading_spaces, prompt_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, perhaps only a part of a character; a special token has its name's."""
+        """The bytes of one token, which may be part of a character; for a special token, its name."""
         return self._vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """One token, for people to read."""
+        """One token in readable form."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def visible_bytes(self, token_id: int) -> bytes:
-        """The bytes one token adds to a text: none for a special one."""
+        """The bytes that a token adds to a text; none for a special token."""
         piece = self._visible.get(token_id)
         if piece is None:
             piece = b"" if token_id in self._special else self.token_bytes(token_id)
@@ -88,18 +96,17 @@ class Tokenizer:
         return piece
 
     def special_id(self, text: str) -> int | None:
-        """The special token of this name."""
         return self._vocabulary.special_ids.get(text)
 
     @property
     def shows_tools(self) -> bool:
-        """Whether a chat's prompt tells the model of tools."""
+        """Whether the chat template includes tools."""
         return self.template is not None and self.template.shows_tools
 
     def render_chat(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> str:
-        """A conversation as the text of a prompt; `options` are variables of the template."""
+        """The prompt text of a conversation; `options` are variables of the template."""
         if self.template is None:
             return plain_text(messages)
         options.setdefault("add_generation_prompt", True)
@@ -108,7 +115,7 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> list[int]:
-        """A conversation as the ids of a prompt. No message can speak in special tokens."""
+        """The prompt ids of a conversation. Messages cannot contain special tokens."""
         if self.template is None:
             return self._vocabulary.encode(plain_text(messages), add_special=True)
         text = self.render_chat(self._mask(messages), tools=self._mask(tools), **self._mask(options))
@@ -117,7 +124,7 @@ class Tokenizer:
         return self._encode_parts(text)
 
     def _mask(self, value: Any) -> Any:
-        """A copy in which the name of no special token is whole."""
+        """A copy in which the names of special tokens are broken up."""
         if isinstance(value, str):
             return self._name_pattern.sub(lambda found: found[0][0] + MASK + found[0][1:], value)
         if isinstance(value, Mapping):
@@ -125,7 +132,7 @@ class Tokenizer:
         return [self._mask(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _encode_parts(self, text: str) -> list[int]:
-        """Ids of a rendered conversation: special tokens where a name is whole, text between them."""
+        """Ids of a rendered conversation: special tokens for whole names, text between them."""
         ids: list[int] = []
         at = 0
         for found in self._name_pattern.finditer(text):

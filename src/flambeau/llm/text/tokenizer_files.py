@@ -1,4 +1,4 @@
-"""The files around a tokenizer: which there are, and what they say."""
+"""The files of a tokenizer: which exist, and what they contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
 def find_file(path: Path) -> Path:
-    """The tokenizer's file; refuses what cannot be one, and says why."""
+    """The tokenizer's file; raises with a remedy if it cannot be one."""
     file = path
     if path.is_dir():
         names = ("tokenizer.json", "tokenizer.model")
@@ -41,12 +41,12 @@ def find_file(path: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What an optional file says; nothing where there is none."""
+    """The content of an optional file; empty if it does not exist."""
     return read_object(path, TokenizerError) if path.is_file() else {}
 
 
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and so on, each written as a text or as an object with its content."""
+    """`bos_token`, `eos_token` and so on; each is a text or an object with `content`."""
     texts = {
         name: value.get("content") if isinstance(value, dict) else value
         for name, value in settings.items()
@@ -57,14 +57,14 @@ def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that a SentencePiece model does not have itself."""
+    """A token that was added to a SentencePiece model."""
 
     token_id: int
-    is_special: bool = True  # and so no text
+    is_special: bool = True  # and therefore not text
 
 
 def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, AddedToken]:
-    """Tokens added to a SentencePiece vocabulary, by their texts; special unless it is said that they are not."""
+    """Tokens added to a SentencePiece vocabulary, by text; special unless declared otherwise."""
     described = settings.get("added_tokens_decoder") or {}
     try:
         tokens = {
@@ -79,7 +79,7 @@ def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, AddedTo
 
 
 def end_ids(folder: Path) -> list[int]:
-    """The ids that end a text: what generation_config.json says, else config.json."""
+    """The ids that end a text, from generation_config.json or config.json."""
     for name in ("generation_config.json", "config.json"):
         ids = read_json(folder / name).get("eos_token_id")
         if ids is not None:
@@ -88,7 +88,7 @@ def end_ids(folder: Path) -> list[int]:
 
 
 def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name; the usual one is "default"."""
+    """Chat templates by name; a single one is named "default"."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:

@@ -1,4 +1,4 @@
-"""`tokenizer.json` files."""
+"""TokenizersVocabulary: a `tokenizer.json` file."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.llm.errors import TokenizerError
-from flambeau.llm.text.characters import LeadingSpaces
+from flambeau.llm.text.detokenizer import LeadingSpaces
 from flambeau.llm.text.vocabulary import SPACE, check_unicode
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenizersVocabulary:
-    """A `tokenizer.json`. Its added tokens are found in text, special ones too, as everywhere else."""
+    """A `tokenizer.json`. Added tokens are found in text, special ones too, as in the original library."""
 
     finds_special = True
 
     def __init__(self, path: Path, tokens: Mapping[str, str]) -> None:
         self._tokenizer = t = open_tokenizers(path)
-        self._lock = threading.Lock()  # `encode_plain` switches a setting of the library's object
+        self._lock = threading.Lock()  # `encode_plain` changes a setting of the library's object
         self._added = {i: token.content for i, token in t.get_added_tokens_decoder().items()}
         self.special_ids: Mapping[str, int] = {
             token.content: i for i, token in t.get_added_tokens_decoder().items() if token.special
         }
-        self.named_ids: Mapping[str, int] = self.special_ids  # the others are found in any text
+        self.named_ids: Mapping[str, int] = self.special_ids  # other added tokens are found in any text
         self.size = max(t.get_vocab_size(), *(i + 1 for i in self._added), 0)
-        begin = t.encode("").ids  # what comes before an empty text: the id that begins a sequence, where there is one
+        begin = t.encode("").ids  # the ids before an empty text: BOS, if there is one
         self.bos_id = t.token_to_id(tokens["bos_token"]) if "bos_token" in tokens else begin[0] if begin else None
         self.eos_id = t.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
         steps = decoder_steps(json.loads(t.to_str()).get("decoder"))
@@ -40,13 +40,13 @@ class TokenizersVocabulary:
         self.leading_spaces: LeadingSpaces = "drop one" if steps is not None and "Strip" in steps else "keep"
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of a text, with those its post-processor adds."""
+        """The ids of a text, with those that the post-processor adds."""
         check_unicode(text)
         with self._lock:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
     def encode_plain(self, text: str) -> list[int]:
-        """The ids of a text in which the names of special tokens are only text."""
+        """The ids of a text; names of special tokens are plain text."""
         check_unicode(text)
         with self._lock:
             self._tokenizer.encode_special_tokens = True
@@ -56,7 +56,6 @@ class TokenizersVocabulary:
                 self._tokenizer.encode_special_tokens = False
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token."""
         if not 0 <= token_id < self.size:
             return b""
         if token_id in self._added:
@@ -70,12 +69,10 @@ class TokenizersVocabulary:
         return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of several tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def open_tokenizers(path: Path) -> Any:
-    """The tokenizer of a `tokenizer.json`."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -90,7 +87,7 @@ def open_tokenizers(path: Path) -> Any:
 
 
 def decoder_steps(decoder: Mapping[str, Any] | None) -> list[str] | None:
-    """The steps of a decoder under which each token has bytes of its own; None for all others."""
+    """The steps of a decoder that gives each token bytes of its own; None for other decoders."""
     if decoder is None:
         return None
     if decoder["type"] == "Metaspace" and decoder.get("replacement") == SPACE:
@@ -107,7 +104,7 @@ def decoder_steps(decoder: Mapping[str, Any] | None) -> list[str] | None:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Which byte each character of a byte-level token is: printable ones are themselves, the others follow 255."""
+    """The byte of each character of byte-level tokens: printable bytes map to themselves, others to 256 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
@@ -117,7 +114,6 @@ BYTE_OF_CHARACTER = byte_level_alphabet()
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token."""
     try:
         return bytes([BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:

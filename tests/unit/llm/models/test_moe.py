@@ -1,4 +1,4 @@
-"""Experts: three ways through them, one result."""
+"""Experts: three ways to compute them, one result."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def some_experts(**changes: object) -> SparseMLP:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 40])
-def test_visiting_gathering_and_computing_all_agree(num_tokens):
+def test_all_ways_to_compute_experts_agree(num_tokens):
     experts = some_experts().experts
     x = torch.randn(num_tokens, MOE.hidden_size)
     weights, chosen = torch.rand(num_tokens, MOE.num_experts).topk(2)
-    visited = experts.visit(x, chosen, weights)
-    torch.testing.assert_close(experts.gather(x, chosen, weights), visited)
-    torch.testing.assert_close(experts.compute_all(x, chosen, weights), visited)
+    expected = experts.compute_each(x, chosen, weights)
+    torch.testing.assert_close(experts.compute_gathered(x, chosen, weights), expected)
+    torch.testing.assert_close(experts.compute_all(x, chosen, weights), expected)
 
 
 @pytest.mark.parametrize("normalizes", [True, False])
@@ -64,4 +64,6 @@ def test_narrow_types_stay_narrow_beside_weights_in_float32():
         experts = SparseMLP(MOE).to(torch.bfloat16).experts
         x = torch.randn(3, MOE.hidden_size, dtype=torch.bfloat16)
         weights, chosen = torch.rand(3, MOE.num_experts).topk(2)
-        assert {way(x, chosen, weights).dtype for way in (experts.gather, experts.compute_all)} == {torch.bfloat16}
+        assert {way(x, chosen, weights).dtype for way in (experts.compute_gathered, experts.compute_all)} == {
+            torch.bfloat16
+        }

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from flambeau.llm.backends.eager import PagedAttention, WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.compute.attention import PagedAttention, WholeAttention
-from flambeau.llm.compute.kv_cache import KVCache
-from flambeau.llm.compute.step_inputs import StepInputs
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Transformer
 from support.checkpoints import KINDS, LENGTH, VOCAB_SIZE, read_checkpoint, write_checkpoint
 

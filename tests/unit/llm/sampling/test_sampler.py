@@ -10,17 +10,16 @@ from scipy import stats
 from torch import Tensor
 from transformers.generation import logits_process
 
-from flambeau.llm.sampling.logprobs import token_infos
-from flambeau.llm.sampling.rows import Row
-from flambeau.llm.sampling.sampler import NO_TOKEN, Sampler
+from flambeau.llm.core.sequence import SamplingState
+from flambeau.llm.sampling.sampler import NO_TOKEN, Sampler, token_infos
 from flambeau.llm.sampling_params import SamplingParams
 
 VOCAB = 300
 EOS = 2
 
 
-def row(seed: int = 0, prompt: Any = (5, 6, 7, 7), output: Any = (), **settings: Any) -> Row:
-    return Row(SamplingParams(**settings), seed, [*prompt, *output], len(prompt))
+def row(seed: int = 0, prompt: Any = (5, 6, 7, 7), output: Any = (), **settings: Any) -> SamplingState:
+    return SamplingState(SamplingParams(**settings), seed, [*prompt, *output], len(prompt))
 
 
 def logits(rows: int = 1, places: int = 1, vocab: int = VOCAB, seed: int = 0) -> Tensor:
@@ -97,7 +96,7 @@ def test_counts_grow_with_the_output_and_are_dropped_with_their_row() -> None:
     assert len(chooser._counts._outputs) <= 16  # ten of the forty rows are remembered at most
 
 
-def copy_of(old: Row) -> Row:
+def copy_of(old: SamplingState) -> SamplingState:
     return replace(old, tokens=[*old.tokens])
 
 
@@ -139,7 +138,7 @@ def test_several_places_are_what_one_after_another_would_be() -> None:
         )
 
 
-def mixed_rows() -> list[Row]:
+def mixed_rows() -> list[SamplingState]:
     settings: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.7},

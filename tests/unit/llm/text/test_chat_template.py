@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flambeau.llm.errors import BadRequest, TokenizerError
+from flambeau.llm.errors import InvalidRequest, TokenizerError
 from flambeau.llm.text import chat_budget, chat_template
 from flambeau.llm.text.chat_template import ChatTemplate
 from flambeau.llm.text.tokenizer import load_tokenizer
@@ -237,12 +237,12 @@ class TestMessages:
     @pytest.mark.parametrize("has_template", [False, True])
     def test_what_no_template_can_use_is_refused(self, tmp_path, messages, parameter, says, has_template):
         tokenizer = tokenizer_with(tmp_path, TURNS if has_template else None)
-        with pytest.raises(BadRequest, match=says) as caught:
+        with pytest.raises(InvalidRequest, match=says) as caught:
             tokenizer.encode_chat(messages)
         assert caught.value.parameter == parameter
 
     def test_what_the_template_refuses_is_the_callers_mistake(self, tmp_path):
-        with pytest.raises(BadRequest, match="roles must take turns") as caught:
+        with pytest.raises(InvalidRequest, match="roles must take turns") as caught:
             tokenizer_with(tmp_path, BRACKETS).render_chat([CHAT[2]])
         assert caught.value.parameter == "messages"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flambeau.llm.errors import BadRequest, TokenizerError
+from flambeau.llm.errors import InvalidRequest, TokenizerError
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.tokenizer_files import (
     byte_level_json,
@@ -131,7 +131,7 @@ def test_ids_beyond_the_vocabulary_are_no_text(tokenizer, token_id):
 
 
 def test_half_a_surrogate_pair_is_refused(tokenizer):
-    with pytest.raises(BadRequest, match="not valid Unicode"):
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
         tokenizer.encode("To \ud83c")
 
 

@@ -1,0 +1,1 @@
+"""The CPU backend: C++ kernels for plain networks, Inductor for others."""

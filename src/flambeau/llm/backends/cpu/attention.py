@@ -1,0 +1,103 @@
+"""CpuAttention: paged attention by the C++ kernel; its plain version is eager.PagedAttention.
+
+Shapes: T tokens of the step · S sequences · B blocks of the longest · H heads · G key-value heads · D head size
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.backends.cpu.bindings import CPagedStep, index_pointers, kernels
+from flambeau.llm.backends.eager import PagedAttention
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.transformer import Attend
+
+HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # as listed in csrc/paged_attention.h
+# Longer prompts are faster through SDPA: at 64 tokens 93 us here and 119 there, at 128 tokens 299 and 241.
+# The limit between the two is a guess; measured on a busy machine.
+MAX_PROMPT = 96
+
+
+def paged_attention(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions_T: Tensor,
+    slots_T: Tensor,
+    starts: Tensor,
+    tables_SB: Tensor,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Write the keys and values of these tokens to the cache, then attend; a window of 0 means none."""
+    q, k, v = with_contiguous_heads(q_THD), with_contiguous_heads(k_TGD), with_contiguous_heads(v_TGD)
+    if not q.dtype == k.dtype == v.dtype == keys.dtype:
+        raise ValueError(f"queries, keys and values of {q.dtype} do not go with a cache of {keys.dtype}")
+    out_THD = torch.empty_like(q, memory_format=torch.contiguous_format)
+    pointers = [tensor.data_ptr() for tensor in (q, k, v, keys, values, out_THD)]
+    strides = q.stride(0), k.stride(0), v.stride(0)
+    places = index_pointers(positions_T, slots_T, starts, tables_SB)
+    counts = q.shape[0], tables_SB.shape[0], q.shape[1], k.shape[1], keys.shape[1], tables_SB.shape[1]
+    library = kernels.library
+    assert library is not None
+    attend = library.flambeau_attend if keys.dtype == torch.float32 else library.flambeau_attend_bfloat16
+    step = CPagedStep(*pointers, *strides, *places, *counts, window, scale)
+    if not attend(step, q.shape[2], torch.get_num_threads()):
+        raise ValueError(f"there is no kernel for heads of {q.shape[2]}")
+    return out_THD
+
+
+def empty_output(q_THD: Tensor, *others: object) -> Tensor:
+    """The output's shape and type, for torch.compile."""
+    return torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+
+
+# Not through `custom_op`: its first call imports the compiler, which takes seconds.
+operators: Any = torch.library.Library("flambeau", "FRAGMENT")  # type: ignore[no-untyped-call]
+operators.define(
+    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor positions, Tensor slots, "
+    "Tensor starts, Tensor tables, float scale, int window) -> Tensor"
+)
+operators.impl("paged_attention", paged_attention, "CPU")
+operators._register_fake("paged_attention", empty_output)
+
+
+def with_contiguous_heads(x: Tensor) -> Tensor:
+    """The same tensor with the heads of a token next to each other in memory."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def can_attend(cache: KVCache) -> bool:
+    """Whether the kernel is loaded and supports this cache."""
+    keys = cache.keys[0]
+    is_known = keys.dtype in (torch.float32, torch.bfloat16) and keys.shape[-1] in HEAD_SIZES
+    return is_known and keys.device.type == "cpu" and kernels.library is not None
+
+
+def choose_attention(cache: KVCache, inputs: StepInputs) -> Attend:
+    """The fastest attention for a step."""
+    num_tokens, num_sequences = inputs.ids_T.shape[0], inputs.context_lens_S.shape[0]
+    is_short = inputs.query_len > 0 or num_tokens <= MAX_PROMPT * num_sequences
+    return CpuAttention(cache, inputs) if is_short and can_attend(cache) else PagedAttention(cache, inputs)
+
+
+class CpuAttention:
+    """Attention over the blocks of a cache; the keys and values of the step are written first."""
+
+    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
+        self._cache = cache
+        self._inputs = inputs
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+        """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
+        cache, inputs = self._cache, self._inputs
+        places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
+        cached = cache.keys[layer], cache.values[layer]
+        y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0)
+        return y

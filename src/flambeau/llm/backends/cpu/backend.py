@@ -1,0 +1,114 @@
+"""CpuBackend: runs eagerly until a faster decode path is ready, then switches between two steps.
+
+The faster path is the C++ kernels' whole step for a plain network, else what Inductor compiles.
+
+Shapes: T tokens of the step · N rows of them · V vocabulary
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.backends import inductor
+from flambeau.llm.backends.cpu.attention import MAX_PROMPT, choose_attention
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, Greedy
+from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.transformer import Transformer
+
+log = logging.getLogger(__name__)
+
+# Inductor takes half a minute of a CPU that also serves: only shapes that run for long are compiled.
+STEPS_BEFORE_COMPILING = 500
+
+
+class CpuBackend:
+    """Decode steps by what is compiled so far; every other step by EagerBackend."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        *,
+        steps_before_compiling: int = STEPS_BEFORE_COMPILING,
+        name: str = "the model",
+    ) -> None:
+        self.model, self.cache = model, cache
+        self.device = cache.keys[0].device
+        self.decode_path = PLAIN_PYTORCH
+        self._name = name  # in log lines
+        self._eager = EagerBackend(model, cache, choose_attention)
+        self._compiler = BackgroundCompiler()
+        self._steps_before_compiling = steps_before_compiling  # per shape
+        self._num_eager: Counter[Hashable] = Counter()
+        self._network: CpuNetwork | None = None
+        self._has_kernels = can_compute(model, cache)
+        if self._has_kernels:
+            self._compiler.find("kernels", self._build_kernels)
+
+    @property
+    def greedy(self) -> Greedy | None:
+        return self._network
+
+    @torch.inference_mode()
+    def decode(self, inputs: StepInputs) -> Tensor:
+        if self._network is not None:
+            return self._network.run(inputs)
+        compiled = self._find(inputs)
+        if compiled is None:
+            return self._eager.decode(inputs)
+        if self.decode_path == PLAIN_PYTORCH:
+            self._switch_to("Inductor")
+        return compiled(inputs)
+
+    @torch.inference_mode()
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        num_tokens, num_sequences = inputs.ids_T.shape[0], inputs.context_lens_S.shape[0]
+        if self._network is not None and num_tokens <= MAX_PROMPT * num_sequences:
+            return self._network.run(inputs, rows_N)
+        return self._eager.prefill(inputs, rows_N)
+
+    def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
+        return self._compiler.wait(timeout_s)
+
+    def close(self) -> None:
+        self._compiler.close()
+
+    def _find(self, inputs: StepInputs) -> Decode | None:
+        if self._has_kernels:
+            return None  # they are being built, or cannot be built here
+        # Inductor compiles one sequence as a shape of its own; all other numbers share one.
+        number = min(inputs.context_lens_S.shape[0], 2)
+        key = (inputs.query_len, number)
+        self._num_eager[key] += 1
+        if self._num_eager[key] <= self._steps_before_compiling:
+            return None
+        return self._compiler.find(key, lambda: self._compile_with_inductor(inputs.query_len, number))
+
+    def _switch_to(self, path: str) -> None:
+        """Log the new decode path once; other shapes of a step follow as they are compiled."""
+        self.decode_path = path
+        log.info("%s is decoded by %s from now on", self._name, path)
+
+    # ---- in the background thread ----
+
+    def _build_kernels(self) -> Decode:
+        if not kernels.load():
+            return self._eager.decode
+        self._network = CpuNetwork(self.model, self.cache)
+        self._switch_to("CPU kernels")
+        return self._network.run
+
+    def _compile_with_inductor(self, query_len: int, num_sequences: int) -> Decode:
+        kernels.load()
+        example = inductor.dummy_inputs(num_sequences, query_len, 2, self.device)
+        return inductor.compile_step(self.model, self.cache, query_len, choose_attention, example)

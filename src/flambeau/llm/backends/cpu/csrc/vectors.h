@@ -1,0 +1,69 @@
+// Vectors of sixteen floats, and a fast exponential.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace flambeau {
+
+constexpr int kLanes = 16;
+using Floats = float __attribute__((vector_size(4 * kLanes)));
+using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
+using bfloat = uint16_t;  // the upper half of a float's bits
+
+inline Floats load(const float* from) {
+  Floats x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline Floats load(const bfloat* from) {
+  Halves half;
+  std::memcpy(&half, from, sizeof half);
+  return reinterpret_cast<Floats>(__builtin_convertvector(half, Words) << 16);
+}
+
+inline void narrow(float x, float* to) { *to = x; }
+
+inline void narrow(float x, bfloat* to) {  // to the nearest, ties to even
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  *to = static_cast<bfloat>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+using Quarter = float __attribute__((vector_size(kLanes)));
+
+// The sums of lanes i, i + 4, i + 8 and i + 12.
+inline Quarter fold(const Floats& x) {
+  const auto half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+  return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+}
+
+inline float sum(const Floats& x) {
+  const Quarter quarter = fold(x);
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+// The sums of four vectors, added in the order of `sum`.
+inline Quarter sums_of(const Floats* x) {
+  const Quarter a = fold(x[0]), b = fold(x[1]), c = fold(x[2]), d = fold(x[3]);
+  const Quarter ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Quarter cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+// For x from -87 to 87; relative error about 1e-7.
+inline float exponential(float x) {
+  const float turns = std::floor(x * 1.44269504f + 0.5f);
+  const float rest = (x - turns * 0.693145752f) - turns * 1.42860677e-6f;
+  float series = 1.0f / 5040;
+  for (float factor : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) series = series * rest + factor;
+  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(turns) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  return series * power;
+}
+
+}  // namespace flambeau

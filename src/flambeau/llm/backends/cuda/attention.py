@@ -1,0 +1,262 @@
+"""Paged attention in Triton; its plain version is eager.PagedAttention.
+
+A program has a few tokens of a sequence and keeps a running softmax over the places they attend to. In decode steps
+these places are split among several programs, because a GPU has many more processors than there are sequences and
+heads; a second kernel merges the splits. The number of splits is fixed, so one CUDA graph serves any length. Prompts
+are divided into tiles of tokens instead.
+
+Shapes: T tokens of the step · S sequences · B blocks of the longest · P blocks · K tokens of a block · H heads ·
+G key-value heads · D head size
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+
+PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
+MAX_SPLITS = 32
+MIN_ROWS = 16  # of a matrix product
+TILE_ROWS = 64  # of a prompt: its tokens times the heads that share keys and values
+
+
+@triton.jit(do_not_specialize=["table_stride"])  # type: ignore[untyped-decorator]
+def split_kv_attention(  # type: ignore[no-untyped-def]
+    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, tiles_ptr, out_ptr, sums_ptr, highs_ptr, totals_ptr,
+    scale, q_stride, table_stride,
+    WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """One split of the places that a sequence's tokens attend to, for the heads of one key-value head.
+
+    With QUERY_LEN > 0 every sequence has that many tokens. Otherwise a tile holds the sequence, its first token and the
+    end of its tokens.
+    """
+    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    row = tl.arange(0, ROWS)
+    if QUERY_LEN > 0:
+        token = sequence * QUERY_LEN + row // group
+        is_row = row < QUERY_LEN * group
+    else:
+        tile = tiles_ptr + 3 * sequence
+        sequence = tl.load(tile).to(tl.int32)
+        token = tl.load(tile + 1).to(tl.int32) + row // group
+        is_row = (token < tl.load(tile + 2)) & (row < ROWS // group * group)
+    head = kv_head * group + row % group
+    dimension = tl.arange(0, PADDED)
+    is_dimension = dimension < SIZE
+    position = tl.load(positions_ptr + token, mask=is_row, other=-1)
+    end = tl.max(position) + 1
+    first = end * 0
+    if WINDOW > 0:  # the start of the earliest token's window
+        earliest = tl.min(tl.where(is_row, position, end))
+        first = tl.maximum(earliest + 1 - WINDOW, 0) // PLACES * PLACES
+    share = tl.cdiv(tl.cdiv(end - first, SPLITS), PLACES) * PLACES
+    begin = first + split * share
+    stop = tl.minimum(begin + share, end)
+    wait_for_previous(OVERLAPS)
+
+    q_at = q_ptr + token[:, None] * q_stride + head[:, None] * SIZE + dimension[None, :]
+    q = tl.load(q_at, mask=is_row[:, None] & is_dimension[None, :], other=0.0)
+    high = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, PADDED], tl.float32)
+    for start in range(begin, stop, PLACES):
+        place = start + tl.arange(0, PLACES)
+        is_place = place < stop
+        block = tl.load(tables_ptr + sequence * table_stride + place // BLOCK_SIZE, mask=is_place, other=0)
+        slot = block * BLOCK_SIZE + place % BLOCK_SIZE
+        at = slot[:, None] * (KV_HEADS * SIZE) + kv_head * SIZE + dimension[None, :]
+        mask = is_place[:, None] & is_dimension[None, :]
+        k = tl.load(keys_ptr + at, mask=mask, other=0.0)
+        v = tl.load(values_ptr + at, mask=mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        behind = position[:, None] - place[None, :]
+        is_seen = (behind >= 0) & is_place[None, :]
+        if WINDOW > 0:
+            is_seen = is_seen & (behind < WINDOW)
+        scores = tl.where(is_seen, scores, -1.0e30)
+        higher = tl.maximum(high, tl.max(scores, 1))
+        weights = tl.where(is_seen, tl.exp(scores - higher[:, None]), 0.0)
+        shrink = tl.exp(high - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        high = higher
+    kept = (token.to(tl.int64) * HEADS + head) * SPLITS + split
+    at = kept[:, None] * SIZE + dimension[None, :]
+    mask = is_row[:, None] & is_dimension[None, :]
+    if SPLITS == 1:
+        y = sums / tl.maximum(total, 1.0)[:, None]  # the largest weight is 1; padding rows have a total of 0
+        tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        tl.store(highs_ptr + kept, high, mask=is_row)
+        tl.store(totals_ptr + kept, total, mask=is_row)
+        tl.store(sums_ptr + at, sums, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def merge_splits(  # type: ignore[no-untyped-def]
+    sums_ptr, highs_ptr, totals_ptr, out_ptr, SIZE: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Merge the splits of one token and head."""
+    row = tl.program_id(0).to(tl.int64)
+    split, dimension = tl.arange(0, SPLITS), tl.arange(0, PADDED)
+    is_dimension = dimension < SIZE
+    wait_for_previous(OVERLAPS)
+    high = tl.load(highs_ptr + row * SPLITS + split)
+    weight = tl.exp(high - tl.max(high, 0))
+    total = tl.sum(tl.load(totals_ptr + row * SPLITS + split) * weight, 0)
+    at = (row * SPLITS + split[:, None]) * SIZE + dimension[None, :]
+    sums = tl.load(sums_ptr + at, mask=is_dimension[None, :], other=0.0)
+    y = tl.sum(sums * weight[:, None], 0) / total
+    tl.store(out_ptr + row * SIZE + dimension, y.to(out_ptr.dtype.element_ty), mask=is_dimension)
+
+
+def num_splits(num_sequences: int, num_kv_heads: int) -> int:
+    """How many splits a sequence gets: a power of two that fills the GPU."""
+    wanted = max(1, PROGRAMS // (num_sequences * num_kv_heads))
+    return min(MAX_SPLITS, 1 << (wanted.bit_length() - 1))
+
+
+def attend(
+    q_THD: Tensor, keys: Tensor, values: Tensor, inputs: StepInputs, scale: float, window: int, tiles: Tensor | None
+) -> Tensor:
+    """Attention of each token over its sequence's keys and values [P, K, G, D]; a window of 0 means none.
+
+    `tiles` are given if sequences have different numbers of tokens.
+    """
+    if tiles is None:
+        return attend_uniform(
+            q_THD, keys, values, inputs.positions_T, inputs.block_tables_SB, inputs.query_len, scale, window
+        )
+    return launch_split_kv(
+        q_THD, keys, values, inputs.positions_T, inputs.block_tables_SB, tiles, 0, TILE_ROWS, 1, scale, window
+    )
+
+
+def attend_uniform(
+    q_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions_T: Tensor,
+    tables_SB: Tensor,
+    query_len: int,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """The same with `query_len` tokens in every sequence."""
+    rows = max(MIN_ROWS, triton.next_power_of_2(query_len * q_THD.shape[1] // keys.shape[2]))
+    splits = num_splits(tables_SB.shape[0], keys.shape[2])
+    return launch_split_kv(q_THD, keys, values, positions_T, tables_SB, None, query_len, rows, splits, scale, window)
+
+
+def launch_split_kv(
+    q_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions_T: Tensor,
+    tables_SB: Tensor,
+    tiles: Tensor | None,
+    query_len: int,
+    rows: int,
+    splits: int,
+    scale: float,
+    window: int,
+) -> Tensor:
+    q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
+    num_tokens, heads, size = q.shape
+    kv_heads, padded = keys.shape[2], max(16, triton.next_power_of_2(size))
+    out = torch.empty((num_tokens, heads, size), dtype=q.dtype, device=q.device)
+    sums = highs = totals = None
+    if splits > 1:
+        sums = torch.empty((num_tokens, heads, splits, size), dtype=torch.float32, device=q.device)
+        highs, totals = torch.empty((2, num_tokens, heads, splits), dtype=torch.float32, device=q.device)
+    launch: Any = split_kv_attention
+    launch[(tables_SB.shape[0] if tiles is None else len(tiles), kv_heads, splits)](
+        q, keys, values, tables_SB, positions_T, tiles, out, sums, highs, totals,
+        scale, q.stride(0), tables_SB.stride(0),
+        WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=padded,
+        BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=rows, PLACES=64,
+        **overlap_options(num_tokens), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        launch = merge_splits
+        launch[(num_tokens * heads,)](
+            sums, highs, totals, out, SIZE=size, PADDED=padded, SPLITS=splits,
+            **overlap_options(num_tokens), num_warps=2,
+        )  # fmt: skip
+    return out
+
+
+def make_tiles(query_starts: Tensor, num_heads_each: int) -> Tensor:
+    """Tiles [M, 3] of the sequences' tokens: the sequence, its first token and the end of its tokens."""
+    size, starts = TILE_ROWS // num_heads_each, query_starts.tolist()
+    tiles = [
+        (sequence, first, min(first + size, end))
+        for sequence, (start, end) in enumerate(itertools.pairwise(starts))
+        for first in range(start, end, size)
+    ]
+    return torch.tensor(tiles, dtype=torch.int64)
+
+
+def cache_kv(slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Write keys and values to their slots of [P, K, G, D]."""
+    keys.flatten(0, 1).index_copy_(0, slots_T, k_TGD)
+    values.flatten(0, 1).index_copy_(0, slots_T, v_TGD)
+
+
+def empty_output(q_THD: Tensor, *others: object) -> Tensor:
+    """The output's shape and type, for torch.compile."""
+    return torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+
+
+operators: Any = torch.library.Library("flambeau", "FRAGMENT")  # type: ignore[no-untyped-call]
+operators.define(
+    "paged_decode(Tensor q, Tensor keys, Tensor values, Tensor positions, Tensor tables, int query_len, float scale, "
+    "int window) -> Tensor"
+)
+operators.impl("paged_decode", attend_uniform, "CUDA")
+operators.impl("paged_decode", attend_uniform, "CPU")  # through Triton's interpreter, in tests
+operators._register_fake("paged_decode", empty_output)
+# An opaque operator: a compiler that benchmarks kernels would write to the cache of running sequences.
+operators.define("cache_kv(Tensor slots, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values) -> ()")
+operators.impl("cache_kv", cache_kv, "CUDA")
+operators.impl("cache_kv", cache_kv, "CPU")
+operators._register_fake("cache_kv", lambda *tensors: None)
+
+
+class TritonAttention:
+    """Attention of decode steps over the blocks of a cache; the keys and values of the step are written first."""
+
+    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
+        self._cache = cache
+        self._inputs = inputs
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+        """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
+        cache, inputs = self._cache, self._inputs
+        torch.ops.flambeau.cache_kv(inputs.slots_T, k, v, cache.keys[layer], cache.values[layer])
+        y: Tensor = torch.ops.flambeau.paged_decode(
+            q,
+            cache.keys[layer],
+            cache.values[layer],
+            inputs.positions_T,
+            inputs.block_tables_SB,
+            inputs.query_len,
+            scale,
+            window or 0,
+        )
+        return y

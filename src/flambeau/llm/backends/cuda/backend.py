@@ -1,0 +1,195 @@
+"""CudaBackend: runs eagerly until CUDA graphs of a faster step can be captured, then replays those.
+
+The captured step is the Triton kernels' for a dense network, which also compute prompts, else what Inductor compiles.
+Steps are compiled in the background and captured between two steps by the thread that runs them. There is a graph for
+each of a few batch sizes; other batches are padded to the next size.
+
+Shapes: T tokens of the step · N rows of them · S sequences · J further tokens of each · V vocabulary
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.backends import inductor
+from flambeau.llm.backends.cuda.graphs import SIZES, CapturedStep, InputBuffers, size_for
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, Greedy
+from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode, summary
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.transformer import Attend, Transformer
+from flambeau.llm.sampling.sampler import argmax_tokens
+
+if TYPE_CHECKING:
+    from flambeau.llm.backends.cuda.network import CudaNetwork
+
+log = logging.getLogger(__name__)
+
+KERNELS = "kernels"
+COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
+PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
+
+
+class CudaBackend:
+    """Decode steps by the graphs captured so far; every other step by EagerBackend."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        *,
+        max_num_seqs: int = 64,
+        max_blocks: int = 1,
+        name: str = "the model",
+    ) -> None:
+        self.model, self.cache = model, cache
+        self.device = cache.keys[0].device
+        self.decode_path = PLAIN_PYTORCH
+        self._name = name  # in log lines
+        self._eager = EagerBackend(model, cache)
+        self._compiler = BackgroundCompiler()
+        self._max_blocks = max_blocks
+        self._max_size = size_for(max_num_seqs) or SIZES[-1]
+        self._network: CudaNetwork | None = None
+        self._captured: dict[tuple[int, int], CapturedStep] = {}  # (query_len, batch size) → graph
+        self._not_capturable: set[tuple[int, int]] = set()
+        self._pool: Any = None  # of memory, shared by the graphs
+        self._side_stream: Any = None  # of the background thread
+        self._compiler.find(KERNELS, self._build_kernels)
+
+    @property
+    def greedy(self) -> Greedy:
+        return self
+
+    @torch.inference_mode()
+    def decode(self, inputs: StepInputs) -> Tensor:
+        with torch.cuda.device(self.device):
+            graph = self._find(inputs)
+            return self._eager.decode(inputs) if graph is None else graph.run(inputs)
+
+    @torch.inference_mode()
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        computes = self._network or self._eager
+        with torch.cuda.device(self.device):
+            return computes.prefill(inputs, rows_N)
+
+    @torch.inference_mode()
+    def argmax(self, inputs: StepInputs) -> Tensor:
+        with torch.cuda.device(self.device):
+            graph = self._find(inputs)
+            return argmax_tokens(self._eager.decode(inputs)).cpu() if graph is None else graph.argmax(inputs)
+
+    def argmax_steps(self, first: StepInputs, positions_JS: Tensor, slots_JS: Tensor) -> Tensor:
+        num_sequences = len(first.context_lens_S)
+        starts = torch.arange(num_sequences + 1)
+        found = [self.argmax(first).view(num_sequences, -1)[:, -1].clamp_(min=0)]
+        for positions_S, slots_S in zip(positions_JS, slots_JS, strict=True):
+            places = positions_S, slots_S, starts, positions_S + 1, first.block_tables_SB
+            found.append(self.argmax(StepInputs(found[-1], *places, query_len=1)).clamp_(min=0))
+        return torch.stack(found)
+
+    def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
+        return self._compiler.wait(timeout_s)
+
+    def close(self) -> None:
+        self._compiler.close()
+
+    def _find(self, inputs: StepInputs) -> CapturedStep | None:
+        """The graph for such a step; captured here if its step was compiled since the last call."""
+        size = size_for(inputs.context_lens_S.shape[0])
+        if size is None or size > self._max_size or inputs.block_tables_SB.shape[1] > self._max_blocks:
+            return None
+        key = (inputs.query_len, size)
+        graph = self._captured.get(key)
+        if graph is None and key not in self._not_capturable:
+            step = self._compiler.find(key, lambda: self._compile(*key))
+            graph = None if step is None else self._capture(key, step)
+        if graph is None:  # use a larger one meanwhile
+            graph = self._captured.get((inputs.query_len, min(self._sizes_of(inputs.query_len, size), default=0)))
+        return graph
+
+    def _capture(self, key: tuple[int, int], step: Decode) -> CapturedStep | None:
+        """Capture a step; None if that is not possible now, or not at all."""
+        if not COMPILING.acquire(blocking=False):
+            return None
+        stream = torch.cuda.current_stream()
+        try:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._captured[key] = CapturedStep(step, self._dummy_inputs(*key), self._pool)
+        except RuntimeError as error:  # for example out of memory
+            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
+            self._not_capturable.add(key)
+            log.warning("steps of %d sequences are not captured and stay slower: %s", key[1], summary(error))
+            return None
+        finally:
+            COMPILING.release()
+        self._switch()
+        return self._captured[key]
+
+    def _sizes_of(self, query_len: int, min_size: int) -> list[int]:
+        """The batch sizes of captured graphs with this query length."""
+        return [size for length, size in self._captured if length == query_len and size >= min_size]
+
+    def _switch(self) -> None:
+        """Log the new decode path once; other shapes of a step follow as they are captured."""
+        if self.decode_path == PLAIN_PYTORCH:
+            self.decode_path = f"CUDA graphs of {'Inductor' if self._network is None else 'GPU kernels'}"
+            log.info("%s is decoded by %s from now on", self._name, self.decode_path)
+
+    # ---- in the background thread ----
+
+    def _build_kernels(self) -> Decode:
+        """Compile the Triton kernels; if this GPU cannot use them, Inductor is used."""
+        inductor.use_persistent_cache()
+        try:
+            from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute  # Triton may not be installed
+
+            if can_compute(self.model, self.cache):
+                network = CudaNetwork(self.model, self.cache)
+                with torch.inference_mode(), self._on_side_stream():
+                    for length in PROMPT_LENGTHS:
+                        prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
+                        network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
+                self._network = network
+        except ImportError as error:
+            log.warning("decoding is slower without Triton: pip install triton (%s)", error)
+        except Exception as error:
+            log.warning("the GPU kernels cannot be used here, Inductor is used: %s", summary(error))
+            log.debug("the GPU kernels failed", exc_info=True)
+        return self._eager.decode
+
+    @torch.inference_mode()
+    def _compile(self, query_len: int, size: int) -> Decode:
+        """The step to capture, run once so that everything it needs is compiled."""
+        with self._on_side_stream():
+            example = InputBuffers(self._dummy_inputs(query_len, size)).inputs  # kernels depend on the alignment
+            if self._network is None:
+                with COMPILING:
+                    return inductor.compile_step(self.model, self.cache, query_len, triton_attention, example)
+            self._network.run(example)
+            return self._network.run
+
+    @contextmanager
+    def _on_side_stream(self) -> Iterator[None]:
+        """Run on a stream of its own, and wait for it at the end."""
+        self._side_stream = self._side_stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.device), torch.cuda.stream(self._side_stream):
+            yield
+            self._side_stream.synchronize()
+
+    def _dummy_inputs(self, query_len: int, size: int) -> StepInputs:
+        return inductor.dummy_inputs(size, query_len, self._max_blocks, self.device)
+
+
+def triton_attention(cache: KVCache, inputs: StepInputs) -> Attend:
+    from flambeau.llm.backends.cuda.attention import TritonAttention  # Triton may not be installed
+
+    return TritonAttention(cache, inputs)

@@ -1,0 +1,201 @@
+"""Linear layers for a few rows, in Triton: they are bound by reading the matrix once. The plain version is the layer.
+
+One row is multiplied by plain threads, several rows by tensor cores. With tensor cores, a matrix with few outputs is
+split along its inputs among several programs; the next kernel adds up their sums. Many rows are bound by arithmetic,
+where torch's own products are best.
+
+Kernels for one row start while the kernel before them ends. They read their weights before they wait for their input.
+
+Shapes: T rows · N outputs · K inputs · S parts of a sum
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.backends.cuda.int4 import multiply_one_row_int4, multiply_rows_int4
+from flambeau.llm.backends.cuda.launch import overlap_options, store_one_row, store_rows, wait_for_previous
+
+MAX_ROWS = 64
+MAX_INT4_ROWS = 4 * MAX_ROWS  # widening 4 bits beforehand takes as long as several launches
+MIN_ROWS = 16  # of a product on tensor cores
+PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
+MAX_PARTS = 4
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply_one_row(  # type: ignore[no-untyped-def]
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, y_ptr,
+    N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
+    GATES: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of one row; in a gated layer each is the product of two that are N rows apart."""
+    n = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    is_output = n < N
+    k = tl.arange(0, BLOCK)
+    rows = weight_ptr + n[:, None].to(tl.int64) * K
+    mask = is_output[:, None] & (k < K)[None, :]
+    weights = tl.load(rows + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+    if GATES:
+        others = tl.load(rows + N * K + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+    wait_for_previous(OVERLAPS)
+    sums = tl.zeros([EACH, BLOCK], tl.float32)
+    other_sums = tl.zeros([EACH, BLOCK], tl.float32)
+    for start in tl.static_range(0, K, BLOCK):
+        place = start + k
+        if start > 0:
+            mask = is_output[:, None] & (place < K)[None, :]
+            weights = tl.load(rows + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            if GATES:
+                others = tl.load(rows + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + place, mask=place < K, other=0.0).to(tl.float32)
+        sums += weights.to(tl.float32) * x[None, :]
+        if GATES:
+            other_sums += others.to(tl.float32) * x[None, :]
+    y = tl.sum(sums, 1)
+    other = tl.sum(other_sums, 1)
+    if HAS_SCALE:
+        y *= tl.load(scale_ptr + n, mask=is_output, other=0.0).to(tl.float32)
+        if GATES:
+            other *= tl.load(scale_ptr + N + n, mask=is_output, other=0.0).to(tl.float32)
+    store_one_row(y, other, bias_ptr, y_ptr, n, is_output, N, GATES, HAS_BIAS)
+
+
+@triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
+def multiply_rows(  # type: ignore[no-untyped-def]
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, y_ptr, T,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of all rows, or one part of their sums."""
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(1)
+    t = tl.arange(0, ROWS)
+    k = tl.arange(0, BLOCK)
+    is_row, is_column = t < T, n < N
+    columns = weight_ptr + n[:, None].to(tl.int64) * K
+    share: tl.constexpr = (K + PARTS * BLOCK - 1) // (PARTS * BLOCK) * BLOCK
+    wait_for_previous(OVERLAPS)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    other_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, share, BLOCK):
+        place = part * share + start + k
+        is_place = place < K
+        x = tl.load(x_ptr + t[:, None] * K + place[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0)
+        mask = is_column[:, None] & is_place[None, :]
+        weights = tl.load(columns + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first").to(x.dtype)
+        sums = tl.dot(x, tl.trans(weights), sums, input_precision="ieee")
+        if GATES:
+            others = tl.load(columns + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            other_sums = tl.dot(x, tl.trans(others.to(x.dtype)), other_sums, input_precision="ieee")
+    if HAS_SCALE:
+        sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        if GATES:
+            other_sums *= tl.load(scale_ptr + N + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    store_rows(sums, other_sums, bias_ptr, y_ptr, n, t, part, T, N, GATES, HAS_BIAS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLinear:
+    """A linear layer with its tensors as the kernels read them."""
+
+    layer: nn.Module
+    weight: Tensor  # [N, K]; 4-bit weights: two in a byte
+    bias: Tensor | None = None
+    gates: bool = False  # half of the outputs gate the other half
+    scale: Tensor | None = None  # of each output [N], or of each group
+    minimums: Tensor | None = None  # of each group of 4-bit weights
+    group_size: int = 0  # of 4-bit weights
+
+    @property
+    def width(self) -> int:
+        """The number of outputs without gates."""
+        return self.weight.shape[0] // (2 if self.gates else 1)
+
+    @property
+    def size(self) -> int:
+        """The number of inputs."""
+        return self.weight.shape[1] * (2 if self.group_size else 1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] to [T, N], or to parts [S, T, N] of that sum; a gated layer has half as many outputs."""
+        if not len(x):
+            return x.new_empty(0, self.width)
+        if len(x) <= MAX_ROWS:
+            return one_row(x, self) if len(x) == 1 else few_rows(x, self)
+        if self.group_size and len(x) <= MAX_INT4_ROWS:
+            return torch.cat([few_rows(some, self) for some in torch.split(x, MAX_ROWS)], dim=-2)
+        y: Tensor = self.layer(x)
+        if not self.gates:
+            return y
+        gate, up = y.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
+    """[1, K] to [1, N]."""
+    width, size = linear.width, linear.size
+    y = torch.empty((1, width), dtype=x.dtype, device=x.device)
+    each, block, warps = one_row_shape(size, linear.weight.dtype)
+    options = {"num_warps": warps, **overlap_options(1)}
+    tensors, flags, launch = kernel_arguments(x, linear, y, multiply_one_row, multiply_one_row_int4)
+    launch[(triton.cdiv(width, each),)](*tensors, N=width, K=size, EACH=each, BLOCK=block, **flags, **options)
+    return y
+
+
+def few_rows(x: Tensor, linear: KernelLinear) -> Tensor:
+    """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32."""
+    width, size, num_rows = linear.width, linear.size, len(x)
+    columns, block, stages, parts = few_rows_shape(width, x.dtype, linear.weight.dtype, gates=linear.gates)
+    shape, dtype = ((num_rows, width), x.dtype) if parts == 1 else ((parts, num_rows, width), torch.float32)
+    y = torch.empty(shape, dtype=dtype, device=x.device)
+    tensors, flags, launch = kernel_arguments(x, linear, y, multiply_rows, multiply_rows_int4)
+    if not linear.group_size:
+        flags["BLOCK"] = block
+    launch[(triton.cdiv(width, columns), parts)](
+        *tensors, num_rows,
+        N=width, K=size, ROWS=max(MIN_ROWS, triton.next_power_of_2(num_rows)), COLUMNS=columns, PARTS=parts,
+        **flags, **overlap_options(num_rows), num_warps=4, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+def kernel_arguments(
+    x: Tensor, linear: KernelLinear, y: Tensor, plain: Any, int4: Any
+) -> tuple[list[Any], dict[str, Any], Any]:
+    """The tensors and flags of a layer, and the kernel that takes them."""
+    flags: dict[str, Any] = {"GATES": linear.gates, "HAS_BIAS": linear.bias is not None}
+    if linear.group_size:
+        tensors = [x, linear.weight, linear.scale, linear.minimums, linear.bias, y]
+        return tensors, {**flags, "GROUP": linear.group_size}, int4
+    return [x, linear.weight, linear.scale, linear.bias, y], {**flags, "HAS_SCALE": linear.scale is not None}, plain
+
+
+def one_row_shape(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Outputs of a program, inputs that it reads at a time, and warps: the best of those measured."""
+    block, is_long = triton.next_power_of_2(size), size > 4096
+    if dtype.itemsize > 1:
+        return (1, 1024, 1) if is_long else (1, block, max(1, min(8, block // 512)))
+    # Widening weights takes time too: inputs are read once for several outputs.
+    return (4, min(512, block), 2) if dtype.is_floating_point and not is_long else (4, min(1024, block), 4)
+
+
+def few_rows_shape(
+    width: int, dtype: torch.dtype, weight_dtype: torch.dtype, *, gates: bool
+) -> tuple[int, int, int, int]:
+    """Outputs of a program, inputs that it reads at a time, pipeline stages, and parts of the sum."""
+    if dtype == torch.float32:
+        columns, block, stages = 32 if gates else 64, 64, 3
+    else:
+        columns, block, stages = (64, 128, 3) if gates else (64, 64, 5) if weight_dtype.itemsize > 1 else (64, 128, 4)
+    parts = 1
+    while not gates and parts < MAX_PARTS and parts * -(-width // columns) < PROGRAMS:
+        parts *= 2
+    return columns, block, stages, parts

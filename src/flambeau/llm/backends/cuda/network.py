@@ -1,0 +1,137 @@
+"""CudaNetwork: steps of a dense Llama-shaped network by the Triton kernels; tested against EagerBackend.
+
+A step is a list of launches that can be captured as a graph. Only the kernels are compiled, which takes seconds.
+
+Shapes: T tokens of the step · N rows of them · S parts of a sum · E hidden · V vocabulary
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.backends.cuda.attention import TILE_ROWS, attend, make_tiles
+from flambeau.llm.backends.cuda.linear import KernelLinear
+from flambeau.llm.backends.cuda.norm import normalize
+from flambeau.llm.backends.cuda.rope import rope
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.transformer import Attention, Transformer, is_unmodified
+from flambeau.llm.quantize.fast_layers import CudaFp8Linear, CudaInt4Linear
+from flambeau.llm.quantize.row_scaled import RowScaledLinear
+
+QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaLayer:
+    """The tensors of one layer."""
+
+    attention: Attention
+    gains: tuple[Tensor, Tensor]  # of the norms before attention and before the feed-forward layer
+    qk_gains: tuple[Tensor, Tensor] | None
+    qkv: KernelLinear
+    out: KernelLinear
+    gate_up: KernelLinear
+    down: KernelLinear
+    keys: Tensor
+    values: Tensor
+
+
+class CudaNetwork:
+    """A network and its cache as the kernels read them."""
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        arch, body = model.arch, model.model
+        self._epsilon, self._num_heads = arch.norm_epsilon, arch.num_heads
+        self._embedding = body.embed_tokens.weight
+        self._head = kernel_linear(tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head)
+        self._last_gain = body.norm.weight
+        self._device = self._last_gain.device
+        self._tables = model.rotation.cos, model.rotation.sin
+        self._layers = [cuda_layer(layer, cache, i) for i, layer in enumerate(body.layers)]
+
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        """The logits [N, V] of the tokens at `rows_N`; sequences have any number of tokens."""
+        tiles = make_tiles(inputs.query_starts, self._num_heads // self._layers[0].keys.shape[2])
+        return self.run(inputs.to(self._device), rows_N.to(self._device), tiles.to(self._device))
+
+    def run(self, inputs: StepInputs, rows_N: Tensor | None = None, tiles: Tensor | None = None) -> Tensor:
+        """The logits [N, V] of these tokens, or [T, V] of all of them, in float32."""
+        x_TE = F.embedding(inputs.ids_T, self._embedding)
+        sums: Tensor | None = None
+        for layer in self._layers:
+            qkv = layer.qkv(normalize(x_TE, layer.gains[0], self._epsilon, sums))
+            sums = layer.out(self._attend(layer, qkv, inputs, tiles))
+            gated = layer.gate_up(normalize(x_TE, layer.gains[1], self._epsilon, sums))
+            sums = layer.down(gated)
+        hidden_TE = normalize(x_TE, self._last_gain, self._epsilon, sums)
+        logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
+        return logits.sum(0) if logits.dim() == 3 else logits.float()
+
+    def _attend(self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None) -> Tensor:
+        """The outputs of attention [T, H·D]."""
+        attention = layer.attention
+        q_THD = rope(
+            qkv,
+            layer.keys,
+            layer.values,
+            inputs.positions_T,
+            inputs.slots_T,
+            self._tables if attention.is_rotated else None,
+            layer.qk_gains,
+            self._epsilon,
+            self._num_heads,
+        )
+        window = attention.window or 0
+        return attend(q_THD, layer.keys, layer.values, inputs, attention.scale, window, tiles).flatten(1)
+
+
+def cuda_layer(layer: Any, cache: KVCache, number: int) -> CudaLayer:
+    """The tensors of a layer and its part of the cache."""
+    attention, mlp = layer.self_attn, layer.mlp
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    return CudaLayer(
+        attention=attention,
+        gains=(layer.input_layernorm.weight, layer.post_attention_layernorm.weight),
+        qk_gains=None if q_norm is None else (q_norm.weight, k_norm.weight),
+        qkv=kernel_linear(attention.qkv_proj),
+        out=kernel_linear(attention.o_proj),
+        gate_up=kernel_linear(mlp.gate_up_proj, gates=True),
+        down=kernel_linear(mlp.down_proj),
+        keys=cache.keys[number],
+        values=cache.values[number],
+    )
+
+
+def kernel_linear(layer: nn.Module, *, gates: bool = False) -> KernelLinear:
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    assert isinstance(weight, Tensor)
+    linear = KernelLinear(layer=layer, weight=weight, bias=bias, gates=gates)
+    if isinstance(layer, (RowScaledLinear, CudaFp8Linear)):
+        return replace(linear, scale=layer.scale.flatten())
+    if isinstance(layer, CudaInt4Linear):
+        return replace(linear, scale=layer.scales, minimums=layer.minimums, group_size=layer.group_size)
+    return linear
+
+
+def tied_head(embedding: nn.Embedding) -> nn.Linear:
+    """A linear layer with the weights of the embedding."""
+    head = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False, device="meta")
+    head.weight = embedding.weight
+    return head
+
+
+def can_compute(model: Transformer, cache: KVCache) -> bool:
+    """Whether the kernels support a network: on an NVIDIA GPU; no experts, not sharded."""
+    arch = model.arch
+    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or arch.num_experts:
+        return False
+    if arch.num_heads // arch.num_kv_heads > TILE_ROWS:
+        return False
+    are_alike = all(p.dtype == cache.keys[0].dtype and p.is_contiguous() for p in model.parameters())
+    return are_alike and all(is_unmodified(module, QUANTIZED) for module in model.modules())

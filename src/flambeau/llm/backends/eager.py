@@ -1,0 +1,128 @@
+"""EagerBackend: plain PyTorch, one operation after another. Every faster kernel is tested against this code.
+
+Shapes: T tokens of the step · N rows of them · S sequences · Q tokens of each in this step · C cached tokens · H heads
+· G key-value heads · D head size · V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, Greedy
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.transformer import Attend, Transformer
+
+
+class WholeAttention:
+    """Attention without a cache: the tokens […, T] are whole sequences."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+        """From q […, T, H, D] and k, v […, T, G, D] to […, T, H, D]."""
+        length = q.shape[-3]
+        positions = torch.arange(length, device=q.device)
+        mask = attention_mask(positions, positions, window)
+        q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+        return y.transpose(-3, -2)
+
+
+class PagedAttention:
+    """Attention over the blocks of a cache; the keys and values of the step are written first."""
+
+    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
+        self._cache = cache
+        self._inputs = inputs
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+        """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
+        cache, inputs = self._cache, self._inputs
+        cache.write(layer, inputs.slots_T, k, v)
+        attend = attend_uniform if inputs.query_len else attend_ragged
+        return attend(q, cache.keys[layer], cache.values[layer], inputs, scale, window)
+
+
+def attend_uniform(
+    q_THD: Tensor, keys: Tensor, values: Tensor, inputs: StepInputs, scale: float, window: int | None
+) -> Tensor:
+    """For sequences with the same number of tokens: shapes depend on nothing else."""
+    length = inputs.query_len
+    q_SHQD = q_THD.view(-1, length, *q_THD.shape[1:]).transpose(1, 2)
+    k_SGCD = keys[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2)
+    v_SGCD = values[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2)
+    places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
+    positions_SQ = inputs.positions_T.view(-1, length)
+    mask_SQC = attention_mask(positions_SQ, places_C, window)
+    # Old contents of a block may be NaN, which a weight of 0 does not remove.
+    is_old = (places_C > positions_SQ.amax(1, keepdim=True))[:, None, :, None]
+    k_SGCD, v_SGCD = k_SGCD.masked_fill_(is_old, 0), v_SGCD.masked_fill_(is_old, 0)
+    y_SHQD = F.scaled_dot_product_attention(
+        q_SHQD, k_SGCD, v_SGCD, attn_mask=mask_SQC.unsqueeze(1), scale=scale, enable_gqa=True
+    )
+    return y_SHQD.transpose(1, 2).flatten(0, 1)
+
+
+def attend_ragged(
+    q_THD: Tensor, keys: Tensor, values: Tensor, inputs: StepInputs, scale: float, window: int | None
+) -> Tensor:
+    """For sequences with different numbers of tokens, one after another."""
+    starts = inputs.query_starts.tolist()
+    pieces = []
+    for i, length in enumerate(inputs.context_lens_S.tolist()):
+        tokens = slice(starts[i], starts[i + 1])
+        blocks = inputs.block_tables_SB[i, : -(-length // keys.shape[1])]
+        k_GCD = keys[blocks].flatten(0, 1)[:length].transpose(0, 1)
+        v_GCD = values[blocks].flatten(0, 1)[:length].transpose(0, 1)
+        mask_QC = attention_mask(inputs.positions_T[tokens], torch.arange(length, device=keys.device), window)
+        q_HQD = q_THD[tokens].transpose(0, 1)
+        y_HQD = F.scaled_dot_product_attention(
+            q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), attn_mask=mask_QC, scale=scale, enable_gqa=True
+        )
+        pieces.append(y_HQD[0].transpose(0, 1))
+    return torch.cat(pieces)
+
+
+def attention_mask(positions: Tensor, places_C: Tensor, window: int | None) -> Tensor:
+    """Which cached places […, Q, C] the token at each position […, Q] attends to."""
+    behind = positions.unsqueeze(-1) - places_C
+    mask = behind >= 0
+    return mask if window is None else mask & (behind < window)
+
+
+AttentionFactory = Callable[[KVCache, StepInputs], Attend]
+
+
+class EagerBackend:
+    """Runs the network as it is written; `attention` gives the attention of a step."""
+
+    greedy: Greedy | None = None
+    decode_path = PLAIN_PYTORCH
+
+    def __init__(self, model: Transformer, cache: KVCache, attention: AttentionFactory = PagedAttention) -> None:
+        self.model = model
+        self.cache = cache
+        self.device = cache.keys[0].device
+        self._attention = attention
+
+    @torch.inference_mode()
+    def decode(self, inputs: StepInputs) -> Tensor:
+        return self.model.logits(self._hidden(inputs))
+
+    @torch.inference_mode()
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        return self.model.logits(self._hidden(inputs)[rows_N.to(self.device)])
+
+    def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing runs in the background."""
+
+    def _hidden(self, inputs: StepInputs) -> Tensor:
+        inputs = inputs.to(self.device)
+        attend = self._attention(self.cache, inputs)
+        return self.model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]

@@ -1,0 +1,143 @@
+"""Which tensor of a checkpoint fills which part of which parameter; decided before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.tensor_names import (
+    IGNORED,
+    ParameterSlice,
+    Region,
+    canonical_name,
+    layouts,
+    num_interleaved_heads,
+    parts_of,
+    to_halves,
+)
+from flambeau.llm.models.transformer import Transformer
+
+ShardFunction = Callable[[str, Tensor], Tensor]
+Cut = Callable[[Tensor], Tensor]
+
+MAX_NAMES = 5  # tensors of each kind in an error message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One stored tensor and the part of a parameter that it fills."""
+
+    stored: StoredTensor
+    cut: Cut  # takes and arranges the needed part of the tensor
+    parameter: str
+    region: Region
+    num_bytes: int
+
+    @property
+    def owner(self) -> str:
+        """The name of the module that has the parameter."""
+        return self.parameter.rpartition(".")[0]
+
+
+@dataclass(slots=True)
+class WeightMismatches:
+    """Everything that is wrong with a checkpoint, for one error."""
+
+    missing: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    ill_shaped: list[str] = field(default_factory=list)
+
+    def raise_if_any(self, files: list[WeightFile]) -> None:
+        kinds = {"missing": self.missing, "not known": self.unknown, "of another shape or type": self.ill_shaped}
+        if any(kinds.values()):
+            found = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items() if names)
+            where = files[0].path if len(files) == 1 else f"{files[0].path.parent} ({len(files)} files)"
+            raise CheckpointError(f"the weights in {where} do not fit the architecture: {found}")
+
+
+def map_weights(
+    model: Transformer, arch: Architecture, files: list[WeightFile], shard: ShardFunction | None
+) -> list[Placement]:
+    """A placement for every tensor, so that every parameter is filled; `arch` describes the files."""
+    targets = parameters_of(model)
+    choices = {name: layouts(model.arch, name, target) for name, target in targets.items()}
+    places = {name: place for one in choices.values() for layout in reversed(one) for name, place in layout.items()}
+    mismatches, found, placements = WeightMismatches(), set(), []
+    for stored in (stored for file in files for stored in file if not is_ignored(model, stored.name)):
+        for name, cut in cuts(arch, stored, shard):
+            found.add(name)
+            if name not in places:
+                mismatches.unknown.append(f"{stored.name} ({stored.file.path.name})")
+                continue
+            given = cut(torch.empty(stored.shape, dtype=stored.dtype, device="meta"))
+            if problem := mismatch(given, part_of(targets, places[name])):
+                mismatches.ill_shaped.append(f"{stored.name} ({problem} in {stored.file.path.name})")
+                continue
+            placements.append(to_placement(stored, cut, places[name], given))
+    for one in choices.values():
+        if not any(layout.keys() <= found for layout in one):
+            mismatches.missing += sorted(one[0].keys() - found)
+    mismatches.raise_if_any(files)
+    return placements
+
+
+def parameters_of(model: Transformer) -> dict[str, Tensor]:
+    """All parameters and buffers that a checkpoint holds."""
+    return model.state_dict(keep_vars=True)
+
+
+def is_ignored(model: Transformer, name: str) -> bool:
+    """Whether a tensor is not needed: rotary angles of old files, and the second copy of tied embeddings."""
+    return bool(IGNORED.search(name)) or (model.lm_head is None and canonical_name(name) == "lm_head.weight")
+
+
+def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) -> Iterator[tuple[str, Cut]]:
+    """The tensors that a stored one is cut into, by canonical name."""
+    name, heads = canonical_name(stored.name), num_interleaved_heads(arch, stored.name)
+    is_interleaved = 0 < heads * arch.head_size <= stored.shape[0]
+
+    def arrange(tensor: Tensor) -> Tensor:
+        if not is_interleaved or tensor.is_meta:  # only the shape is needed
+            return tensor
+        return to_halves(tensor, heads, arch.head_size)
+
+    if shard is None:
+        yield name, arrange
+        return
+
+    def cut_part(tensor: Tensor, part: str, region: Region) -> Tensor:
+        return shard(part, arrange(tensor)[region] if region else arrange(tensor))
+
+    for part, region in parts_of(arch, name, torch.empty(stored.shape, device="meta")).items():
+        yield part, partial(cut_part, part=part, region=region)
+
+
+def part_of(targets: dict[str, Tensor], place: ParameterSlice) -> Tensor:
+    target = targets[place.parameter]
+    return target[place.region] if place.region else target
+
+
+def mismatch(given: Tensor, wanted: Tensor) -> str:
+    """How a tensor differs from the part that it fills; empty if it fits."""
+    if given.shape != wanted.shape:
+        return f"{list(given.shape)} instead of {list(wanted.shape)}"
+    if given.dtype != wanted.dtype and not (given.is_floating_point() and wanted.is_floating_point()):
+        return f"{given.dtype} instead of {wanted.dtype}"
+    return ""
+
+
+def to_placement(stored: StoredTensor, cut: Cut, place: ParameterSlice, given: Tensor) -> Placement:
+    return Placement(stored=stored, cut=cut, parameter=place.parameter, region=place.region, num_bytes=given.nbytes)
+
+
+def listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

@@ -1,1 +1,0 @@
-"""From the tokens of a step to logits: plain, compiled, or on several ranks."""

@@ -1,0 +1,260 @@
+"""Scheduler: plans which sequences run in a step and how many tokens of each, and applies the step's results.
+
+Sequences that decode come first. Then prompts follow in order of arrival, in chunks of what the step has left; a long
+prompt leaves room for those behind it. When blocks run out, the sequence that arrived last is preempted: it frees its
+blocks and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from flambeau.llm.core.block_pool import BlockPool
+from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
+from flambeau.llm.core.sequence import Sequence
+from flambeau.llm.core.stop_criteria import append_tokens
+
+NO_FINITE_LOGITS = (
+    "the network's logits are no finite numbers, or the request's settings leave no token to choose; check the "
+    "checkpoint and its dtype (float16 overflows where bfloat16 does not), and logit_bias"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `length` tokens of a prompt that are not computed."""
+
+    sequence: Sequence
+    length: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence gets its next token after this chunk."""
+        return self.sequence.num_computed + self.length == len(self.sequence.tokens)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step computes."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)  # their blocks were freed for others
+    lookahead: int = 0  # proposed tokens that each decoding sequence has room for
+
+    @property
+    def finished_prompts(self) -> list[Sequence]:
+        """Sequences whose prompt is computed to the end in this step, so that they get a token too."""
+        return [chunk.sequence for chunk in self.chunks if chunk.is_last]
+
+
+def ignore_removal(sequence: Sequence) -> None:
+    """The default for `on_remove`."""
+
+
+class Scheduler:
+    """Waiting and running sequences, in order of arrival. `on_remove` is called for each that leaves for good."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_step_tokens: int,
+        eos_ids: Collection[int] = (),
+        on_remove: Callable[[Sequence], None] = ignore_removal,
+    ) -> None:
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._max_step_tokens = max_step_tokens
+        self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode
+        self._eos_ids = eos_ids
+        self._on_remove = on_remove
+        self._requests: dict[str, list[Sequence]] = {}  # request id → its choices
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preempted = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    # ---- requests ----
+
+    def add(self, choices: Many[Sequence]) -> None:
+        """Queue the choices of a request. Choices with the same prompt wait until the first has computed it."""
+        self._requests[choices[0].request_id] = [*choices]
+        if any(sequence.num_generated for sequence in choices):  # a resumed request: the choices differ
+            self.waiting.extend(choices)
+        else:
+            choices[0].siblings = [*choices[1:]]
+            self.waiting.append(choices[0])
+
+    def cancel(self, request_id: str) -> None:
+        """Remove a request's choices; unknown ids are ignored."""
+        for sequence in self._requests.pop(request_id, []):
+            self.remove(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Drop a sequence and free its blocks."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._free(sequence)
+        self._on_remove(sequence)
+
+    # ---- before a step ----
+
+    def plan(self, lookahead: int = 0) -> StepPlan:
+        """Plan the next step, with room for `lookahead` proposed tokens per decoding sequence if blocks allow it."""
+        if lookahead and not self._has_room(lookahead):
+            lookahead = 0
+        plan = StepPlan(lookahead=lookahead)
+        self._plan_decodes(plan, lookahead)
+        left = max(self._max_step_tokens - len(plan.decodes) * (1 + lookahead), self._min_prompt_tokens)
+        prompts: list[Sequence] = []
+        if len(plan.decodes) < len(self.running):
+            prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+        for i, sequence in enumerate(prompts, 1):
+            if left > 0:
+                left -= self._add_chunk(plan, sequence, left, has_others=i < len(prompts) or bool(self.waiting))
+        while left > 0 and self.waiting and len(self.running) < self._max_num_seqs and self._admit(self.waiting[0]):
+            sequence = self.waiting.popleft()
+            self.running.append(sequence)
+            left -= self._add_chunk(plan, sequence, left, has_others=bool(self.waiting))
+        return plan
+
+    def _has_room(self, lookahead: int) -> bool:
+        """Whether all decoding sequences can have blocks for proposed tokens; none is preempted for those."""
+        decoding = (sequence for sequence in self.running if sequence.is_decoding)
+        return sum(self._num_missing(sequence, lookahead) for sequence in decoding) <= self._pool.num_free
+
+    def _num_missing(self, sequence: Sequence, lookahead: int) -> int:
+        """Blocks needed for the next token and the proposed ones."""
+        length = len(sequence.tokens)
+        if lookahead:
+            length += max(0, min(lookahead, sequence.room - 1))
+        return max(0, self._pool.num_needed(length) - len(sequence.blocks))
+
+    def _plan_decodes(self, plan: StepPlan, lookahead: int) -> None:
+        for sequence in [*self.running]:
+            if sequence.blocks and sequence.is_decoding and self._reserve(sequence, lookahead, plan):
+                plan.decodes.append(sequence)
+
+    def _reserve(self, sequence: Sequence, lookahead: int, plan: StepPlan) -> bool:
+        """Allocate the blocks it needs, preempting the latest arrivals; False if it was preempted itself."""
+        needed = self._num_missing(sequence, lookahead)
+        if not needed:
+            return True
+        while needed > self._pool.num_free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            plan.preempted.append(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks += self._pool.allocate(needed)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preempted += 1
+        self.running.remove(sequence)
+        self._free(sequence)
+        self.waiting.appendleft(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self._pool.free(sequence.blocks)
+        sequence.blocks = []
+        sequence.num_computed = sequence.num_cached_blocks = sequence.parent = sequence.num_in_draft = 0
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give it blocks for all its tokens, cached ones where the prefix matches; False if too few are free."""
+        # One spare block per running sequence, so that the next step does not preempt the newcomer.
+        spare = min(len(self.running), self._pool.num_blocks // 16)
+        if spare + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
+            return False
+        # The last token is always computed, even if all blocks are cached: its logits are needed.
+        shared, parent = self._pool.match_prefix(sequence.tokens[:-1])
+        needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
+        if needed + spare > self._pool.num_free - self._pool.num_evictable(shared):
+            return False
+        self._pool.share(shared)
+        sequence.blocks = shared + self._pool.allocate(needed)
+        sequence.num_cached_blocks, sequence.parent = len(shared), parent
+        sequence.num_computed = len(shared) * self._pool.block_size
+        if sequence.num_cached is None:  # recomputed tokens after a preemption do not count as prefix-cache hits
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+        return True
+
+    def _add_chunk(self, plan: StepPlan, sequence: Sequence, left: int, *, has_others: bool) -> int:
+        """Add as much of a prompt as fits; one that does not fit leaves half of the room to those behind it."""
+        length = len(sequence.tokens) - sequence.num_computed
+        if length > left:
+            length = -(-left // 2) if has_others else left
+        plan.chunks.append(Chunk(sequence, length))
+        return length
+
+    # ---- after a step ----
+
+    def update(self, plan: StepPlan, output: StepOutput) -> list[Output]:
+        """Append the sampled tokens, cache full blocks, and remove the sequences that end."""
+        for chunk in plan.chunks:
+            if not chunk.is_last:
+                self._set_computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
+        outputs = [self._append(sampled) for sampled in output]
+        # A sequence with a token has a computed prompt, also if the last prompt token was planned as a decode.
+        for sampled in output:
+            if sampled.sequence.siblings:
+                self._start_siblings(sampled.sequence)
+        return outputs
+
+    def _append(self, sampled: SampledTokens) -> Output:
+        sequence, before = sampled.sequence, len(sampled.sequence.tokens)
+        text = append_tokens(sequence, sampled.ids, self._eos_ids)
+        if sampled.has_failed and sequence.finish_reason is None:
+            text += sequence.detokenizer.flush()
+            sequence.finish_reason = "error"
+        # The last token is not in the cache: the next step computes it.
+        self._set_computed(sequence, len(sequence.tokens) - 1)
+        reason, new_ids = sequence.finish_reason, sequence.tokens[before:]
+        output = Output(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            text=text,
+            token_ids=new_ids,
+            tokens=sampled.tokens and sampled.tokens[: len(new_ids)],
+            finish_reason=reason,
+            error=NO_FINITE_LOGITS if reason == "error" else "",
+            counts=SequenceCounts.of(sequence) if reason else None,
+            seed=sequence.seed,
+        )
+        if reason:
+            self._finish(sequence)
+        return output
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.remove(sequence)
+        choices = self._requests.get(sequence.request_id, [])
+        if all(choice.finish_reason for choice in choices):
+            self._requests.pop(sequence.request_id, None)
+
+    def _start_siblings(self, sequence: Sequence) -> None:
+        """Queue the other choices first: the blocks of their prompt are cached now."""
+        self.waiting.extendleft(reversed(sequence.siblings))
+        sequence.siblings = []
+
+    def _set_computed(self, sequence: Sequence, num_tokens: int) -> None:
+        """The keys and values of the first `num_tokens` are in the cache; full blocks can be shared from now on."""
+        sequence.num_computed = num_tokens
+        size = self._pool.block_size
+        while (sequence.num_cached_blocks + 1) * size <= num_tokens:
+            start = sequence.num_cached_blocks * size
+            block = sequence.blocks[sequence.num_cached_blocks]
+            sequence.parent = self._pool.cache_block(block, sequence.parent, sequence.tokens[start : start + size])
+            sequence.num_cached_blocks += 1

@@ -1,0 +1,120 @@
+"""Sequence: one generation with its tokens and blocks; SamplingState: the part of it that the sampler reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from flambeau.llm.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "error"]
+
+_WORD = 2**64
+_KEY_INCREMENT = 0x1E3779B97F4A7C15
+_KEY_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xBF58476D1CE4E5B9)
+
+
+class IncrementalDetokenizer(Protocol):
+    """Turns tokens into text as they are generated."""
+
+    # How many of the tokens pushed last belong to the text; None while no stop string is complete.
+    stopped_after: int | None
+
+    def push(self, token_ids: Ids[int]) -> str:
+        """Return the text that is final now."""
+
+    def flush(self) -> str:
+        """Return the text that was held back, at the end."""
+
+
+class NoDetokenizer:
+    """For an engine without a tokenizer: the text is empty."""
+
+    stopped_after: int | None = None
+
+    def push(self, token_ids: Ids[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class SamplingState:
+    """What the sampler reads of one sequence. `tokens` is the sequence's own list, so it grows with it."""
+
+    params: SamplingParams
+    seed: int  # the request's own, or a random one
+    tokens: list[int]  # the prompt, then the generated tokens
+    num_prompt: int
+    key: int = field(init=False)  # where the seed's random numbers begin
+
+    def __post_init__(self) -> None:
+        self.key = seed_key(self.seed)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the exact tokens are promised, and not only their distribution."""
+        return self.params.is_greedy or self.params.seed is not None
+
+    @property
+    def has_penalties(self) -> bool:
+        params = self.params
+        return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One choice of a request. The keys and values of its first `num_computed` tokens are in the cache."""
+
+    request_id: str
+    index: int  # which of the request's choices
+    tokens: list[int]  # the prompt, then the generated tokens
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    max_length: int  # prompt and generated tokens together
+    detokenizer: IncrementalDetokenizer
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    num_cached_blocks: int = 0  # full blocks in the prefix cache
+    parent: int = 0  # serial of the last cached block's content
+    num_cached: int | None = None  # prompt tokens found in the prefix cache; None: not started yet
+    num_in_draft: int = 0  # tokens whose keys and values are in the draft model's cache
+    num_drafted: int = 0
+    num_accepted: int = 0
+    finish_reason: FinishReason | None = None
+    siblings: list[Sequence] = field(default_factory=list)  # choices that start once the prompt is computed
+    sampling: SamplingState = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sampling = SamplingState(self.params, self.seed, self.tokens, self.num_prompt)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the last token is left to compute."""
+        return self.num_computed == len(self.tokens) - 1 and self.num_computed > 0
+
+    @property
+    def room(self) -> int:
+        """How many more tokens it may get."""
+        return self.max_length - len(self.tokens)
+
+
+def seed_key(seed: int) -> int:
+    """The start of a seed's counters, as a signed 64-bit word (see sampling/rng.py)."""
+    word = (seed + _KEY_INCREMENT) % _WORD
+    for factor in _KEY_FACTORS:
+        word ^= word >> 31
+        word = word * factor % _WORD
+    word ^= word >> 29
+    return word - _WORD if word >= _WORD // 2 else word

@@ -1,0 +1,62 @@
+"""Backend: computes forward passes. This protocol is all that the engine asks of one.
+
+Shapes: T tokens of the step, one sequence after another · N rows of them · S sequences · J further tokens of each ·
+V vocabulary
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.models.transformer import Transformer
+
+PLAIN_PYTORCH = "plain PyTorch"
+
+
+class Greedy(Protocol):
+    """Greedy decoding inside a backend: the logits stay there, and several steps can be one call."""
+
+    def argmax(self, inputs: StepInputs) -> Tensor:
+        """The most likely token after each [T], the first of equals; -1 if the logits are not finite."""
+
+    def argmax_steps(self, first: StepInputs, positions_JS: Tensor, slots_JS: Tensor) -> Tensor:
+        """Decode J + 1 greedy steps: [J + 1, S].
+
+        The tokens found go to the given positions and slots. If logits are not finite, token 0 is found.
+        """
+
+
+class Backend(Protocol):
+    """Computes steps for one network and its KV cache, which is the only state kept between steps."""
+
+    @property
+    def model(self) -> Transformer:
+        """The network, or this rank's part of it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network and the cache are; inputs may be on the host or there."""
+
+    @property
+    def decode_path(self) -> str:
+        """What computes decode steps at present, for logs and `EngineInfo`; it may change between two steps."""
+
+    @property
+    def greedy(self) -> Greedy | None:
+        """Greedy decoding without the sampler; None if there is none at present."""
+
+    def decode(self, inputs: StepInputs) -> Tensor:
+        """The logits [T, V] of every token; each sequence has `inputs.query_len` of them."""
+
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        """The logits [N, V] of the tokens at `rows_N`; sequences have any number of tokens."""
+
+    def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything that steps have requested is compiled or has failed; False after the timeout."""
+
+    def close(self) -> None:
+        """Stop what runs in the background; no step follows."""

@@ -1,0 +1,87 @@
+"""BackgroundCompiler: compiles faster decode paths in a background thread while steps go on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Hashable
+from pathlib import Path
+
+from torch import Tensor
+
+from flambeau.llm.executor.inputs import StepInputs
+
+log = logging.getLogger(__name__)
+
+Decode = Callable[[StepInputs], Tensor]  # → the logits [T, V] of every token
+Compile = Callable[[], Decode]
+
+CLOSE_TIMEOUT_S = 1.0
+
+
+class BackgroundCompiler:
+    """One thread that compiles decode functions in the order in which they are first requested."""
+
+    def __init__(self) -> None:
+        self._requested: set[Hashable] = set()
+        self._compiled: dict[Hashable, Decode] = {}
+        self._jobs: queue.SimpleQueue[tuple[Hashable, Compile] | None] = queue.SimpleQueue()
+        self._is_idle = threading.Condition()
+        self._num_open = 0
+        self._has_failed = False
+        self._thread: threading.Thread | None = None
+
+    def find(self, key: Hashable, compile_: Compile) -> Decode | None:
+        """Return what was compiled under this key; the first call starts it, and None means not ready."""
+        compiled = self._compiled.get(key)
+        if compiled is None and key not in self._requested and not self._has_failed:
+            self._requested.add(key)
+            with self._is_idle:
+                self._num_open += 1
+            self._jobs.put((key, compile_))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="compiling", daemon=True)
+                self._thread.start()
+        return compiled
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            key, compile_ = job
+            try:
+                if not self._has_failed:
+                    self._compiled[key] = compile_()
+            except Exception as error:
+                # Steps go on without it. If nothing was ever compiled, the next attempt would fail too.
+                self._has_failed = self._has_failed or not self._compiled
+                log.warning("decoding is not compiled and stays slower: %s", summary(error))
+                log.debug("compilation failed", exc_info=True)
+            del job, compile_  # else this thread would free the model, perhaps while the process exits
+            with self._is_idle:
+                self._num_open -= 1
+                self._is_idle.notify_all()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything requested is compiled or has failed; False after the timeout."""
+        with self._is_idle:
+            return self._is_idle.wait_for(lambda: self._num_open == 0, timeout_s)
+
+    def close(self) -> None:
+        """Compile nothing more. A long compilation is left to its daemon thread."""
+        self._has_failed = True
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join(CLOSE_TIMEOUT_S)  # exiting while the thread is inside PyTorch crashes the process
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: FLAMBEAU_CACHE, or the user's cache folder."""
+    named = os.environ.get("FLAMBEAU_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau"
+
+
+def summary(error: BaseException) -> str:
+    """The first lines of a compiler's long message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:500] or repr(error)

@@ -1,0 +1,133 @@
+"""ModelExecutor: runs the forward passes of a plan and samples tokens from their logits.
+
+Shapes: T tokens of the step · S sequences · W places of each: the last token and the proposed ones · N sequences that
+get one token · V vocabulary
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Many
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flambeau.llm.core.outputs import SampledTokens, StepOutput
+from flambeau.llm.core.scheduler import Chunk, StepPlan
+from flambeau.llm.core.sequence import Sequence
+from flambeau.llm.executor.backend import Backend, Greedy
+from flambeau.llm.executor.inputs import InputBuilder, to_tensor
+from flambeau.llm.sampling.sampler import Sampler, token_infos
+from flambeau.llm.speculation.proposal import Proposal
+from flambeau.llm.speculation.rejection_sampler import verify, verify_draws
+from flambeau.llm.speculation.speculator import Speculator
+
+
+class ModelExecutor:
+    """Computes what the scheduler has planned."""
+
+    def __init__(
+        self, backend: Backend, inputs: InputBuilder, sampler: Sampler, speculator: Speculator | None = None
+    ) -> None:
+        self._backend = backend
+        self._inputs = inputs
+        self._sampler = sampler
+        self._speculator = speculator
+
+    def lookahead(self, running: Many[Sequence]) -> int:
+        """How many proposed tokens per sequence the next step needs room for."""
+        return self._speculator.num_ahead(running) if self._speculator else 0
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """One or more tokens for each decoding sequence, and one for each whose prompt is computed to the end."""
+        for sequence in plan.preempted:
+            self._inputs.tables.forget(sequence)
+        began = time.perf_counter()
+        speculator = self._speculator
+        proposal = speculator.propose(plan.decodes, plan.lookahead) if speculator and plan.lookahead else None
+        output = self._run_plain(plan) if proposal is None else self._run_speculative(plan, proposal)
+        if speculator and plan.decodes and not plan.chunks:
+            num_accepted = [max(0, len(sampled.ids) - 1) for sampled in output]
+            speculator.record_step(plan.decodes, plan.lookahead, time.perf_counter() - began, num_accepted)
+        return output
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept for a sequence that has left."""
+        self._inputs.tables.forget(sequence)
+        if self._speculator:
+            self._speculator.forget(sequence)
+
+    def _run_plain(self, plan: StepPlan) -> StepOutput:
+        if not plan.chunks and (greedy := self._greedy(plan.decodes)):
+            return [*map(SampledTokens, plan.decodes, self._argmax(greedy, plan.decodes))]
+        logits = []
+        if plan.decodes:
+            logits.append(self._backend.decode(self._inputs.decode(plan.decodes)))
+        if plan.chunks:
+            logits.append(self._prefill(plan.chunks))
+        sequences = [*plan.decodes, *plan.finished_prompts]
+        return self._sample(sequences, torch.cat(logits) if len(logits) > 1 else logits[0]) if sequences else []
+
+    def _run_speculative(self, plan: StepPlan, proposal: Proposal) -> StepOutput:
+        if greedy := self._greedy(plan.decodes):
+            draws = self._argmax(greedy, plan.decodes, proposal)
+            output = self._accept(plan.decodes, proposal, verify_draws(draws, proposal))
+        else:
+            logits_TV = self._backend.decode(self._inputs.decode(plan.decodes, proposal.ids_SK, proposal.lengths))
+            logits_SWV = logits_TV.view(len(plan.decodes), -1, logits_TV.shape[-1])
+            ids = verify(self._sampler, logits_SWV, [sequence.sampling for sequence in plan.decodes], proposal)
+            output = self._accept(plan.decodes, proposal, ids)
+            add_token_infos(output, logits_SWV)
+        if plan.chunks:
+            logits_NV = self._prefill(plan.chunks)
+            output += self._sample(plan.finished_prompts, logits_NV) if plan.finished_prompts else []
+        return output
+
+    def _greedy(self, sequences: Many[Sequence]) -> Greedy | None:
+        """The backend's own greedy decoding, if it gives all of these sequences what the sampler would."""
+        greedy = self._backend.greedy
+        if greedy is None or any(sequence.params.logprobs is not None for sequence in sequences):
+            return None
+        return greedy if self._sampler.takes_argmax([sequence.sampling for sequence in sequences]) else None
+
+    def _argmax(self, greedy: Greedy, sequences: Many[Sequence], proposal: Proposal | None = None) -> list[list[int]]:
+        """The most likely tokens, one for each place of each sequence."""
+        if proposal is None:
+            inputs = self._inputs.decode(sequences)
+        else:
+            inputs = self._inputs.decode(sequences, proposal.ids_SK, proposal.lengths)
+        found: list[list[int]] = greedy.argmax(inputs).view(-1, inputs.query_len).tolist()
+        return found
+
+    def _prefill(self, chunks: Many[Chunk]) -> Tensor:
+        """The logits [N, V] after those chunks that are the last of their prompt."""
+        sequences, lengths = [chunk.sequence for chunk in chunks], [chunk.length for chunk in chunks]
+        inputs = self._inputs.prefill(sequences, [sequence.num_computed for sequence in sequences], lengths)
+        rows_N = (np.cumsum(lengths) - 1)[[chunk.is_last for chunk in chunks]]
+        return self._backend.prefill(inputs, to_tensor(rows_N))
+
+    def _sample(self, sequences: Many[Sequence], logits_NV: Tensor) -> StepOutput:
+        logits_N1V = logits_NV.unsqueeze(1)
+        ids = self._sampler.sample(logits_N1V, [sequence.sampling for sequence in sequences]).tolist()
+        output = [*map(SampledTokens, sequences, ids)]
+        add_token_infos(output, logits_N1V)
+        return output
+
+    def _accept(self, sequences: Many[Sequence], proposal: Proposal, ids: Many[list[int]]) -> StepOutput:
+        assert self._speculator is not None
+        for sequence, num_proposed, new_ids in zip(sequences, proposal.lengths, ids, strict=True):
+            self._speculator.record_accepted(sequence, num_proposed, len(new_ids) - 1)
+        return [*map(SampledTokens, sequences, ids)]
+
+
+def add_token_infos(output: StepOutput, logits_SWV: Tensor) -> None:
+    """Add log-probabilities for the requests that ask for them; `logits_SWV[:, w]` come before token w."""
+    asking = [(i, each) for i, each in enumerate(output) if each.sequence.params.logprobs is not None and each.ids]
+    if not asking:
+        return
+    logits_MV = torch.cat([logits_SWV[i, : len(each.ids)] for i, each in asking])
+    counts = [each.sequence.params.logprobs or 0 for _, each in asking for _ in each.ids]
+    infos = iter(token_infos(logits_MV, [token for _, each in asking for token in each.ids], counts))
+    for _, each in asking:
+        each.tokens = [next(infos) for _ in each.ids]

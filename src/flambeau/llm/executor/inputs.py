@@ -1,0 +1,150 @@
+"""InputBuilder: sequences → StepInputs, the tensors of one forward pass.
+
+Inputs are built on the host; the backend copies them to its device.
+
+Shapes: T tokens of the step, one sequence after another · S sequences · K tokens proposed for each · Q = K + 1 ·
+B blocks of the longest sequence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flambeau.llm.core.sequence import Sequence
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """Which tokens are computed, where their keys and values go, and what each token attends to."""
+
+    ids_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    query_starts: Tensor  # [S+1]: where the tokens of each sequence begin
+    context_lens_S: Tensor  # tokens of each sequence up to the last of this step, padding included
+    block_tables_SB: Tensor
+    # Tokens of every sequence in this step; 0: each sequence has its own number.
+    query_len: int = field(default=0, kw_only=True)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in the order that compiled steps take them."""
+        places = self.ids_T, self.positions_T, self.slots_T
+        return *places, self.query_starts, self.context_lens_S, self.block_tables_SB
+
+    def to(self, device: torch.device) -> StepInputs:
+        if all(tensor.device == device for tensor in self.tensors):
+            return self
+        moved = (tensor.to(device, non_blocking=True) for tensor in self.tensors)
+        return StepInputs(*moved, query_len=self.query_len)
+
+
+class BlockTables:
+    """The blocks of every running sequence, one row each; rows are updated, not rebuilt."""
+
+    def __init__(self, num_rows: int, num_blocks: int) -> None:
+        self._table = np.zeros((num_rows, num_blocks), dtype=np.int64)
+        self._written: dict[Sequence, tuple[int, list[int], int]] = {}  # → its row, its list of blocks, how many
+        self._free = [*range(num_rows)]
+
+    def rows(self, sequences: Rows[Sequence]) -> Ints:
+        """The row of each sequence, up to date."""
+        return np.array([self._row(sequence) for sequence in sequences])
+
+    def _row(self, sequence: Sequence) -> int:
+        row, blocks, number = self._written.get(sequence) or (self._free.pop(), [], 0)
+        if blocks is not sequence.blocks:  # a new list: the sequence was preempted and starts again
+            number = 0
+        if len(sequence.blocks) != number:
+            self._table[row, number : len(sequence.blocks)] = sequence.blocks[number:]
+            self._written[sequence] = (row, sequence.blocks, len(sequence.blocks))
+        return row
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free the row of a sequence."""
+        if entry := self._written.pop(sequence, None):
+            self._free.append(entry[0])
+
+    def columns(self, rows: Ints, number: int) -> Ints:
+        """The first `number` blocks of these rows."""
+        return self._table[rows, :number]
+
+    def slots(self, rows: Ints, positions: Ints, block_size: int) -> Ints:
+        """Where the key and value of each position are: block times block size plus offset."""
+        blocks, offsets = np.divmod(positions, block_size)
+        places: Ints = self._table[rows, blocks] * block_size + offsets
+        return places
+
+
+class InputBuilder:
+    """Builds the inputs of decode and prefill passes from block tables that it keeps between steps."""
+
+    def __init__(self, *, max_num_seqs: int, max_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.tables = BlockTables(max_num_seqs, max_blocks)
+
+    def decode(self, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()) -> StepInputs:
+        """The last token of each sequence, then the proposed ones, of which the first `lengths` count."""
+        rows = self.tables.rows(sequences)
+        last_S = np.array([len(s.tokens) - 1 for s in sequences])
+        ids_SQ = to_tensor(np.array([[s.tokens[-1]] for s in sequences]))
+        if ids_SK is None:
+            positions_SQ, slots_SQ = last_S, self.tables.slots(rows, last_S, self.block_size)
+        else:
+            ids_SQ = torch.cat([ids_SQ.to(ids_SK.device), ids_SK], 1)
+            places_Q = np.arange(ids_SQ.shape[1])
+            is_real_SQ = None if min(lengths) == ids_SK.shape[1] else places_Q <= np.array(lengths)[:, None]
+            positions_SQ, slots_SQ = self.positions_and_slots(rows, last_S[:, None] + places_Q, is_real_SQ)
+        num_tokens = ids_SQ.numel()
+        query_len = num_tokens // len(sequences)
+        # Padding counts: kernels take the tokens of a step for the last ones of their context.
+        context_lens_S = last_S + query_len
+        num_blocks = -(-int(context_lens_S.max()) // self.block_size)
+        return StepInputs(
+            ids_SQ.flatten(),
+            to_tensor(positions_SQ.reshape(-1)),
+            to_tensor(slots_SQ.reshape(-1)),
+            to_tensor(np.arange(0, num_tokens + 1, query_len)),
+            to_tensor(context_lens_S),
+            to_tensor(self.tables.columns(rows, num_blocks)),
+            query_len=query_len,
+        )
+
+    def positions_and_slots(
+        self, rows: Ints, positions_SQ: Ints, is_real_SQ: NDArray[np.bool_] | None
+    ) -> tuple[Ints, Ints]:
+        """Positions and slots; padding gets position 0 and slot 0, which nothing reads. None: no padding."""
+        if is_real_SQ is None:
+            return positions_SQ, self.tables.slots(rows[:, None], positions_SQ, self.block_size)
+        positions_SQ = np.where(is_real_SQ, positions_SQ, 0)
+        slots_SQ = self.tables.slots(rows[:, None], positions_SQ, self.block_size)
+        return positions_SQ, np.where(is_real_SQ, slots_SQ, 0)
+
+    def prefill(self, sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) -> StepInputs:
+        """`lengths` tokens of each sequence, beginning at `starts`."""
+        spans = [*zip(starts, lengths, strict=True)]
+        ids_T = np.concatenate([s.tokens[start : start + n] for s, (start, n) in zip(sequences, spans, strict=True)])
+        positions_T = np.concatenate([np.arange(start, start + n) for start, n in spans])
+        rows = self.tables.rows(sequences)
+        slots_T = self.tables.slots(np.repeat(rows, lengths), positions_T, self.block_size)
+        context_lens_S = np.add(starts, lengths)
+        return StepInputs(
+            to_tensor(ids_T),
+            to_tensor(positions_T),
+            to_tensor(slots_T),
+            to_tensor(np.concatenate(([0], np.cumsum(lengths)))),
+            to_tensor(context_lens_S),
+            to_tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
+        )
+
+
+def to_tensor(array: Ints) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,0 +1,87 @@
+"""KVCache: the keys and values of every layer, in blocks; and how many blocks the memory allows.
+
+A contiguous cache is one whose blocks are as long as a sequence: there is no second kind.
+
+Shapes: L layers · P blocks · K tokens of a block · G key-value heads · D head size · T tokens
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.errors import LLMError, NoRoom
+from flambeau.llm.models.architecture import Architecture
+
+HOST_FRACTION = 0.25  # of the available memory of a CPU machine, which other processes need too …
+HOST_BYTES = 4 << 30  # … up to this limit, unless kv_cache_bytes is set
+RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and cache
+
+
+class KVCache:
+    """Tensors [P, K, G, D] of keys and of values for each layer. Block 0 is for padding and belongs to no sequence."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        num_blocks: int,
+        block_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_size)
+        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(arch.num_layers)]
+        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(arch.num_layers)]
+
+    def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
+        """Store keys and values; a slot is block times block size plus offset."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots_T, k_TGD)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots_T, v_TGD)
+
+
+def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
+    """The size of one block in all layers."""
+    return 2 * arch.num_layers * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
+
+
+def num_blocks_for(
+    arch: Architecture,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    draft: Architecture | None = None,
+) -> int:
+    """As many blocks as the memory allows, but no more than all sequences at full length need; block 0 included."""
+    if config.num_blocks is not None:
+        return config.num_blocks + 1
+    length = min(config.max_model_len or arch.max_length, arch.max_length)
+    wanted = config.max_num_seqs * -(-length // config.block_size)
+    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
+    affordable = available_bytes(arch, config, device) // size_bytes
+    if affordable < 1 and config.kv_cache_bytes is not None:
+        raise LLMError(f"kv_cache_bytes is {config.kv_cache_bytes}, and one block takes {size_bytes}; raise it")
+    if affordable < 1:
+        raise NoRoom(
+            f"no memory is left on {device} for a single block of the KV cache; use a smaller model, quantization, or "
+            "fewer models on this device"
+        )
+    return min(wanted, affordable) + 1
+
+
+def available_bytes(arch: Architecture, config: EngineConfig, device: torch.device) -> int:
+    """The memory that the cache may take."""
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # loading needed more for a moment
+        free, _ = torch.cuda.mem_get_info(device)
+        # The graphs of all batch sizes keep their logits: about four times those of the largest.
+        logits_bytes = 4 * config.max_num_seqs * arch.vocab_size * torch.float32.itemsize
+        return max(0, int(free * config.kv_cache_fraction) - RESERVE_BYTES - logits_bytes)
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(available * HOST_FRACTION), HOST_BYTES)

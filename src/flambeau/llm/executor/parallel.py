@@ -1,0 +1,226 @@
+"""Tensor parallelism: each rank has some of the heads and part of every feed-forward layer; ranks add up their sums.
+
+Rank 0 leads. It alone has the scheduler and the sampler, and it broadcasts the inputs of each forward pass. The other
+ranks follow until it sends the end. Sharding happens while a checkpoint is read, so no rank holds more than its part.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from flambeau.llm.errors import LLMError
+from flambeau.llm.executor.backend import Backend, Greedy
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.transformer import DecoderLayer, Transformer
+
+IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
+END, DECODE, PREFILL = 0, 1, 2
+HEADER_SIZE = 6
+
+_ROWS = ("gate_proj", "up_proj", "q_proj")  # each rank has some of the outputs …
+_COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
+_KV_ROWS = ("k_proj", "v_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallelGroup:
+    """The processes that compute one network together, as one of them sees it."""
+
+    rank: int
+    size: int
+    control: dist.ProcessGroup  # for inputs and control messages; always on the host
+
+    @classmethod
+    def join(cls, device: torch.device) -> TensorParallelGroup:
+        """Connect to the other ranks as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say."""
+        try:
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except (KeyError, ValueError):
+            raise LLMError(
+                "tensor parallelism needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment; start the "
+                "ranks with torchrun, or serve the model with parallelType: tp"
+            ) from None
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if not dist.is_initialized():
+            dist.init_process_group(backend, rank=rank, world_size=size, timeout=IDLE)
+        control = dist.new_group(backend="gloo", timeout=IDLE)
+        return cls(rank, size, control)
+
+
+def minimum_of_ranks(number: int, ranks: TensorParallelGroup) -> int:
+    box = torch.tensor([number])
+    dist.all_reduce(box, op=dist.ReduceOp.MIN, group=ranks.control)
+    return int(box)
+
+
+def local_architecture(arch: Architecture, size: int) -> Architecture:
+    """The shape of one rank's part of a network."""
+    if arch.num_heads % size or arch.intermediate_size % size or arch.expert_size % size:
+        raise LLMError(
+            f"{arch.num_heads} heads and an intermediate size of {arch.intermediate_size} cannot be split among {size} "
+            f"ranks; use a number of ranks that divides both"
+        )
+    if arch.num_kv_heads % size and size % arch.num_kv_heads:
+        raise LLMError(f"{arch.num_kv_heads} key-value heads cannot be split among {size} ranks")
+    return replace(
+        arch,
+        num_heads=arch.num_heads // size,
+        num_kv_heads=max(1, arch.num_kv_heads // size),
+        intermediate_size=arch.intermediate_size // size,
+        expert_size=arch.expert_size // size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Cuts one rank's part out of a checkpoint's tensors, by their Hugging Face names."""
+
+    arch: Architecture
+    rank: int
+    size: int
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        """The rank's part of a tensor; all of it if every rank needs it."""
+        module, _, kind = name.rpartition(".")
+        leaf = module.rpartition(".")[2]
+        if leaf in _ROWS:
+            return tensor.chunk(self.size, dim=0)[self.rank]
+        if leaf in _KV_ROWS:
+            return self._kv_rows(tensor)
+        if leaf in _COLUMNS:
+            if kind == "bias":  # added once, by rank 0
+                return tensor if self.rank == 0 else torch.zeros_like(tensor)
+            if kind == "scale":  # of quantized weights, one for each output
+                return tensor
+            return tensor.chunk(self.size, dim=1)[self.rank]
+        return tensor
+
+    def _kv_rows(self, tensor: Tensor) -> Tensor:
+        """The rows of this rank's key-value heads; with more ranks than heads, ranks share a head."""
+        heads = self.arch.num_kv_heads
+        number = max(1, heads // self.size)
+        first = self.rank * heads // self.size
+        return tensor.view(heads, -1, *tensor.shape[1:])[first : first + number].flatten(0, 1)
+
+
+class AllReduced(nn.Module):
+    """A layer whose outputs are summed over all ranks."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        dist.all_reduce(y)
+        return y
+
+
+def add_all_reduce(model: Transformer) -> None:
+    """Sum the outputs of attention and of the feed-forward layers over all ranks."""
+    for layer in model.model.layers:
+        assert isinstance(layer, DecoderLayer)
+        layer.self_attn.add_module("o_proj", AllReduced(layer.self_attn.o_proj))
+        layer.add_module("mlp", AllReduced(layer.mlp))
+
+
+class LeaderBackend:
+    """Rank 0's backend: broadcasts the inputs of a pass, then computes its own part."""
+
+    greedy: Greedy | None = None
+
+    def __init__(self, inner: Backend, ranks: TensorParallelGroup) -> None:
+        self._inner = inner
+        self._ranks = ranks
+        self._is_in_step = True  # False during a pass, and after one that failed on this rank only
+
+    @property
+    def model(self) -> Transformer:
+        return self._inner.model
+
+    @property
+    def device(self) -> torch.device:
+        return self._inner.device
+
+    @property
+    def decode_path(self) -> str:
+        return self._inner.decode_path
+
+    def decode(self, inputs: StepInputs) -> Tensor:
+        self._begin(DECODE, inputs, None)
+        logits_TV = self._inner.decode(inputs)
+        self._is_in_step = True
+        return logits_TV
+
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        self._begin(PREFILL, inputs, rows_N)
+        logits_NV = self._inner.prefill(inputs, rows_N)
+        self._is_in_step = True
+        return logits_NV
+
+    def _begin(self, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
+        if not self._is_in_step:  # the other ranks wait for the sums of a pass that never ends
+            raise LLMError("the ranks are out of step since a forward pass has failed on rank 0; start them all anew")
+        self._is_in_step = False
+        send_inputs(self._ranks, kind, inputs, rows_N)
+
+    def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
+        return self._inner.wait_until_compiled(timeout_s)
+
+    def close(self) -> None:
+        """Send the end to the other ranks. Ranks that wait inside a pass do not receive it and must be killed."""
+        if self._is_in_step:
+            dist.broadcast(torch.zeros(HEADER_SIZE, dtype=torch.int64), src=0, group=self._ranks.control)
+            leave_group()
+        self._inner.close()
+
+
+def leave_group() -> None:
+    """Destroy the process groups: their threads would abort a process that exits."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def follow(backend: Backend, ranks: TensorParallelGroup, device: torch.device) -> None:
+    """Run a rank other than 0: compute the passes of rank 0 until it sends the end."""
+    while (received := receive_inputs(ranks, device)) is not None:
+        inputs, rows_N = received
+        if rows_N is None:
+            backend.decode(inputs)
+        else:
+            backend.prefill(inputs, rows_N)
+    backend.close()
+    leave_group()
+
+
+def send_inputs(ranks: TensorParallelGroup, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
+    """Broadcast the inputs of the next pass: a header with the sizes, then all numbers in one tensor."""
+    tables = inputs.block_tables_SB
+    parts = [inputs.ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.context_lens_S]
+    parts += [tables.flatten(), *(() if rows_N is None else (rows_N,))]
+    sizes = [kind, len(inputs.ids_T), *tables.shape, 0 if rows_N is None else len(rows_N), inputs.query_len]
+    dist.broadcast(torch.tensor(sizes), src=0, group=ranks.control)
+    dist.broadcast(torch.cat([part.to("cpu", torch.int64) for part in parts]), src=0, group=ranks.control)
+
+
+def receive_inputs(ranks: TensorParallelGroup, device: torch.device) -> tuple[StepInputs, Tensor | None] | None:
+    """Receive what rank 0 broadcasts; None at the end."""
+    header = torch.zeros(HEADER_SIZE, dtype=torch.int64)
+    dist.broadcast(header, src=0, group=ranks.control)
+    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len = header.tolist()
+    if kind == END:
+        return None
+    sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows]
+    numbers = torch.zeros(int(np.sum(sizes)), dtype=torch.int64)
+    dist.broadcast(numbers, src=0, group=ranks.control)
+    ids, positions, slots, starts, lengths, tables, rows = torch.split(numbers.to(device), sizes)
+    inputs = StepInputs(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks), query_len=query_len)
+    return inputs, rows if kind == PREFILL else None

@@ -1,0 +1,99 @@
+"""InputProcessor: validates requests and turns them into sequences."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence as Many
+
+from flambeau.llm.core.sequence import IncrementalDetokenizer, NoDetokenizer, Sequence
+from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.text.tokenizer import Tokenizer
+
+SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
+
+
+class InputProcessor:
+    """Checks requests against the limits of the model."""
+
+    def __init__(self, *, vocab_size: int, max_length: int, tokenizer: Tokenizer | None) -> None:
+        self._vocab_size, self._max_length, self._tokenizer = vocab_size, max_length, tokenizer
+
+    def to_sequences(
+        self,
+        request_id: str,
+        prompt_ids: Many[int],
+        params: SamplingParams,
+        *,
+        generated: Many[Many[int]] = (),
+        seed: int | None = None,
+    ) -> list[Sequence]:
+        """One sequence per choice; `generated` are tokens that the choices have already."""
+        self._check_prompt(prompt_ids)
+        self._check_token_ids(params)
+        if seed is None:
+            seed = secrets.randbits(63) if params.seed is None else params.seed
+        choices = [
+            self._to_sequence(request_id, i, prompt_ids, params, seed, generated[i] if i < len(generated) else ())
+            for i in range(params.n)
+        ]
+        if not all(sequence.room > 0 for sequence in choices):
+            raise InvalidRequest(
+                f"the text so far leaves no room for another token: the context has {self._max_length}, the prompt "
+                f"{len(prompt_ids)}; send a shorter prompt or ask for more tokens",
+                "prompt",
+            )
+        return choices
+
+    def encode(self, prompt: str | Many[int]) -> Many[int]:
+        """The token ids of a prompt; ids are returned as they are."""
+        if not isinstance(prompt, str):
+            return prompt
+        if self._tokenizer is None:
+            raise InvalidRequest("this engine has no tokenizer; send token ids", "prompt")
+        return self._tokenizer.encode(prompt)
+
+    def _check_prompt(self, prompt_ids: Many[int]) -> None:
+        if not prompt_ids:
+            raise InvalidRequest("the prompt is empty; send at least one token", "prompt")
+        if len(prompt_ids) >= self._max_length:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt_ids)} tokens and the model's context {self._max_length}, the answer's "
+                "included; send a shorter prompt",
+                "prompt",
+            )
+        self._check_vocabulary("the prompt", "prompt", prompt_ids)
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        self._check_vocabulary("logit_bias", "logit_bias", [*params.logit_bias])
+        self._check_vocabulary("stop_token_ids", "stop_token_ids", params.stop_token_ids)
+
+    def _check_vocabulary(self, name: str, parameter: str, ids: Many[int]) -> None:
+        if not all(0 <= token < self._vocab_size for token in ids):
+            raise InvalidRequest(f"{name} has token ids outside of 0 … {self._vocab_size - 1}", parameter)
+
+    def _to_sequence(
+        self,
+        request_id: str,
+        index: int,
+        prompt_ids: Many[int],
+        params: SamplingParams,
+        seed: int,
+        generated: Many[int],
+    ) -> Sequence:
+        max_length = self._max_length if params.max_tokens is None else len(prompt_ids) + params.max_tokens
+        detokenizer: IncrementalDetokenizer = NoDetokenizer()
+        if self._tokenizer is not None:
+            detokenizer = self._tokenizer.detokenizer(prompt_ids, stop=params.stop, include_stop=params.include_stop)
+        if generated:
+            detokenizer.push(generated)
+        return Sequence(
+            request_id=request_id,
+            index=index,
+            tokens=[*prompt_ids, *generated],
+            num_prompt=len(prompt_ids),
+            params=params,
+            seed=(seed + index * SEED_STRIDE) % 2**64,
+            max_length=min(max_length, self._max_length),
+            detokenizer=detokenizer,
+        )

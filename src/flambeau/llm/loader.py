@@ -1,0 +1,181 @@
+"""Loads an engine: reads the checkpoint and tokenizer, applies what the configuration asks for, chooses the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flambeau.llm.backends.cpu.attention import choose_attention
+from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cuda.backend import CudaBackend
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.engine import Engine
+from flambeau.llm.errors import CheckpointError, LLMError
+from flambeau.llm.executor.backend import Backend
+from flambeau.llm.executor.draft import DraftModel
+from flambeau.llm.executor.kv_cache import KVCache, num_blocks_for
+from flambeau.llm.executor.parallel import (
+    LeaderBackend,
+    Shard,
+    TensorParallelGroup,
+    add_all_reduce,
+    follow,
+    local_architecture,
+    minimum_of_ranks,
+)
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.fast_layers import use_fast_layers
+from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.text.tokenizer import load_tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+# ---- backends ----
+
+
+def cpu_backend(model: Transformer, cache: KVCache, config: EngineConfig, name: str) -> Backend:
+    return CpuBackend(model, cache, name=name)
+
+
+def cuda_backend(model: Transformer, cache: KVCache, config: EngineConfig, name: str) -> Backend:
+    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
+    max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
+    return CudaBackend(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks, name=name)
+
+
+BACKENDS = {  # by type of device; others run as on a CPU without kernels: eagerly, then through Inductor
+    "cpu": cpu_backend,
+    "cuda": cuda_backend,
+}
+
+
+def eager_backend(model: Transformer, cache: KVCache) -> Backend:
+    """Plain PyTorch, with the attention kernel of the CPU if that is loaded."""
+    return EagerBackend(model, cache, choose_attention)
+
+
+def make_backend(model: Transformer, cache: KVCache, config: EngineConfig, name: str = "the model") -> Backend:
+    """The backend for a device; `name` appears in its log lines."""
+    if not config.compile:
+        return eager_backend(model, cache)
+    return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name)
+
+
+# ---- engines ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A network on its device with its cache, or one rank's part of both."""
+
+    arch: Architecture  # of the whole network
+    backend: Backend
+    num_blocks: int
+    draft: DraftModel | None = None  # on rank 0 only, and not sharded
+
+
+def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> Engine:
+    """The engine of a checkpoint; options are fields of EngineConfig. With several ranks, this runs on rank 0."""
+    config = replace(config or EngineConfig(), **options)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint")
+    device = device_for(config)
+    ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
+    tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
+    loaded = load_network(path, config, device, ranks)
+    return Engine(
+        loaded.arch,
+        LeaderBackend(loaded.backend, ranks) if ranks else loaded.backend,
+        num_blocks=loaded.num_blocks,
+        config=config,
+        device=str(device),
+        tokenizer=tokenizer,
+        draft=loaded.draft,
+    )
+
+
+def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
+    """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
+    config = replace(config or EngineConfig(), **options)
+    device = device_for(config)
+    ranks = TensorParallelGroup.join(device)
+    return partial(follow, load_network(path, config, device, ranks).backend, ranks, device)
+
+
+def load_network(
+    path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
+) -> LoadedModel:
+    """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
+    arch = read_architecture(path)
+    dtype = dtype_for(config, arch, device)
+    # 1. Quantization, layer by layer while the weights are read.
+    load = partial(load_model, path, device=device, dtype=dtype, arrived=quantize_on_load(config.quantization, arch))
+    # 2. Tensor parallelism.
+    if ranks is None:
+        local, model = arch, load()
+    else:
+        local = local_architecture(arch, ranks.size)
+        model = load(build=lambda _: build(local), shard=Shard(arch, ranks.rank, ranks.size))
+        add_all_reduce(model)
+    # 3. Faster versions of quantized layers.
+    use_fast_layers(model, dtype)
+    # 4. The draft model, then the cache in the memory that is left.
+    draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
+    num_blocks = num_blocks_for(local, config, device, dtype, draft.arch if draft else None)
+    num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
+    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
+    # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
+    return LoadedModel(
+        arch=arch,
+        backend=make_backend(model, cache, config) if ranks is None else eager_backend(model, cache),
+        num_blocks=num_blocks,
+        draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
+    )
+
+
+def load_draft(
+    config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
+) -> Transformer | None:
+    """The draft model, if one is configured and used."""
+    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1:
+        return None
+    path = Path(config.draft)
+    vocab_size = read_architecture(path).vocab_size
+    if vocab_size != target.vocab_size:
+        raise LLMError(
+            f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
+            "vocabulary of the model whose tokens it proposes"
+        )
+    draft = load_model(path, device=device, dtype=dtype)
+    use_fast_layers(draft, dtype)
+    return draft
+
+
+def make_draft(
+    model: Transformer, num_blocks: int, config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> DraftModel:
+    """A draft model with a cache that uses the target's blocks."""
+    cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
+    return DraftModel(make_backend(model, cache, config, "the draft"), model.arch.max_length)
+
+
+def device_for(config: EngineConfig) -> torch.device:
+    """The configured device, else a GPU if there is one."""
+    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def dtype_for(config: EngineConfig, arch: Architecture, device: torch.device) -> torch.dtype:
+    """The configured type, else float32 on a CPU and the checkpoint's own on a GPU."""
+    name = config.dtype or ("float32" if device.type == "cpu" else arch.dtype)
+    if name not in DTYPES:
+        raise LLMError(f"dtype must be one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]

@@ -1,0 +1,112 @@
+"""Tensor names in checkpoints, and which part of which parameter each tensor fills.
+
+Three naming schemes are supported: Hugging Face's (with Mixtral's own experts), gpt-fast's and ours, with fused
+projections.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.models.architecture import Architecture
+
+RENAMES = (
+    (r"^(layers|norm|embed_tokens)\.", r"model.\1."),
+    (r"^tok_embeddings\.", "model.embed_tokens."),
+    (r"^output\.", "lm_head."),
+    (r"\.attention_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.attention\.w(q|k|v|qkv|o)\.", r".self_attn.\1_proj."),
+    (r"\.block_sparse_moe\.cond_ffn\.", ".mlp.experts."),
+    (r"\.(block_sparse_moe|feed_forward)\.", ".mlp."),
+    (r"(\.mlp\..*)\bw1\b", r"\1gate_proj"),
+    (r"(\.mlp\..*)\bw2\b", r"\1down_proj"),
+    (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
+)
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$")
+INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")
+EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(?:\.(\w+))?$")  # several tensors if quantized
+STACKED = re.compile(r"\.experts\.(gate_proj|up_proj)$")
+
+Region = tuple[slice | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSlice:
+    """The part of a parameter that one tensor of a checkpoint fills; no region: all of it."""
+
+    parameter: str
+    region: Region = ()
+
+
+def canonical_name(name: str) -> str:
+    """A tensor's Hugging Face name, or our name if it is fused."""
+    for pattern, replacement in RENAMES:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
+    """The projections in a fused parameter and their rows; empty if it is not fused."""
+    q_rows, kv_rows = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
+    if ".qkv_proj." in name and num_rows == q_rows + 2 * kv_rows:
+        ends = {"q_proj": q_rows, "k_proj": q_rows + kv_rows, "v_proj": num_rows}
+    elif ".gate_up_proj" in name:
+        ends = {"gate_proj": num_rows // 2, "up_proj": num_rows}
+    else:
+        return {}
+    starts = (0, *ends.values())
+    return {part: slice(start, end) for start, (part, end) in zip(starts, ends.items(), strict=False)}
+
+
+def part_name(name: str, part: str) -> str:
+    """The name of one projection of a fused parameter."""
+    return re.sub(r"\b(qkv|gate_up)_proj\b", part, name)
+
+
+def layouts(arch: Architecture, name: str, parameter: Tensor) -> list[dict[str, ParameterSlice]]:
+    """The sets of tensors that can fill a parameter; Hugging Face's comes first."""
+    whole = {name: ParameterSlice(name)}
+    if found := EXPERTS.search(name):
+        parts = part_rows(arch, name, parameter.shape[1])
+        stacked = {part_name(name, part): ParameterSlice(name, (slice(None), rows)) for part, rows in parts.items()}
+        return [expert_slices(name, found, len(parameter), parts), whole, *([stacked] if stacked else [])]
+    parts = part_rows(arch, name, len(parameter)) if parameter.dim() else {}
+    fused = {part_name(name, part): ParameterSlice(name, (rows,)) for part, rows in parts.items()}
+    return [fused, whole] if fused else [whole]
+
+
+def expert_slices(
+    name: str, found: re.Match[str], num_experts: int, parts: dict[str, slice]
+) -> dict[str, ParameterSlice]:
+    """One tensor per expert, or two: gate and up."""
+    return {
+        f"{name[: found.start(1)]}{expert}.{part}.{found[2] or 'weight'}": ParameterSlice(name, (expert, rows))
+        for expert in range(num_experts)
+        for part, rows in (parts or {found[1]: slice(None)}).items()
+    }
+
+
+def parts_of(arch: Architecture, name: str, tensor: Tensor) -> dict[str, Region]:
+    """The Hugging Face tensors that a tensor of any naming scheme contains, and where."""
+    if found := STACKED.search(name):
+        return {f"{name[: found.start(1)]}{expert}.{found[1]}.weight": (expert,) for expert in range(len(tensor))}
+    return {part: piece.region for part, piece in layouts(arch, name, tensor)[0].items()}
+
+
+def num_interleaved_heads(arch: Architecture, name: str) -> int:
+    """How many leading heads of a gpt-fast tensor have interleaved rotary coordinates."""
+    found = INTERLEAVED.search(name)
+    heads = {"q": arch.num_heads, "k": arch.num_kv_heads, "qkv": arch.num_heads + arch.num_kv_heads}
+    return heads[found[1]] if found else 0
+
+
+def to_halves(tensor: Tensor, num_heads: int, head_size: int) -> Tensor:
+    """Turn interleaved rotary coordinates of the first heads into halves; further rows stay as they are."""
+    interleaved, rest = tensor[: num_heads * head_size], tensor[num_heads * head_size :]
+    halves = interleaved.reshape(num_heads, head_size // 2, 2, -1).transpose(1, 2).flatten(0, 2)
+    return torch.cat((halves, rest))

@@ -1,0 +1,124 @@
+"""Quantizes a network, or each layer while it is loaded; builds an empty network for quantized files.
+
+Shapes: N experts · O outputs · I inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.llm.config import Quantization
+from flambeau.llm.errors import LLMError
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.moe import Experts
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.int4 import Int4Linear, dequantize_groups
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_rows
+from flambeau.llm.quantize.settings import QuantizationSettings, read_quantization
+
+QuantizedLinear = Int8Linear | Int4Linear | Fp8Linear
+MakeLayer = Callable[[nn.Linear, QuantizationSettings], QuantizedLinear]
+
+
+def quantize(model: Transformer, kind: Quantization, *, group_size: int = 64, lm_head: bool = False) -> Transformer:
+    """Replace the linear layers of a network by quantized ones."""
+    replace_layers(model, QuantizationSettings(kind=kind, group_size=group_size, lm_head=lm_head), quantized_layer)
+    return model
+
+
+def quantize_on_load(
+    kind: Quantization | None, arch: Architecture
+) -> Callable[[str, nn.Module], nn.Module | None] | None:
+    """For `load_model(arrived=…)`: quantizes each layer as soon as it is loaded; None if the files are quantized."""
+    written = read_quantization(arch.source)
+    if kind is None or (written is not None and written.kind == kind):
+        return None
+    if written is not None:
+        raise LLMError(f"the checkpoint holds {written.kind} weights; for {kind} load the original one")
+    settings = QuantizationSettings(kind=kind)
+    return lambda name, module: replacement_for(name, module, settings, quantized_layer)
+
+
+def build(arch: Architecture) -> Transformer:
+    """An empty network with the parameters of its checkpoint, quantized if config.json says so."""
+    model = Transformer(arch)
+    settings = read_quantization(arch.source)
+    if settings is not None:
+        replace_layers(model, settings, empty_layer)
+    return model
+
+
+def replace_layers(model: Transformer, settings: QuantizationSettings, make: MakeLayer) -> None:
+    """Replace every layer that the settings apply to."""
+    for name, module in [*model.named_modules()]:
+        other = replacement_for(name, module, settings, make)
+        if other is not None:
+            model.set_submodule(name, other)
+
+
+def replacement_for(name: str, module: nn.Module, settings: QuantizationSettings, make: MakeLayer) -> nn.Module | None:
+    """The replacement of a module; None: it stays. Experts stay, but their weights are replaced."""
+    if isinstance(module, nn.Linear) and settings.applies_to(name, module):
+        return make(module, settings)
+    if isinstance(module, Experts):
+        for leaf in ("gate_up_proj", "down_proj"):
+            quantize_experts(module, leaf, settings, make)
+    return None
+
+
+def quantize_experts(experts: Experts, leaf: str, settings: QuantizationSettings, make: MakeLayer) -> None:
+    """Replace the stacked weights of all experts."""
+    weight_NOI = getattr(experts, leaf)
+    if settings.fits(weight_NOI.shape[2]):
+        delattr(experts, leaf)
+        stack = ExpertStack(make(as_linear(weight_NOI), settings), num_experts=len(weight_NOI), dtype=weight_NOI.dtype)
+        experts.add_module(leaf, stack)
+
+
+def quantized_layer(linear: nn.Linear, settings: QuantizationSettings) -> QuantizedLinear:
+    if settings.kind == "int4":
+        return Int4Linear.from_linear(linear, settings.group_size_for(linear.in_features))
+    return Int8Linear.from_linear(linear) if settings.kind == "int8" else Fp8Linear.from_linear(linear)
+
+
+def empty_layer(linear: nn.Linear, settings: QuantizationSettings) -> QuantizedLinear:
+    """A quantized layer of the same shape, to be filled from files."""
+    size_in, size_out, bias = linear.in_features, linear.out_features, linear.bias is not None
+    if settings.kind == "int4":
+        return Int4Linear(size_in, size_out, group_size=settings.group_size_for(size_in), bias=bias)
+    return (Int8Linear if settings.kind == "int8" else Fp8Linear)(size_in, size_out, bias=bias)
+
+
+class ExpertStack(nn.Module):
+    """The quantized weights of all experts; replaces a parameter [N, O, I] and is used like it."""
+
+    def __init__(self, rows: Int8Linear | Int4Linear | Fp8Linear, num_experts: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        for name, buffer in rows.named_buffers():
+            self.register_buffer(name, buffer.view(num_experts, -1, *buffer.shape[1:]))
+
+    def __len__(self) -> int:
+        return len(self.get_buffer("weight"))
+
+    def __getitem__(self, chosen: Any) -> Tensor:
+        """The weights [O, I] of an expert, or […, O, I] of several."""
+        buffers = {name: buffer[chosen] for name, buffer in self.named_buffers()}
+        dequantize = dequantize_groups if "minimums" in buffers else dequantize_rows
+        return dequantize(**buffers, dtype=self.dtype)
+
+    def transpose(self, first: int, second: int) -> Tensor:
+        """All weights, transposed."""
+        return self[:].transpose(first, second)
+
+
+def as_linear(weight_NOI: Tensor) -> nn.Linear:
+    """The weights of all experts as one linear layer, which can be quantized like any other."""
+    with torch.device("meta"):
+        linear = nn.Linear(weight_NOI.shape[2], weight_NOI.shape[0] * weight_NOI.shape[1], bias=False)
+    linear.weight = nn.Parameter(weight_NOI.detach().flatten(0, 1), requires_grad=False)
+    return linear

@@ -1,0 +1,91 @@
+"""Linear layers with 8-bit weights and one scale per output: int8, and floating point (fp8, e4m3).
+
+Shapes: … any leading dimensions · I inputs · O outputs
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class RowScaledLinear(nn.Module):
+    """A linear layer whose weights are `weight` times the `scale` of their row."""
+
+    weight_dtype: ClassVar[torch.dtype]
+    scale_dtype: ClassVar[torch.dtype]
+    quantize_rows: ClassVar[staticmethod[[Tensor], tuple[Tensor, Tensor]]]  # → weights [O, I], scales [O]
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight: Tensor
+        self.scale: Tensor
+        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=self.weight_dtype))
+        self.register_buffer("scale", torch.empty(out_features, dtype=self.scale_dtype))
+        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> Self:
+        with torch.device("meta"):
+            layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        layer.weight, layer.scale = cls.quantize_rows(linear.weight.detach())
+        layer.bias = linear.bias
+        return layer
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights [O, I]."""
+        return dequantize_rows(self.weight, self.scale, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, I] to […, O]. In this form a compiler reads 8 bits and widens them on the fly."""
+        if x.dtype == torch.float16:  # unscaled sums would overflow
+            return F.linear(x, self.dequantize(x.dtype), self.bias)
+        y = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+def dequantize_rows(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights […, O, I] from the scales […, O] of their rows."""
+    return weight.to(dtype) * scale.to(dtype).unsqueeze(-1)
+
+
+INT8_MAX = 127
+
+
+def quantize_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit integers and their scales; the quantized values are exact in bfloat16."""
+    wide_OI = weight_OI.float()
+    scale_O = (wide_OI.abs().amax(dim=1) / INT8_MAX).to(torch.bfloat16)
+    scale_O = torch.where(scale_O == 0, torch.ones_like(scale_O), scale_O)
+    rounded_OI = (wide_OI / scale_O.float().unsqueeze(1)).round_().clamp_(-INT8_MAX, INT8_MAX)
+    return rounded_OI.to(torch.int8), scale_O
+
+
+class Int8Linear(RowScaledLinear):
+    """A linear layer with 8-bit integer weights."""
+
+    weight_dtype, scale_dtype = torch.int8, torch.bfloat16
+    quantize_rows = staticmethod(quantize_int8)
+
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8).max
+
+
+def quantize_fp8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as 8-bit floating point numbers, and their scales: a row's maximum becomes the largest of these numbers."""
+    wide_OI = weight_OI.float()
+    scale_O = wide_OI.abs().amax(dim=1) / FP8_MAX
+    scale_O = torch.where(scale_O == 0, torch.ones_like(scale_O), scale_O)
+    return (wide_OI / scale_O.unsqueeze(1)).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale_O
+
+
+class Fp8Linear(RowScaledLinear):
+    """A linear layer with 8-bit floating point weights."""
+
+    weight_dtype, scale_dtype = FP8, torch.float32
+    quantize_rows = staticmethod(quantize_fp8)

@@ -1,0 +1,140 @@
+"""Changes to logits before sampling: logit bias, penalties, and no end token before `min_tokens`.
+
+Shapes: S sequences · W places of each · V vocabulary · P sequences with penalties · A tokens proposed ahead
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flambeau.llm.core.sequence import SamplingState
+
+
+class TokenCounts:
+    """How often each token occurs in a sequence's output, and whether it is in its prompt; updated token by token."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._outputs = torch.zeros(0, vocab_size, device=device)
+        self._prompts = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        # Sequence → its row of the two tensors, and how many of its tokens are counted.
+        self._entries: weakref.WeakKeyDictionary[SamplingState, list[int]] = weakref.WeakKeyDictionary()
+        self._free: list[int] = []
+
+    def of(self, states: Sequence[SamplingState]) -> tuple[Tensor, Tensor]:
+        """Occurrences in the outputs [P, V], and which tokens are in the prompts [P, V]."""
+        entries = [self._entries.get(state) or self._open(state) for state in states]
+        rows: list[int] = []
+        ids: list[int] = []
+        for state, entry in zip(states, entries, strict=True):
+            new = state.tokens[entry[1] :]
+            rows += [entry[0]] * len(new)
+            ids += new
+            entry[1] += len(new)
+        device = self._outputs.device
+        if ids:
+            places = torch.tensor(rows, device=device), torch.tensor(ids, device=device)
+            self._outputs.index_put_(places, torch.ones(len(ids), device=device), accumulate=True)
+        wanted = torch.tensor([entry[0] for entry in entries], device=device)
+        return self._outputs[wanted], self._prompts[wanted]
+
+    def _open(self, state: SamplingState) -> list[int]:
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self._outputs[row] = 0
+        self._prompts[row] = False
+        self._prompts[row, torch.tensor(state.tokens[: state.num_prompt], device=self._prompts.device)] = True
+        self._entries[state] = entry = [row, state.num_prompt]
+        weakref.finalize(state, self._free.append, row).atexit = False
+        return entry
+
+    def _grow(self) -> None:
+        old = len(self._outputs)
+        more = max(4, old)
+        self._outputs = torch.cat([self._outputs, self._outputs.new_zeros(more, self._outputs.shape[1])])
+        self._prompts = torch.cat([self._prompts, self._prompts.new_zeros(more, self._prompts.shape[1])])
+        self._free += range(old, old + more)
+
+
+class LogitsProcessors:
+    """The logit changes of a fixed list of sequences."""
+
+    def __init__(
+        self, states: Sequence[SamplingState], counts: TokenCounts, eos_ids: Sequence[int], device: torch.device
+    ) -> None:
+        self._counts, self._eos_ids, self._device = counts, eos_ids, device
+        self._biased = _biases(states, device)
+        self._with_min_tokens = [(i, state) for i, state in enumerate(states) if state.params.min_tokens]
+        penalized = [(i, state) for i, state in enumerate(states) if state.has_penalties]
+        self._penalized = [state for _, state in penalized]
+        self._penalized_rows = torch.tensor([i for i, _ in penalized], device=device)
+        params = [state.params for state in self._penalized]
+        self._repetition = self._column([p.repetition_penalty for p in params])
+        self._presence = self._column([p.presence_penalty for p in params])
+        self._frequency = self._column([p.frequency_penalty for p in params])
+        self.are_none = not (self._biased or self._with_min_tokens or self._penalized)
+
+    def apply(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
+        """Changed logits; place w comes after the sequence's tokens and the first `offset + w` of the tokens ahead."""
+        if self.are_none:
+            return logits_SWV
+        logits_SWV = logits_SWV.clone()
+        if self._biased:
+            rows, ids, values = self._biased
+            logits_SWV[rows, :, ids] += values
+        self._mask_end_tokens(logits_SWV, offset)
+        if self._penalized:
+            rows = self._penalized_rows
+            logits_SWV[rows] = self._penalize(logits_SWV[rows], ahead_SA, offset)
+        return logits_SWV
+
+    def _mask_end_tokens(self, logits_SWV: Tensor, offset: int) -> None:
+        for i, state in self._with_min_tokens:
+            places = state.params.min_tokens - state.num_generated - offset
+            if places > 0:
+                ids = torch.tensor(
+                    [*self._eos_ids, *state.params.stop_token_ids], device=self._device, dtype=torch.long
+                )
+                logits_SWV[i, :places].index_fill_(-1, ids, -torch.inf)
+
+    def _penalize(self, logits_PWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
+        outputs_PV, prompts_PV = self._counts.of(self._penalized)
+        outputs = outputs_PV.unsqueeze(1)
+        if ahead_SA is not None and ahead_SA.shape[1]:
+            outputs = outputs + occurrences(ahead_SA[self._penalized_rows], logits_PWV, offset)
+        seen = outputs > 0
+        factors = torch.where(seen | prompts_PV.unsqueeze(1), self._repetition, 1.0)
+        logits_PWV = torch.where(logits_PWV < 0, logits_PWV * factors, logits_PWV / factors)
+        return logits_PWV - outputs * self._frequency - seen * self._presence
+
+    def _column(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, device=self._device, dtype=torch.float32).view(-1, 1, 1)
+
+
+def occurrences(ahead_PA: Tensor, logits_PWV: Tensor, offset: int) -> Tensor:
+    """How often each token occurs among the first `offset + w` tokens ahead of place w [P, W, V]."""
+    num_rows, ahead = ahead_PA.shape
+    _, places, vocab_size = logits_PWV.shape
+    marks = logits_PWV.new_zeros(num_rows, max(ahead + 1, offset + places), vocab_size)
+    marks[:, 1 : ahead + 1].scatter_(-1, ahead_PA.unsqueeze(-1), 1.0)
+    return marks.cumsum(1)[:, offset : offset + places]
+
+
+def _biases(states: Sequence[SamplingState], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
+    biased = [(i, state.params.logit_bias) for i, state in enumerate(states) if state.params.logit_bias]
+    if not biased:
+        return None
+    sizes = [len(biases) for _, biases in biased]
+    rows = np.repeat([i for i, _ in biased], sizes)
+    ids = np.fromiter((token for _, biases in biased for token in biases), np.int64, sum(sizes))
+    values = np.fromiter((bias for _, biases in biased for bias in biases.values()), np.float32, sum(sizes))
+    return (
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(ids).to(device),
+        torch.from_numpy(values).to(device).unsqueeze(1),
+    )

@@ -1,1 +1,0 @@
-"""Who runs, how many tokens of it, and in which blocks; without tensors."""

@@ -1,0 +1,105 @@
+"""CpuBackend: the same tokens before, while and after a faster path is compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flambeau.llm.backends import inductor
+from flambeau.llm.backends.cpu import bindings
+from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.eager import EagerBackend
+from support.llm_steps import greedy, prompts, random_model, room, step_inputs
+
+pytestmark = pytest.mark.timeout(300)  # a compiler runs, perhaps on a busy machine
+
+
+def expected_tokens(model, asked, num_tokens=8):
+    """What the plain network says."""
+    return greedy(EagerBackend(model, room(model, len(asked))), asked, num_tokens)
+
+
+def test_a_plain_network_says_the_same_once_the_kernels_are_there(caplog):
+    caplog.set_level("INFO")
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    model, asked = random_model(head_size=16), prompts(5)
+    backend = CpuBackend(model, room(model, 5))
+    assert backend.wait_until_compiled(timeout_s=250)
+    assert backend._network is not None
+    assert greedy(backend, asked, 8) == expected_tokens(model, asked)
+    assert [record.args for record in caplog.records if record.args] == [("the model", "CPU kernels")]
+    assert backend.decode_path == "CPU kernels"
+    backend.close()
+
+
+def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    model = random_model(qkv_bias=True)
+    plain = EagerBackend(model, room(model, 3))
+    monkeypatch.setattr(CpuBackend, "_compile_with_inductor", lambda *_: plain.decode)
+    backend = CpuBackend(model, room(model, 3), steps_before_compiling=2, name="the draft")
+    inputs = [step_inputs({i: (0, [1]) for i in range(number)}, query_len=1) for number in (1, 2)]
+    backend.decode(inputs[0])
+    assert backend.decode_path == "plain PyTorch"
+    for _ in range(5):
+        for each in inputs:
+            backend.decode(each)
+        backend.wait_until_compiled(timeout_s=60)
+    assert [record.args for record in caplog.records] == [("the draft", "Inductor")]
+    backend.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler's own
+def test_a_network_with_biases_is_compiled_while_steps_go_on(monkeypatch):
+    monkeypatch.setattr(inductor, "CPU_OPTIONS", {})  # half the time to compile
+    model, asked = random_model(head_size=16, num_layers=1, qkv_bias=True), prompts(3)
+    torch.nn.init.normal_(model.model.layers[0].self_attn.qkv_proj.bias)
+    expected = expected_tokens(model, asked)
+    backend = CpuBackend(model, room(model, 3), steps_before_compiling=0)
+    rounds = 0
+    while True:  # every round asks for the same tokens, most of them while the compiler runs
+        assert greedy(backend, asked, 8) == expected
+        rounds += 1
+        if backend.wait_until_compiled(timeout_s=0.5):
+            break
+    assert rounds > 1
+    assert backend._find(step_inputs({0: (3, [1]), 1: (5, [2])}, query_len=1)) is not None
+    assert greedy(backend, asked, 8) == expected
+    assert greedy(backend, asked[:2], 8) == expected[:2]
+    backend.close()
+
+
+def test_a_compiler_that_fails_is_named_once_and_steps_go_on(monkeypatch, caplog):
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no such backend\nand a long story")
+
+    monkeypatch.setattr(inductor, "compile_step", fail)
+    model, asked = random_model(qkv_bias=True), prompts(3)
+    torch.nn.init.zeros_(model.model.layers[0].self_attn.qkv_proj.bias)
+    torch.nn.init.zeros_(model.model.layers[1].self_attn.qkv_proj.bias)
+    backend = CpuBackend(model, room(model, 3), steps_before_compiling=0)
+    for _ in range(2):
+        assert greedy(backend, asked, 4) == expected_tokens(model, asked, 4)
+        backend.wait_until_compiled()
+    assert [(record.levelname, *record.args) for record in caplog.records if record.args] == [
+        ("WARNING", "no such backend and a long story")
+    ]
+
+
+def test_a_shape_is_compiled_on_a_cpu_only_when_it_has_run_for_long(monkeypatch):
+    asked = []
+    monkeypatch.setattr(CpuBackend, "_compile_with_inductor", lambda self, *key: asked.append(key))
+    model = random_model()
+    backend, inputs = (
+        CpuBackend(model, room(model, 1), steps_before_compiling=3),
+        step_inputs({0: (0, [1])}, query_len=1),
+    )
+    for _ in range(3):
+        backend.decode(inputs)
+    assert backend.wait_until_compiled()
+    assert asked == []
+    backend.decode(inputs)
+    assert backend.wait_until_compiled()
+    assert asked == [(1, 1)]

@@ -1,0 +1,134 @@
+"""CudaBackend's decisions, without a GPU: what is captured when, and what computes steps meanwhile.
+
+The graphs are stand-ins that compute by plain PyTorch; the last test and test_engine_on_gpu.py use real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pytest
+import torch
+
+from flambeau.llm.backends.cuda import backend as module
+from flambeau.llm.backends.cuda.backend import COMPILING, CudaBackend
+from flambeau.llm.backends.eager import EagerBackend
+from support.llm_steps import greedy, prompts, random_model, room, step_inputs
+
+
+class StandIn:
+    """A graph that runs its step."""
+
+    fails = False
+
+    def __init__(self, step, buffers, pool):
+        if self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        self.num_sequences = len(buffers.context_lens_S)
+        self.num_runs = 0
+        self._step = step
+
+    def run(self, inputs):
+        self.num_runs += 1
+        return self._step(inputs)
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """One whose compiler gives back plain steps."""
+    cuda = {"device": lambda _: contextlib.nullcontext(), "graph_pool_handle": object, "current_stream": object}
+    for name, value in {**cuda, "set_stream": lambda _: None}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(CudaBackend, "_on_side_stream", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(module, "CapturedStep", StandIn)
+    model = random_model()
+    cache = room(model, 5)
+    plain = EagerBackend(model, cache)
+    monkeypatch.setattr(module.inductor, "compile_step", lambda *_: plain.decode)
+    backend = CudaBackend(model, cache, max_num_seqs=8, max_blocks=8)
+    yield backend
+    backend.close()
+
+
+def steps_of(num_sequences):
+    return step_inputs({i: (3, [i]) for i in range(num_sequences)}, query_len=1)
+
+
+def test_a_step_is_captured_when_it_has_been_made_and_a_larger_one_will_do_meanwhile(backend, monkeypatch):
+    backend.decode(steps_of(5))
+    assert backend.wait_until_compiled(60)
+    assert backend._captured == {}
+    backend.decode(steps_of(5))
+    assert [*backend._captured] == [(1, 8)]
+    monkeypatch.setattr(backend._compiler, "find", lambda *_: None)  # the compiler is slow
+    backend.decode(steps_of(3))
+    assert backend._captured[1, 8].num_runs == 2
+
+
+def test_it_says_what_plain_steps_say_all_the_way(backend):
+    asked = prompts(5)
+    expected = greedy(EagerBackend(backend.model, room(backend.model, 5)), asked, 8)
+    for _ in range(2):
+        assert greedy(backend, asked, 8) == expected
+        assert greedy(backend, asked[:2], 8) == expected[:2]
+        assert backend.wait_until_compiled(60)
+    assert [*backend._captured] == [(1, 8), (1, 2)]
+
+
+def test_a_capture_without_memory_is_logged_once_and_steps_go_on(backend, monkeypatch, caplog):
+    monkeypatch.setattr(StandIn, "fails", True)
+    expected = EagerBackend(backend.model, backend.cache).decode(steps_of(2))
+    backend.decode(steps_of(2))
+    assert backend.wait_until_compiled(60)
+    for _ in range(3):
+        torch.testing.assert_close(backend.decode(steps_of(2)), expected)
+    told = [record.args for record in caplog.records if record.levelname == "WARNING" and len(record.args) == 2]
+    assert told == [(2, "CUDA out of memory. Tried to allocate 2.00 GiB")]
+    monkeypatch.setattr(StandIn, "fails", False)
+    backend.decode(steps_of(4))  # others are captured all the same
+    assert backend.wait_until_compiled(60)
+    backend.decode(steps_of(4))
+    assert [*backend._captured] == [(1, 4)]
+
+
+def test_nothing_is_captured_while_a_compiler_runs(backend):
+    backend.decode(steps_of(1))
+    assert backend.wait_until_compiled(60)
+    with COMPILING:
+        backend.decode(steps_of(1))
+        assert backend._captured == {}
+    backend.decode(steps_of(1))
+    assert [*backend._captured] == [(1, 1)]
+
+
+def test_without_triton_a_line_names_the_remedy(backend, monkeypatch, caplog):
+    assert backend.wait_until_compiled(60)
+    caplog.clear()
+    for name in [name for name in sys.modules if name.startswith("flambeau.llm.backends.cuda.")]:
+        if name.rpartition(".")[2] in ("network", "attention", "linear", "int4", "norm", "rope", "launch"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    backend._build_kernels()
+    assert "pip install triton" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)  # a compiler runs
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", ["kernels", "Inductor"])
+def test_cuda_graphs_give_the_tokens_of_eager_steps(kind):
+    experts = {"num_experts": 4, "expert_size": 48} if kind == "Inductor" else {}
+    model = random_model(head_size=32, windows=(None, 6), **experts).to("cuda")
+    asked = prompts(5)
+    on_gpu = {"device": "cuda"}
+    expected = greedy(EagerBackend(model, room(model, 5, **on_gpu)), asked, 8)
+    backend = CudaBackend(model, room(model, 5, **on_gpu), max_num_seqs=8, max_blocks=8)
+    for _ in range(2):  # eager steps that ask for the graphs; then the graphs
+        assert greedy(backend, asked, 8) == expected
+        assert greedy(backend, asked[:1], 8) == expected[:1]
+        assert backend.wait_until_compiled(timeout_s=280)
+    assert set(backend._captured) == {(1, 8), (1, 1)}
+    assert kind in backend.decode_path
+    backend.close()

@@ -1,0 +1,82 @@
+"""Blocks are counted exactly: who uses them, what they hold, and when they are given away."""
+
+from __future__ import annotations
+
+import random
+
+from flambeau.llm.core.block_pool import BlockPool
+
+
+def computed(pool: BlockPool, tokens: list[int]) -> list[int]:
+    """The blocks of a sequence, all full ones published."""
+    shared, parent = pool.match_prefix(tokens)
+    pool.share(shared)
+    blocks = shared + pool.allocate(pool.num_needed(len(tokens)) - len(shared))
+    for i in range(len(shared), len(tokens) // pool.block_size):
+        start = i * pool.block_size
+        parent = pool.cache_block(blocks[i], parent, tokens[start : start + pool.block_size])
+    return blocks
+
+
+def test_block_0_is_never_given_away():
+    pool = BlockPool(5, 4)
+    assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
+    assert pool.num_free == 0
+
+
+def test_a_prompt_that_begins_the_same_way_shares_its_full_blocks():
+    pool = BlockPool(20, 4)
+    first = computed(pool, [*range(10)])
+    second = computed(pool, [*range(8), 99, 98])
+    assert second[:2] == first[:2]
+    assert second[2] != first[2]
+    assert pool.num_used == 4
+
+
+def test_content_after_another_beginning_is_not_the_same():
+    pool = BlockPool(20, 4)
+    computed(pool, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert pool.match_prefix([9, 9, 9, 9, 5, 6, 7, 8])[0] == []
+
+
+def test_what_nobody_uses_is_kept_until_the_room_is_needed():
+    pool = BlockPool(5, 4)
+    blocks = computed(pool, [*range(8)])
+    pool.free(blocks)
+    assert pool.num_used == 0
+    assert pool.match_prefix([*range(8)])[0] == blocks
+    pool.allocate(3)  # two that were empty, and the last of the kept ones: a beginning is worth more than an end
+    assert pool.match_prefix([*range(8)])[0] == blocks[:1]
+
+
+def test_a_shared_block_is_free_when_the_last_user_has_left():
+    pool = BlockPool(10, 4)
+    first, second = computed(pool, [*range(4)]), computed(pool, [*range(4)])
+    pool.free(first)
+    assert pool.num_used == 1
+    pool.free(second)
+    assert pool.num_used == 0
+
+
+def test_without_prefixes_nothing_is_shared():
+    pool = BlockPool(10, 4, prefix_cache=False)
+    computed(pool, [*range(8)])
+    assert pool.match_prefix([*range(8)])[0] == []
+
+
+def test_blocks_are_neither_lost_nor_given_twice():
+    rng = random.Random(0)
+    pool = BlockPool(40, 2)
+    held: list[list[int]] = []
+    for _ in range(2000):
+        tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
+        if pool.num_free >= pool.num_needed(len(tokens)) and rng.random() < 0.6:
+            held.append(computed(pool, tokens))
+        elif held:
+            pool.free(held.pop(rng.randrange(len(held))))
+        used = {block for blocks in held for block in blocks}
+        assert pool.num_used == len(used)
+        assert 0 not in used
+    for blocks in held:
+        pool.free(blocks)
+    assert pool.num_free == pool.num_blocks

@@ -1,0 +1,217 @@
+"""The scheduler decides without tensors: who runs, how many tokens, and who has to give way."""
+
+from __future__ import annotations
+
+from flambeau.llm.core.block_pool import BlockPool
+from flambeau.llm.core.outputs import NO_TOKEN, SampledTokens
+from flambeau.llm.core.scheduler import Scheduler, StepPlan
+from flambeau.llm.core.sequence import NoDetokenizer, Sequence
+from flambeau.llm.sampling_params import SamplingParams
+
+
+def new(name: str, num_tokens: int, max_length: int = 64) -> Sequence:
+    return Sequence(
+        request_id=name,
+        index=0,
+        tokens=[*range(num_tokens)],
+        num_prompt=num_tokens,
+        params=SamplingParams(),
+        seed=0,
+        max_length=max_length,
+        detokenizer=NoDetokenizer(),
+    )
+
+
+def scheduler(num_blocks: int = 33, **options: object) -> Scheduler:
+    pool = BlockPool(num_blocks, 4, prefix_cache=False)
+    return Scheduler(pool, **{"max_num_seqs": 4, "max_step_tokens": 16, **options})
+
+
+def run(scheduler: Scheduler, lookahead: int = 0) -> StepPlan:
+    """Plan a step, and let every sequence that is due get a token."""
+    plan = scheduler.plan(lookahead)
+    finished = plan.finished_prompts
+    for chunk in plan.chunks:
+        scheduler._set_computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
+    for sequence in [*plan.decodes, *finished]:
+        scheduler._set_computed(sequence, len(sequence.tokens))
+        sequence.tokens.append(0)
+    return plan
+
+
+def chunks(plan: StepPlan) -> list[tuple[str, int]]:
+    return [(chunk.sequence.request_id, chunk.length) for chunk in plan.chunks]
+
+
+def names(sequences: list[Sequence]) -> list[str]:
+    return [sequence.request_id for sequence in sequences]
+
+
+def test_a_long_prompt_takes_several_steps():
+    plans = scheduler(max_step_tokens=8)
+    plans.add([new("long", 20)])
+    assert [chunks(run(plans)) for _ in range(3)] == [[("long", 8)], [("long", 8)], [("long", 4)]]
+    assert names(run(plans).decodes) == ["long"]
+
+
+def test_whoever_has_a_token_to_add_comes_before_prompts():
+    plans = scheduler(max_step_tokens=8)
+    plans.add([new("first", 4)])
+    run(plans)
+    plans.add([new("second", 20)])
+    plan = run(plans)
+    assert names(plan.decodes) == ["first"]
+    assert chunks(plan) == [("second", 7)]
+
+
+def test_prompts_are_begun_in_the_order_they_came():
+    plans = scheduler(max_step_tokens=10)
+    for name in "abc":
+        plans.add([new(name, 6)])
+    assert chunks(run(plans)) == [("a", 6), ("b", 2), ("c", 2)]
+    assert chunks(run(plans)) == [("b", 4), ("c", 4)]
+
+
+def test_a_long_prompt_leaves_room_to_those_behind_it():
+    plans = scheduler(max_step_tokens=8)
+    plans.add([new("long", 40)])
+    plans.add([new("short", 4)])
+    assert chunks(run(plans)) == [("long", 4), ("short", 4)]
+    plan = run(plans)
+    assert names(plan.decodes) == ["short"]
+    assert chunks(plan) == [("long", 7)]
+
+
+def test_prompts_go_on_however_many_decode():
+    plans = scheduler(max_step_tokens=4)
+    for name in "abc":
+        plans.add([new(name, 1)])
+    run(plans)
+    plans.add([new("d", 6)])
+    plan = run(plans, lookahead=3)
+    assert names(plan.decodes) == ["a", "b", "c"]
+    assert chunks(plan) == [("d", 1)]
+
+
+def test_no_more_run_than_may():
+    plans = scheduler(max_num_seqs=2)
+    for name in "abc":
+        plans.add([new(name, 2)])
+    run(plans)
+    assert names(plans.running) == ["a", "b"]
+    assert names([*plans.waiting]) == ["c"]
+
+
+def test_a_prompt_for_which_there_are_no_blocks_waits_and_nobody_overtakes_it():
+    plans = scheduler(num_blocks=9)
+    plans.add([new("small", 12)])
+    run(plans)
+    plans.add([new("large", 24)])
+    plans.add([new("tiny", 2)])
+    assert chunks(run(plans)) == []
+    plans.remove(plans.running[0])
+    assert chunks(run(plans)) == [("large", 8), ("tiny", 2)]
+
+
+def test_while_no_block_is_free_nobody_looks_which_are_kept_for_a_prompt_that_waits(monkeypatch):
+    plans = scheduler(num_blocks=5)
+    plans.add([new("first", 14)])
+    run(plans)
+    plans.add([new("second", 14)])
+    monkeypatch.setattr(BlockPool, "match_prefix", None)
+    assert chunks(run(plans)) == []
+    assert names([*plans.waiting]) == ["second"]
+
+
+def test_whoever_came_last_gives_way_when_blocks_run_out():
+    plans = scheduler(num_blocks=9, max_step_tokens=64)
+    for name in "ab":
+        plans.add([new(name, 14)])
+    preempted = []
+    while len(preempted) < 1:
+        preempted += names(run(plans).preempted)
+    assert preempted == ["b"]
+    assert names(plans.running) == ["a"]
+    assert plans.waiting[0].blocks == []
+
+
+def test_drafted_tokens_have_room_but_never_beyond_the_end():
+    plans = scheduler()
+    sequence = new("a", 4, max_length=7)
+    plans.add([sequence])
+    run(plans, lookahead=5)
+    run(plans, lookahead=5)
+    assert len(sequence.blocks) == 2
+
+
+def test_nobody_gives_way_for_drafted_tokens():
+    plans = scheduler(num_blocks=9, max_step_tokens=64)
+    for name in "ab":
+        plans.add([new(name, 13)])
+    run(plans, lookahead=4)
+    plan = run(plans, lookahead=4)
+    assert (names(plan.decodes), plan.preempted, plan.lookahead) == (["a", "b"], [], 0)
+    plans.remove(plans.running[1])
+    assert run(plans, lookahead=4).lookahead == 4
+
+
+def test_what_is_removed_leaves_nothing_behind():
+    plans = scheduler()
+    sequence, waiting = new("a", 20), new("b", 4)
+    plans.add([sequence])
+    run(plans)
+    plans.add([waiting])
+    plans.remove(sequence)
+    plans.remove(waiting)
+    assert not plans.has_work
+    assert plans.plan() == StepPlan()
+
+
+def sample(plan: StepPlan, token: int = 7) -> list[SampledTokens]:
+    """What an executor would return: the same token for every sequence that is due."""
+    return [SampledTokens(sequence, [token]) for sequence in [*plan.decodes, *plan.finished_prompts]]
+
+
+def test_an_update_appends_tokens_and_removes_what_ends():
+    removed: list[Sequence] = []
+    plans = scheduler(eos_ids={9}, on_remove=removed.append)
+    sequence = new("a", 3)
+    plans.add([sequence])
+    for token in (7, 8):
+        plan = plans.plan()
+        outputs = plans.update(plan, sample(plan, token))
+        assert [(output.token_ids, output.finish_reason) for output in outputs] == [([token], None)]
+    plan = plans.plan()
+    assert [output.finish_reason for output in plans.update(plan, sample(plan, 9))] == ["stop"]
+    assert removed == [sequence]
+    assert not plans.has_work
+    assert not plans.has_request("a")
+
+
+def test_choices_start_when_their_prompt_is_computed():
+    plans = scheduler()
+    choices = [new("a", 3) for _ in range(3)]
+    plans.add(choices)
+    assert [*plans.waiting] == choices[:1]
+    plan = plans.plan()
+    plans.update(plan, sample(plan))
+    assert [*plans.waiting] == choices[1:]
+
+
+def test_a_canceled_request_frees_its_blocks_and_is_forgotten():
+    removed: list[Sequence] = []
+    plans = scheduler(on_remove=removed.append)
+    plans.add([new("a", 3)])
+    plans.plan()
+    plans.cancel("a")
+    plans.cancel("unknown")
+    assert names(removed) == ["a"]
+    assert not plans.has_work
+
+
+def test_logits_that_are_not_finite_end_the_sequence_with_an_error():
+    plans = scheduler()
+    plans.add([new("a", 3)])
+    plan = plans.plan()
+    (output,) = plans.update(plan, sample(plan, NO_TOKEN))
+    assert (output.finish_reason, output.token_ids, "logit_bias" in output.error) == ("error", [], True)

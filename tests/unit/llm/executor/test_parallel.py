@@ -1,0 +1,158 @@
+"""Two ranks, each a process with half of the network, give the tokens of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from flambeau.llm.errors import LLMError
+from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.loader import load_engine
+from flambeau.llm.sampling_params import SamplingParams
+from support.tiny_models import ARCH, tiny_model
+from support.tokenizer_files import write_sentencepiece
+
+PROMPTS = [[1, 2, 3, 4, 5], [9] * 20, [40, 41]]
+RANK = """
+import json, os, sys
+import torch
+from pathlib import Path
+from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.loader import load_engine, load_follower
+
+torch.set_num_threads(1)
+folder, size, prompts = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+options = {"tensor_parallel_size": size, "num_blocks": 60, "block_size": 4, "compile": False, "device": "cpu"}
+if os.environ.get("RANK", "0") != "0":
+    load_follower(folder, **options)()
+else:
+    engine = load_engine(folder, **options)
+    found = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24))
+    print(json.dumps([completion.token_ids for completion in found]))
+    engine.close()
+"""
+
+FAILING = """
+    engine._backend._inner.decode = lambda inputs: 1 / 0  # before the first sum
+    for _ in range(2):
+        try:
+            engine.generate(prompts[:1], SamplingParams(temperature=0.0, max_tokens=24))
+        except Exception as error:
+            print(type(error).__name__, flush=True)
+    engine.close()
+    print("closed", flush=True)
+    os._exit(0)  # the server ends the others
+"""
+
+
+def hugging_face_tensors(model) -> dict[str, torch.Tensor]:
+    """The weights under the names of a checkpoint, which knows no fused matrices."""
+    arch, tensors = model.arch, {}
+    for name, tensor in model.state_dict().items():
+        if "qkv_proj" in name:
+            sizes = [arch.num_heads * arch.head_size, *[arch.num_kv_heads * arch.head_size] * 2]
+            for part, piece in zip("qkv", tensor.split(sizes), strict=True):
+                tensors[name.replace("qkv", part)] = piece.clone()
+        elif "gate_up_proj" in name:
+            for part, piece in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                tensors[name.replace("gate_up", part)] = piece.clone()
+        else:
+            tensors[name] = tensor.clone()
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A folder as Hugging Face writes it; its tokenizer is another model's, and not used."""
+    folder = tmp_path_factory.mktemp("tiny")
+    arch = replace(ARCH, qkv_bias=True, num_kv_heads=2)
+    model = tiny_model(arch)
+    save_file(hugging_face_tensors(model), folder / "model.safetensors")
+    config = {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "vocab_size": arch.vocab_size,
+        "hidden_size": arch.hidden_size,
+        "num_hidden_layers": arch.num_layers,
+        "num_attention_heads": arch.num_heads,
+        "num_key_value_heads": arch.num_kv_heads,
+        "intermediate_size": arch.intermediate_size,
+        "max_position_embeddings": arch.max_length,
+        "rms_norm_eps": arch.norm_epsilon,
+        "rope_theta": arch.rope_theta,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return write_sentencepiece(folder)
+
+
+def start_ranks(folder, size: int, script: str = RANK) -> list[subprocess.Popen[bytes]]:
+    """The processes."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-W", "ignore", "-c", script, str(folder), str(size), json.dumps(PROMPTS)]
+    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(command, env={**os.environ, **meeting, "RANK": str(rank)}, stdout=subprocess.PIPE)
+        for rank in range(size)
+    ]
+
+
+def run_ranks(folder, size: int) -> list[list[int]]:
+    """What rank 0 prints; every rank must end well."""
+    ranks = start_ranks(folder, size)
+    try:
+        outputs = [rank.communicate(timeout=50)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size
+    return json.loads(outputs[0])
+
+
+def test_two_ranks_give_the_tokens_of_one(checkpoint):
+    engine = load_engine(checkpoint, num_blocks=60, block_size=4, compile=False, device="cpu")
+    alone = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24))
+    assert run_ranks(checkpoint, 2) == [completion.token_ids for completion in alone]
+
+
+def test_after_a_pass_that_failed_on_rank_0_alone_nothing_is_computed_and_nobody_waits(checkpoint):
+    """The others are in the middle of that pass: whatever rank 0 told them next would never be heard."""
+    head, _, _ = RANK.partition("    found =")
+    ranks = start_ranks(checkpoint, 2, head + FAILING)
+    try:
+        output = ranks[0].communicate(timeout=50)[0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert output.decode().split() == ["ZeroDivisionError", "LLMError", "closed"]
+
+
+def test_more_ranks_than_key_value_heads_share_them():
+    weight = torch.arange(2 * 3 * 5).view(6, 5)
+    parts = [
+        Shard(replace(ARCH, num_kv_heads=2), rank, 4)("model.layers.0.self_attn.k_proj.weight", weight)
+        for rank in range(4)
+    ]
+    assert [int(part[0, 0]) for part in parts] == [0, 0, 15, 15]
+
+
+def test_a_bias_of_a_sum_is_added_once():
+    bias = torch.ones(4)
+    name = "model.layers.0.self_attn.o_proj.bias"
+    assert sum(Shard(ARCH, rank, 2)(name, bias).sum() for rank in range(2)) == 4
+
+
+@pytest.mark.parametrize(("size", "what"), [(3, "heads"), (8, "heads")])
+def test_heads_that_cannot_be_shared_out_are_refused(size, what):
+    with pytest.raises(LLMError, match=what):
+        local_architecture(ARCH, size)
