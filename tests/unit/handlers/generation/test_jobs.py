@@ -8,15 +8,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from flambeau.handlers.generation.reading import Prompted
-
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.jobs import GenerationMetrics, GptGeneration
 from flambeau.handlers.generation.reply_formats import TextFormat
+from flambeau.handlers.generation.request_reader import Prompted
 from flambeau.handlers.generation.resume_state import encode_step, read_state
-from flambeau.llm.config import SamplingParams
 from flambeau.llm.errors import LLMError
 from flambeau.llm.outputs import Counts, Output
+from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.messages import Request
 
 COUNTS = Counts(num_prompt=3, num_generated=2, num_cached=1, num_drafted=4, num_accepted=1)
