@@ -74,7 +74,7 @@ def make_backend(model: Transformer, cache: KVCache, config: EngineConfig, name:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
+class LoadedNetwork:
     """A network on its device with its cache, or one rank's part of both."""
 
     arch: Architecture  # of the whole network
@@ -113,7 +113,7 @@ def load_follower(path: Path, config: EngineConfig | None = None, **options: Any
 
 def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
-) -> LoadedModel:
+) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
     arch = read_architecture(path)
     dtype = dtype_for(config, arch, device)
@@ -134,7 +134,7 @@ def load_network(
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
-    return LoadedModel(
+    return LoadedNetwork(
         arch=arch,
         backend=make_backend(model, cache, config) if ranks is None else eager_backend(model, cache),
         num_blocks=num_blocks,
