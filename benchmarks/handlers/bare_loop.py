@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from flambeau.serving.sources.store import Store
+from flambeau.serving.model_sources.store import Store
 from flambeau.wire.messages import Load
 from flambeau.worker.inputs import read_headers
 from flambeau.worker.loader import load_handler

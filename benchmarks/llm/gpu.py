@@ -33,7 +33,7 @@ from flambeau.llm.loader import make_backend  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
-from flambeau.llm.quantize.fast_layers import use_fast_layers  # noqa: E402
+from flambeau.llm.quantize.packed_layers import use_fast_layers  # noqa: E402
 from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
 from flambeau.llm.sampling_params import SamplingParams  # noqa: E402
 

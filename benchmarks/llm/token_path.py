@@ -20,7 +20,7 @@ from flambeau.frontend.openai.chat_responses import ChatWriter
 from flambeau.frontend.openai.completions import CompletionWriter
 from flambeau.frontend.openai.responses import GenerationReply, ResponseHead
 from flambeau.serving.job import Job, RequestBody
-from flambeau.wire.framing import decode_to_server, to_frame
+from flambeau.wire.frames import decode_to_server, to_frame
 from flambeau.wire.generation import Piece, Token, encode_pieces
 from flambeau.wire.messages import Part
 from support.jobs import new_worker

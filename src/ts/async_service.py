@@ -1,3 +1,3 @@
 """TorchServe's import name for the service around an `async def` handler."""
 
-from flambeau.torchserve.otf.service import AsyncService as AsyncService
+from flambeau.torchserve.worker_protocol.service import AsyncService as AsyncService

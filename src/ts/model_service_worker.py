@@ -2,11 +2,11 @@
 
 import sys
 
-from flambeau.torchserve.otf.worker import DEBUG as DEBUG
-from flambeau.torchserve.otf.worker import LOCAL_RANK as LOCAL_RANK
-from flambeau.torchserve.otf.worker import SOCKET_ACCEPT_TIMEOUT as SOCKET_ACCEPT_TIMEOUT
-from flambeau.torchserve.otf.worker import TorchModelServiceWorker as TorchModelServiceWorker
-from flambeau.torchserve.otf.worker import main as main
+from flambeau.torchserve.worker_protocol.worker import DEBUG as DEBUG
+from flambeau.torchserve.worker_protocol.worker import LOCAL_RANK as LOCAL_RANK
+from flambeau.torchserve.worker_protocol.worker import SOCKET_ACCEPT_TIMEOUT as SOCKET_ACCEPT_TIMEOUT
+from flambeau.torchserve.worker_protocol.worker import TorchModelServiceWorker as TorchModelServiceWorker
+from flambeau.torchserve.worker_protocol.worker import main as main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
 """TorchServe's import name for the service around a handler."""
 
 from flambeau.errors import PredictionException as PredictionException
-from flambeau.torchserve.otf.service import PREDICTION_METRIC as PREDICTION_METRIC
-from flambeau.torchserve.otf.service import HandlerService
-from flambeau.torchserve.otf.service import emit_metrics as emit_metrics
+from flambeau.torchserve.worker_protocol.service import PREDICTION_METRIC as PREDICTION_METRIC
+from flambeau.torchserve.worker_protocol.service import HandlerService
+from flambeau.torchserve.worker_protocol.service import emit_metrics as emit_metrics
 
 Service = HandlerService

@@ -19,7 +19,7 @@ from ts.model_loader import ModelLoaderFactory
 from ts.protocol import otf_message_handler
 from ts.service import Service, emit_metrics
 from ts.utils.util import PredictionException
-from unit.torchserve.otf.test_protocol import END, integer, text
+from unit.torchserve.worker_protocol.test_protocol import END, integer, text
 
 
 def request(body: bytes, request_id: bytes = b"1", kind: str = "") -> dict:

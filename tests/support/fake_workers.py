@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.job import Job
-from flambeau.serving.recovery import WorkerExit
 
 CRASH = WorkerExit(reason="exited with code 1", exit_code=1)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.http_client import HttpReply as Reply
-from flambeau.testing.ports import free_ports
-from flambeau.testing.server import ModelServer
+from flambeau.testing.server import ModelServer, free_ports
 
 __all__ = ["HANDLERS", "Load", "Reply", "RunningServer", "free_ports", "lines_with", "path"]
 HANDLERS = Path(__file__).parent / "handlers"

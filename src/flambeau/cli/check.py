@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from flambeau.checks.guarded_call import GuardedCaller, guarded_call
-from flambeau.checks.handler_checks import HandlerChecks, Verdict
-from flambeau.checks.samples import Sample
 from flambeau.cli.local_model import open_model, to_request
 from flambeau.cli.output import print_json
 from flambeau.cli.stage_table import StageRow, median_call, print_rows, stage_rows
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
+from flambeau.handler_checks.guarded_call import GuardedCaller, guarded_call
+from flambeau.handler_checks.sample_requests import Sample
+from flambeau.handler_checks.suite import HandlerChecks, Verdict
 from flambeau.wire.messages import Load
 from flambeau.worker.local_worker import LocalWorker
-from flambeau.worker.stages import CallProfile, StageObserver
+from flambeau.worker.stage_timings import CallProfile, StageObserver
 
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
 TIMED_CALLS = 5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flambeau.config.model import ModelConfig, read_options
 from flambeau.errors import BadRequest, ConfigError
-from flambeau.serving.sources.store import Source, Store
+from flambeau.serving.model_sources.store import Source, Store
 from flambeau.wire.messages import Load, Request
 
 

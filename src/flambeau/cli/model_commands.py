@@ -19,7 +19,7 @@ ArchivePath = Annotated[Path, typer.Argument(help="A .mar or .tar.gz file.")]
 @models_app.command("ls")
 def models_ls(as_json: Json = False, url: Management = DEFAULT_MANAGEMENT) -> None:
     """List the models."""
-    from flambeau.cli import models
+    from flambeau.cli import management_client as models
 
     models.ls(url, as_json=as_json)
 
@@ -29,7 +29,7 @@ def models_describe(
     name: ModelName, version: Version = None, as_json: Json = False, url: Management = DEFAULT_MANAGEMENT
 ) -> None:
     """Show the settings and workers of a model."""
-    from flambeau.cli import models
+    from flambeau.cli import management_client as models
 
     models.describe(url, name, version, as_json=as_json)
 
@@ -51,7 +51,7 @@ def models_register(
     url: Management = DEFAULT_MANAGEMENT,
 ) -> None:
     """Register a model and start its workers."""
-    from flambeau.cli import models
+    from flambeau.cli import management_client as models
 
     overrides = {"model_name": name, "handler": handler, "batch_size": batch_size, "max_batch_delay": max_batch_delay}
     models.register(url, source, workers=workers, wait=wait, overrides=overrides, as_json=as_json)
@@ -67,7 +67,7 @@ def models_scale(
     url: Management = DEFAULT_MANAGEMENT,
 ) -> None:
     """Change the number of workers of a model."""
-    from flambeau.cli import models
+    from flambeau.cli import management_client as models
 
     models.scale(url, name, version, workers, wait=wait, as_json=as_json)
 
@@ -80,7 +80,7 @@ def models_rm(
 
     Requests that it has accepted are answered first.
     """
-    from flambeau.cli import models
+    from flambeau.cli import management_client as models
 
     models.rm(url, name, version, as_json=as_json)
 
@@ -93,7 +93,7 @@ def models_default(
     url: Management = DEFAULT_MANAGEMENT,
 ) -> None:
     """Set the default version of a model."""
-    from flambeau.cli import models
+    from flambeau.cli import management_client as models
 
     models.set_default(url, name, version, as_json=as_json)
 

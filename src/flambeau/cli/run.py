@@ -13,7 +13,7 @@ from flambeau.cli.local_model import open_model, to_request
 from flambeau.cli.output import print_json
 from flambeau.cli.stage_table import StageRow, median_call, print_rows, stage_rows
 from flambeau.worker.local_worker import LocalWorker
-from flambeau.worker.stages import CallProfile, StageObserver, device_of
+from flambeau.worker.stage_timings import CallProfile, StageObserver, device_of
 
 
 def run(

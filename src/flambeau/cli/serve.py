@@ -18,8 +18,8 @@ from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
 from flambeau.logs.setup import open_logs
 from flambeau.serving.model import Model
+from flambeau.serving.model_sources.store import ARCHIVE_SUFFIXES, models_in
 from flambeau.serving.server import Server
-from flambeau.serving.sources.store import ARCHIVE_SUFFIXES, models_in
 
 logger = logging.getLogger(__name__)
 

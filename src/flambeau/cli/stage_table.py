@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flambeau.worker.stages import CallProfile
+from flambeau.worker.stage_timings import CallProfile
 
 DEFAULT_WIDTH = 160  # columns, if stderr is not a terminal
 

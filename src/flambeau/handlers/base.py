@@ -24,8 +24,8 @@ from flambeau.handlers.loaders.programs import load_whole
 from flambeau.handlers.loaders.torch_compile import compile_model, read_pt2
 from flambeau.handlers.loaders.weights import load_eager
 from flambeau.handlers.options import read_weights_only
-from flambeau.handlers.pipeline_check import find_shared_state
 from flambeau.handlers.profiler import is_profiler_enabled, run_with_profiler, timed
+from flambeau.handlers.stage_overlap import find_shared_state
 from flambeau.handlers.tensor_io import client_errors, floating_dtype_of, is_dtype_error, to_rows, to_tensor
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from flambeau.handlers.base import BaseHandler, Rows
 from flambeau.handlers.device import choose_device
 from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
-from flambeau.handlers.generation.jobs import GenerationMetrics, GptGeneration
+from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
 from flambeau.handlers.generation.reply_formats import numbers_of
 from flambeau.handlers.generation.request_reader import Prompted, RequestReader
 from flambeau.handlers.generation.resume_state import ResumeState

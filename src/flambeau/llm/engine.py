@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flambeau.llm.config import EngineConfig
+from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.scheduler import Scheduler
@@ -20,7 +20,6 @@ from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel, make_speculator
 from flambeau.llm.executor.executor import ModelExecutor
 from flambeau.llm.executor.inputs import InputBuilder
-from flambeau.llm.info import EngineInfo, EngineState
 from flambeau.llm.input_processor import InputProcessor
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
@@ -189,3 +188,37 @@ class Engine:
 
     def _backends(self) -> list[Backend]:
         return [self._backend] if self._draft is None else [self._backend, self._draft.backend]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """The settings that result from configuration, checkpoint and machine."""
+
+    device: str
+    dtype: str
+    quantization: Quantization | None
+    num_blocks: int
+    block_size: int
+    max_length: int
+    speculation: SpeculationKind | None
+    speculate_k: int
+    decode: str  # what computes decode steps at present
+
+    def __str__(self) -> str:
+        speculation = f"{self.speculation} of {self.speculate_k} tokens" if self.speculation else "none"
+        return (
+            f"device {self.device}, dtype {self.dtype}, quantization {self.quantization or 'none'}, "
+            f"{self.num_blocks} blocks of {self.block_size} tokens, at most {self.max_length} tokens in a sequence, "
+            f"speculation {speculation}, decoding by {self.decode}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """How busy an engine is."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_blocks_used: int
+    num_preempted: int

@@ -32,7 +32,7 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.fast_layers import use_fast_layers
+from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
 from flambeau.llm.text.tokenizer import load_tokenizer
 

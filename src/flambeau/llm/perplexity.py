@@ -16,7 +16,7 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.fast_layers import use_fast_layers
+from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.text.tokenizer import load_tokenizer
 
 

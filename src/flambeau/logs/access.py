@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from flambeau.logs.layouts import ACCESS, masked, printable
+from flambeau.logs.line_formats import ACCESS, masked, printable
 from flambeau.logs.writer import Logs
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flambeau.config.server import ServerConfig
-from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
+from flambeau.logs.line_formats import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
 from flambeau.logs.rolling_file import MAX_BYTES, RollingFile
 from flambeau.logs.writer import Logs, QueueHandler
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from flambeau.logs.layouts import (
+from flambeau.logs.line_formats import (
     ACCESS,
     MODEL,
     MODEL_METRICS,

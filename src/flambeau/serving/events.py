@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from flambeau.logs.layouts import printable
-from flambeau.serving.recovery import WorkerExit
+from flambeau.logs.line_formats import printable
+from flambeau.serving.crash_recovery import WorkerExit
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from collections import Counter
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
-from flambeau.logs.layouts import printable
+from flambeau.logs.line_formats import printable
 from flambeau.metrics.traffic import ModelTraffic
-from flambeau.serving.dispatchers import contradictions, new_dispatcher
+from flambeau.serving.crash_recovery import WorkerExit, should_retry
+from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
 from flambeau.serving.job import Job
-from flambeau.serving.recovery import WorkerExit, should_retry
+from flambeau.serving.model_sources.dependencies import PythonEnvironment
+from flambeau.serving.model_sources.store import Source
 from flambeau.serving.rejections import no_worker, not_loaded, queue_full, rejected
-from flambeau.serving.sources.dependencies import PythonEnvironment
-from flambeau.serving.sources.store import Source
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.scaler import Scaler

@@ -13,8 +13,8 @@ from flambeau.config.model import ModelConfig, read_options
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, WorkersFailed
 from flambeau.serving.model import Model
+from flambeau.serving.model_sources.store import Source
 from flambeau.serving.registry import Registry, check_name
-from flambeau.serving.sources.store import Source
 from flambeau.serving.workers.worker_factory import Host
 
 RUNTIMES = (None, "python", "python3", "LSP")  # that existing clients may name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flambeau.errors import QueueFull, Unavailable
-from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.crash_recovery import WorkerExit
 
 REMEDY = (
     "Please use scale workers API to add workers. If this is a sequence inference, please check if it is closed, "

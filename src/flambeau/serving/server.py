@@ -19,16 +19,16 @@ from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists
 from flambeau.logs.access import AccessLog
 from flambeau.logs.writer import Logs
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.extensions import EXTENSIONS, Extension
-from flambeau.serving.host_watcher import HostWatcher
+from flambeau.serving.host_metrics import HostMetricsReader
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
+from flambeau.serving.model_sources.dependencies import Dependencies
+from flambeau.serving.model_sources.downloader import Downloader, shown
+from flambeau.serving.model_sources.store import Source, Store
+from flambeau.serving.model_sources.urls import compile_patterns
 from flambeau.serving.registration import name_from, new_model, settings_of
 from flambeau.serving.registry import Registry
-from flambeau.serving.sources.dependencies import Dependencies
-from flambeau.serving.sources.downloader import Downloader, shown
-from flambeau.serving.sources.store import Source, Store
-from flambeau.serving.sources.urls import compile_patterns
+from flambeau.serving.server_extensions import EXTENSIONS, Extension
 from flambeau.serving.telemetry import Telemetry
 from flambeau.serving.workers.host_resources import count_gpus
 from flambeau.serving.workers.ranks import RendezvousPorts
@@ -77,7 +77,7 @@ class Server:
         self._is_late = False  # the drain timed out
         self._probe: Segment | None = None
         self._host: Host | None = None
-        self._watching: HostWatcher | None = None
+        self._watching: HostMetricsReader | None = None
 
     async def __aenter__(self) -> Self:
         if SegmentPool.is_supported() and self.config.worker_transport == "unix":
@@ -98,7 +98,7 @@ class Server:
             probe=self._describe_probe,
             devices_in_use=lambda: (d for model in self.registry for slot in model.pool.slots for d in slot.devices),
         )
-        self._watching = HostWatcher(self.config.measure, self.telemetry, self._worker_pids)
+        self._watching = HostMetricsReader(self.config.measure, self.telemetry, self._worker_pids)
         self._watching.start()
         return self
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from socket import gethostname
 
 from flambeau.config.server import MetricsConfig
-from flambeau.logs.layouts import MODEL_METRICS, TS_METRICS
+from flambeau.logs.line_formats import MODEL_METRICS, TS_METRICS
 from flambeau.logs.writer import Logs
 from flambeau.metrics.definitions import BUNDLED, Definition, read_definitions
 from flambeau.metrics.log_lines import model_line, server_line

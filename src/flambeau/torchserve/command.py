@@ -14,8 +14,8 @@ from typing import NoReturn
 from flambeau import __version__
 from flambeau.errors import FlambeauError
 from flambeau.torchserve import TORCHSERVE_VERSION
+from flambeau.torchserve.command_flags import missing, missing_folders, parser
 from flambeau.torchserve.config_properties import read_file
-from flambeau.torchserve.flags import missing, missing_folders, parser
 from flambeau.torchserve.pid_file import SIGN, VARIABLE, PidFile, command_of
 from flambeau.torchserve.snapshot import newest
 

@@ -12,7 +12,7 @@ from xml.parsers import expat
 
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
-from flambeau.logs.layouts import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
+from flambeau.logs.line_formats import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
 from flambeau.logs.setup import LogSettings, open_logs
 from flambeau.logs.writer import Logs
 

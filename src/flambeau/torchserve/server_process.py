@@ -20,11 +20,11 @@ from flambeau.logs.setup import open_logs
 from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.torchserve import flags as torchserve_flags
+from flambeau.torchserve import command_flags as torchserve_flags
 from flambeau.torchserve.command import config_file, named_config, snapshot_folder
 from flambeau.torchserve.config_properties import TORCHSERVE, Properties, merge_settings, read_file, to_properties
 from flambeau.torchserve.log4j import open_log4j_logs
-from flambeau.torchserve.log_voice import TorchServeVoice
+from flambeau.torchserve.log_messages import TorchServeEvents
 from flambeau.torchserve.pid_file import PidFile
 from flambeau.torchserve.snapshot import SnapshotWriter, read_snapshot
 from flambeau.torchserve.startup_models import StartupModel, locate, named_models, saved_models
@@ -42,7 +42,7 @@ def main() -> None:
         logs = open_log4j_logs(config, Path(arguments.log_config)) if arguments.log_config else open_logs(config)
         properties = settings(arguments)
         snapshots = None if arguments.no_config_snapshots else snapshot_folder()
-        run_server(properties.server, Startup(properties, snapshots), logs, TorchServeVoice(logs))
+        run_server(properties.server, Startup(properties, snapshots), logs, TorchServeEvents(logs))
     except CannotListen as error:
         print_line(f"Failed to bind to address: {error.address}")
         print_line(str(error))

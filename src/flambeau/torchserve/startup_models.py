@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import ConfigError, ModelNotFound
-from flambeau.serving.sources.store import unpacked_twin
+from flambeau.serving.model_sources.store import unpacked_twin
 from flambeau.torchserve.snapshot import SavedModel
 
 SCHEMES = ("http://", "https://", "file://")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from flambeau.wire.framing import BadFrame, FrameBuffer, decode_to_server, decode_to_worker, to_frame
+from flambeau.wire.frames import BadFrame, FrameBuffer, decode_to_server, decode_to_worker, to_frame
 from flambeau.wire.messages import Part, ToServer, ToWorker
 
 BURST_READS = 16

@@ -14,7 +14,7 @@ from flambeau.worker.inputs import InputReader, read_headers, types_of
 from flambeau.worker.loader import in_envelope, load_handler
 from flambeau.worker.model import new_context
 from flambeau.worker.results import check_result, to_body
-from flambeau.worker.stages import StageObserver
+from flambeau.worker.stage_timings import StageObserver
 
 
 class LocalWorker:

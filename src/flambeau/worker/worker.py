@@ -19,11 +19,11 @@ from pathlib import Path
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Load, Samples
 from flambeau.worker.context import Context
+from flambeau.worker.execution_modes import MODES
 from flambeau.worker.failures import load_failed
 from flambeau.worker.loader import Handle, LoadedHandler, in_envelope
 from flambeau.worker.loop import WorkerLoop
 from flambeau.worker.model import LoadedModel, load_model
-from flambeau.worker.modes import MODES
 from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
 from flambeau.worker.runner import BatchRunner
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from flambeau.config.server import ServerConfig
-from flambeau.logs.layouts import MODEL_METRICS, SERVER, TS_METRICS
+from flambeau.logs.line_formats import MODEL_METRICS, SERVER, TS_METRICS
 from flambeau.logs.setup import LogSettings, default_files, open_logs
 
 

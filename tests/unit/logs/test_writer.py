@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flambeau.logs import writer
-from flambeau.logs.layouts import ACCESS, MODEL, SERVER, TS_METRICS
+from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, TS_METRICS
 from flambeau.logs.rolling_file import RollingFile
 from flambeau.logs.writer import Logs, QueueHandler
 

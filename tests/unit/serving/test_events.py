@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents, WorkerRef
-from flambeau.serving.recovery import WorkerExit
 
 WORKER = WorkerRef(9000, "m", "1.0")
 CRASH = WorkerExit(reason="exited with code 1", last_lines=("boom",))

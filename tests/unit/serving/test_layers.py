@@ -11,7 +11,12 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 from house import House  # noqa: E402
 
-BOTTOM = {"flambeau.serving.job", "flambeau.serving.priorities", "flambeau.serving.recovery", "flambeau.serving.events"}
+BOTTOM = {
+    "flambeau.serving.job",
+    "flambeau.serving.priorities",
+    "flambeau.serving.crash_recovery",
+    "flambeau.serving.events",
+}
 
 
 @pytest.fixture(scope="module")

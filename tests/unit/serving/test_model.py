@@ -10,7 +10,7 @@ import pytest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.errors import DeadlinePassed, QueueFull, Unavailable, WorkerDied, WorkersFailed
-from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.server import Server
 from support.fake_workers import CRASH, FakeWorker, until
 from support.jobs import new_job

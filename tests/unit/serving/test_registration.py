@@ -10,9 +10,9 @@ from flambeau.archive.manifest import Manifest
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, BrokenArchive, ModelExists, WorkersFailed
+from flambeau.serving.model_sources.store import Source
 from flambeau.serving.registration import name_from, new_model, settings_of
 from flambeau.serving.registry import Registry
-from flambeau.serving.sources.store import Source
 
 
 @pytest.mark.parametrize(

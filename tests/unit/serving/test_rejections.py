@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.rejections import REMEDY, no_worker, not_loaded, queue_full, rejected
 
 CRASH = WorkerExit(reason="exited with code 1")

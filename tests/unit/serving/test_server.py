@@ -14,7 +14,7 @@ from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.errors import ConfigError, DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
 from flambeau.serving import registration
-from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.server import Server
 from support.fake_workers import FakeWorker
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.testing.ports import PORTS, share_of
+from flambeau.testing.server import PORTS, share_of
 
 
 def test_workers_of_pytest_share_all_ports():

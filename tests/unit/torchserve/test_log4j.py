@@ -8,7 +8,7 @@ import pytest
 
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
-from flambeau.logs.layouts import ACCESS, MODEL, SERVER
+from flambeau.logs.line_formats import ACCESS, MODEL, SERVER
 from flambeau.torchserve.log4j import open_log4j_logs, read_log4j
 
 XML = """<?xml version="1.0" encoding="UTF-8"?>

@@ -11,8 +11,8 @@ import pytest
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import ConfigError
+from flambeau.serving.model_sources.store import Source
 from flambeau.serving.registry import Registry
-from flambeau.serving.sources.store import Source
 from flambeau.torchserve.java_properties import parse
 from flambeau.torchserve.snapshot import (
     SnapshotWriter,

@@ -70,7 +70,7 @@ def test_poll_returns_waiting_messages_without_taking_them():
     ours, theirs = socket.socketpair()
     worker = WorkerChannel(theirs, 1 << 20)
     assert not worker.poll()
-    from flambeau.wire.framing import to_frame
+    from flambeau.wire.frames import to_frame
 
     ours.sendall(to_frame([Cancel([1])]))
     assert [*worker.poll()] == [Cancel([1])]

@@ -15,7 +15,7 @@ import pytest
 from flambeau.errors import HandlerError
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop
-from flambeau.worker import modes
+from flambeau.worker import execution_modes as modes
 from flambeau.worker.generation import complete, generation_of
 from flambeau.worker.loader import LoadedHandler
 from flambeau.worker.worker import serve

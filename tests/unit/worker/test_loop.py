@@ -10,12 +10,12 @@ import pytest
 
 from flambeau.wire.messages import Cancel, Load, Part, Ready, Request, Run, Stop
 from flambeau.worker.context import Context
+from flambeau.worker.execution_modes import MODES
 from flambeau.worker.generation import complete
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import LoadedHandler
 from flambeau.worker.loop import WorkerLoop
 from flambeau.worker.model import LoadedModel
-from flambeau.worker.modes import MODES
 from flambeau.worker.outbox import Outbox
 from flambeau.worker.runner import BatchRunner
 from flambeau.worker.worker import serve

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from flambeau.logs.layouts import masked
+from flambeau.logs.line_formats import masked
 from flambeau.metrics.system import resident_bytes
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.model import Model
-from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers.host_resources import resident_bytes_of
 from flambeau.serving.workers.supervisor import Slot
 

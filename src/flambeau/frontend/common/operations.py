@@ -11,7 +11,7 @@ from typing import Any
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
 from flambeau.frontend.common.model_document import model_document
-from flambeau.logs.layouts import masked
+from flambeau.logs.line_formats import masked
 from flambeau.serving.job import Job, ReplyCollector, RequestBody
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server

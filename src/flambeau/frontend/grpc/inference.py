@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 from flambeau.frontend.common.authorization import Keys
 from flambeau.frontend.grpc import status
-from flambeau.frontend.grpc.jobs import StreamReply, UnaryReply, add_inputs, find_model
 from flambeau.frontend.grpc.messages import (
     Empty,
     HealthResponse,
     PredictionResponse,
     PredictionsRequest,
 )
+from flambeau.frontend.grpc.predictions import StreamReply, UnaryReply, add_inputs, find_model
 from flambeau.frontend.grpc.sequences import SequenceStream
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.http.errors import to_json

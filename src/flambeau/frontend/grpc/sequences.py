@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 
 from flambeau.config.server import SequenceHeaders
 from flambeau.errors import BadRequest, FlambeauError
-from flambeau.frontend.grpc.jobs import Headers, StreamReply, add_inputs, find_model
 from flambeau.frontend.grpc.messages import ErrorInfo, PredictionResponse
+from flambeau.frontend.grpc.predictions import Headers, StreamReply, add_inputs, find_model
 from flambeau.frontend.grpc.service import Message
 from flambeau.frontend.grpc.status import of_prediction
 from flambeau.serving.server import Server

@@ -16,7 +16,7 @@ from flambeau.errors import DeadlinePassed, FlambeauError, JobFailed
 from flambeau.frontend.common.authorization import Keys, Kind
 from flambeau.frontend.grpc.messages import MalformedMessage, parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
-from flambeau.headers import header
+from flambeau.http_headers import header
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from flambeau.headers import header
+from flambeau.http_headers import header
 from flambeau.serving.job import RequestBody
 
 Header = tuple[str, str]

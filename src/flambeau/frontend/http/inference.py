@@ -12,7 +12,7 @@ from flambeau.frontend.http.bodies import field_of, is_form
 from flambeau.frontend.http.errors import error_event, respond_error, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
-from flambeau.headers import header
+from flambeau.http_headers import header
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.priorities import priority_named

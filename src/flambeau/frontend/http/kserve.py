@@ -10,7 +10,7 @@ from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found
-from flambeau.headers import header
+from flambeau.http_headers import header
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server

@@ -22,7 +22,7 @@ from flambeau.handlers.generation.reply_formats import (
     TextFormat,
 )
 from flambeau.handlers.generation.resume_state import ResumeState
-from flambeau.headers import header
+from flambeau.http_headers import header
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.generation import Generate, decode_request, given_options

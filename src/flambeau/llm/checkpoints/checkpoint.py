@@ -17,19 +17,20 @@ What is applied to the network while it is loaded:
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from flambeau.llm.checkpoints.loading_bar import Progress, terminal_bar
+from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, map_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
-from flambeau.llm.checkpoints.weight_map import Placement, ShardFunction, map_weights
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
@@ -156,3 +157,41 @@ def on_meta_device(dtype: torch.dtype) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+Progress = Callable[[int, int], None]  # bytes done, total bytes
+
+WIDTH = 30
+INTERVAL_S = 0.1
+
+
+class LoadingBar:
+    """Redraws one line, at most ten times a second."""
+
+    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+        self._name, self._stream = name, stream or sys.stderr
+        self._drawn_at = 0.0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if done_bytes < total_bytes and now - self._drawn_at < INTERVAL_S:
+            return
+        self._drawn_at = now
+        self._stream.write("\r" + bar(self._name, done_bytes, total_bytes))
+        if done_bytes >= total_bytes:
+            self._stream.write("\n")
+        self._stream.flush()
+
+
+def bar(name: str, done_bytes: int, total_bytes: int) -> str:
+    """One line: `loading tiny  [#####.....]  50%  1.2 of 2.4 GB`."""
+    part = done_bytes / total_bytes if total_bytes else 1.0
+    filled = round(part * WIDTH)
+    unit, size = ("GB", 1e9) if total_bytes >= 1e9 else ("MB", 1e6)
+    amount = f"{done_bytes / size:.1f} of {total_bytes / size:.1f} {unit}"
+    return f"loading {name}  [{'#' * filled}{'.' * (WIDTH - filled)}]  {part:4.0%}  {amount}"
+
+
+def terminal_bar(name: str) -> Progress | None:
+    """A bar if stderr is a terminal, else None."""
+    return LoadingBar(name) if sys.stderr.isatty() else None

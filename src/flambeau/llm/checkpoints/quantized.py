@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from flambeau.llm.checkpoints.parameter_map import cuts, is_ignored, map_weights
 from flambeau.llm.checkpoints.weight_files import open_weights
-from flambeau.llm.checkpoints.weight_map import cuts, is_ignored, map_weights
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from flambeau.llm.core.outputs import NO_TOKEN, TokenInfo
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling import rng
-from flambeau.llm.sampling.groups import SamplingGroup, group_states, merge_groups
 from flambeau.llm.sampling.logits_processors import LogitsProcessors, TokenCounts
+from flambeau.llm.sampling.row_groups import SamplingGroup, group_states, merge_groups
 
 MAX_BATCHES = 8  # batches that alternate: prompts, decoding, verified proposals
 

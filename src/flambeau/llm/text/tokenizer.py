@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.llm.text.chat_messages import Message, plain_text, read_messages
-from flambeau.llm.text.chat_template import ChatTemplate
+from flambeau.llm.text.chat_template import ChatTemplate, Message, plain_text, read_messages
 from flambeau.llm.text.detokenizer import ByteDecoder, CharacterDecoder, Detokenizer, WindowDecoder, strip_leading
 from flambeau.llm.text.sentencepiece_vocabulary import SentencePieceVocabulary
 from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates

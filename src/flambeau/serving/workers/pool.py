@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import WorkersFailed
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.scaling_policy import ScalingLimits
 from flambeau.serving.workers.supervisor import Slot, Supervisor

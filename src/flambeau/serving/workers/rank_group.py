@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers.lockstep import Lockstep
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec

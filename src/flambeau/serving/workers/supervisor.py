@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from flambeau.serving.crash_recovery import WorkerExit, backoff_s, should_abandon
 from flambeau.serving.events import ServerEvents, WorkerRef
-from flambeau.serving.recovery import WorkerExit, backoff_s, should_abandon
 from flambeau.serving.workers.remote_worker import RemoteWorker
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from flambeau.config.model import ModelConfig
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers.host_resources import resident_bytes_of
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker

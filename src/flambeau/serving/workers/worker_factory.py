@@ -9,11 +9,11 @@ from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.logs.writer import Logs
 from flambeau.metrics.traffic import ModelTraffic
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.job import Job
-from flambeau.serving.recovery import WorkerExit
-from flambeau.serving.sources.dependencies import SERVER_ENVIRONMENT
-from flambeau.serving.sources.store import Source
+from flambeau.serving.model_sources.dependencies import SERVER_ENVIRONMENT
+from flambeau.serving.model_sources.store import Source
 from flambeau.serving.telemetry import Telemetry
 from flambeau.serving.workers.device_allocator import DeviceAllocator, threads_per_worker
 from flambeau.serving.workers.host_resources import count_cores

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from flambeau.logs.layouts import MODEL
+from flambeau.logs.line_formats import MODEL
 from flambeau.logs.writer import Logs
 from flambeau.metrics.log_lines import MARK as METRICS_MARK
 from flambeau.metrics.log_lines import parse_line

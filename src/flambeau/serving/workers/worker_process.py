@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from flambeau.config.server import SequenceHeaders
+from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
-from flambeau.serving.recovery import WorkerExit, describe_exit
 from flambeau.serving.workers.worker_output import WorkerOutput, count_kernel_kills
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load

@@ -16,9 +16,9 @@ from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.management import boolean, integer, parameters, positive, text
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found, query_of
-from flambeau.logs.layouts import masked
+from flambeau.logs.line_formats import masked
+from flambeau.serving.model_sources.store import Store
 from flambeau.serving.server import Server
-from flambeau.serving.sources.store import Store
 from flambeau.torchserve.workflows.execution import WorkflowRequest
 from flambeau.torchserve.workflows.registry import Workflow, WorkflowRegistry
 

@@ -16,10 +16,10 @@ from flambeau.errors import (
     WorkflowNotFound,
 )
 from flambeau.serving.model import Model
+from flambeau.serving.model_sources.downloader import shown
+from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.registry import check_name
 from flambeau.serving.server import Server
-from flambeau.serving.sources.downloader import shown
-from flambeau.serving.sources.store import Source, Store
 from flambeau.torchserve.workflows import execution
 from flambeau.torchserve.workflows.source import WorkflowSource, open_workflow
 from flambeau.torchserve.workflows.spec import WorkflowNode

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from flambeau.config.yaml_file import MAX_YAML_BYTES, load_yaml
 from flambeau.errors import ArchiveError, BrokenWorkflow, ConfigError, WorkflowNotFound
-from flambeau.serving.sources.store import Store
-from flambeau.serving.sources.urls import is_url
+from flambeau.serving.model_sources.store import Store
+from flambeau.serving.model_sources.urls import is_url
 from flambeau.torchserve.workflows.manifest import WorkflowManifest, read_workflow_manifest
 from flambeau.torchserve.workflows.spec import WorkflowSpec, read_spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from flambeau.llm.checkpoints.loading_bar import LoadingBar, bar, terminal_bar
+from flambeau.llm.checkpoints.checkpoint import LoadingBar, bar, terminal_bar
 
 
 def test_a_bar_tells_how_much_of_how_much():

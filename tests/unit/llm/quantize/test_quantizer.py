@@ -26,8 +26,8 @@ from flambeau.llm.models.tensor_names import parts_of
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.perplexity import perplexity, perplexity_of
 from flambeau.llm.quantize import int4
-from flambeau.llm.quantize.fast_layers import use_fast_layers
 from flambeau.llm.quantize.int4 import Int4Linear, pack_int4, unpack_int4
+from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack, build, quantize, quantize_on_load, quantized_layer
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.quantize.settings import QuantizationSettings

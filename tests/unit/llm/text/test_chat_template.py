@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from flambeau.llm.errors import InvalidRequest, TokenizerError
-from flambeau.llm.text import chat_budget, chat_template
+from flambeau.llm.text import chat_sandbox as chat_budget
+from flambeau.llm.text import chat_template
 from flambeau.llm.text.chat_template import ChatTemplate
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.tokenizer_files import byte_level_json, write_json_tokenizer, write_sentencepiece

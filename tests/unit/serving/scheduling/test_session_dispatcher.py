@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flambeau.config.server import SequenceHeaders
-from flambeau.serving.recovery import WorkerExit
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.scheduling.batch_policy import BatchLimits
 from flambeau.serving.scheduling.dispatcher import NO_TICKET
 from flambeau.serving.scheduling.session_dispatcher import CLOSED, LOST, SessionDispatcher

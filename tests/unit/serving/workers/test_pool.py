@@ -8,8 +8,8 @@ import pytest
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import WorkersFailed
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents, WorkerRef
-from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers.device_allocator import next_device
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.supervisor import Slot

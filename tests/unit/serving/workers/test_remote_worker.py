@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flambeau.errors import JobFailed
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import MAX_STATE_BYTES
-from flambeau.serving.recovery import WorkerExit
 from flambeau.wire.messages import Cancel, Failed, Part
 from support.jobs import BrokenListener, new_job, new_worker
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import WorkerRef
-from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers.supervisor import Slot, Supervisor
 from support.fake_workers import CRASH, FakeWorker, ScriptedWorker, until
 

@@ -13,8 +13,8 @@ import uvloop
 
 from flambeau.config.server import SequenceHeaders
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.recovery import WorkerExit
 from flambeau.serving.workers import worker_process
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec, environment_for

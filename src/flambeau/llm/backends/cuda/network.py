@@ -21,7 +21,7 @@ from flambeau.llm.backends.cuda.rope import rope
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attention, Transformer, is_unmodified
-from flambeau.llm.quantize.fast_layers import CudaFp8Linear, CudaInt4Linear
+from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
 QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
-from flambeau.llm.quantize.fast_layers import CudaInt4Linear
 from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.packed_layers import CudaInt4Linear
 from flambeau.llm.quantize.quantizer import quantize
 from support.llm_steps import random_model, room, step_inputs
 

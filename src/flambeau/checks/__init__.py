@@ -1,1 +1,0 @@
-"""Checks of a handler on good and bad requests, for `flambeau check`."""

@@ -1,0 +1,166 @@
+"""Calls of a handler that can neither hang nor exit the calling process."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn
+
+from flambeau.handler_checks.sample_requests import Sample
+from flambeau.worker.failures import to_failed
+from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.results import BadResult
+
+GRACE_S = 5.0  # extra time for native code, which a signal cannot interrupt
+MAX_SHOWN = 160
+LIBRARY_FOLDERS = (  # files below these are not the author's code
+    os.path.dirname(os.path.dirname(__file__)),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    "<",  # frozen modules
+)
+
+
+# Both derive from BaseException so that no `except Exception` of a handler catches them.
+class CallTimeout(BaseException):
+    """A call took longer than its limit."""
+
+
+class ProcessExit(BaseException):
+    """A handler called `os._exit`, which would exit its worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOutcome:
+    """The result of one call: replies and their statuses, or the exception it raised."""
+
+    replies: Sequence[bytes] = ()
+    statuses: Sequence[int] = ()
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+    @property
+    def ends_worker(self) -> bool:
+        """Whether a worker would not survive this call: killed by a timeout, or exited by the handler."""
+        return self.error is not None and not isinstance(self.error, Exception)
+
+    @property
+    def status(self) -> int:
+        """The highest HTTP status a client of this batch would get."""
+        if self.error is not None:
+            return to_failed([], self.error).status
+        return max(self.statuses, default=200)
+
+    @property
+    def reason(self) -> str:
+        """The failure and the line of the author's code it came from, in one line."""
+        if self.error is None:
+            return f"answered with status {self.status}"
+        place = source_line(self.error)
+        return f"{describe_error(self.error)}{f' ({place})' if place else ''}"
+
+
+def describe_error(error: BaseException) -> str:
+    match error:
+        case CallTimeout():
+            return f"{error}; the server kills a worker for that"
+        case SystemExit():
+            return f"sys.exit({error.code}) would exit the worker"
+        case ProcessExit():
+            return f"{error} would exit the worker"
+        case BadResult():
+            return f"{error}: handle must return a list with one element per request, each bytes, text or JSON"
+    return first_line(error)
+
+
+class GuardedCaller:
+    """Calls a handler in the main thread with a time limit per call."""
+
+    def __init__(self, worker: LocalWorker, limit_s: float) -> None:
+        self.worker = worker
+        self._limit_s = limit_s
+
+    def call(self, samples: Sequence[Sample]) -> CallOutcome:
+        """Run the samples as one batch."""
+        requests = [sample.to_request(i) for i, sample in enumerate(samples)]
+        replies, outcome = guarded_call(lambda: self.worker.handle(requests), self._limit_s)
+        if outcome.error is not None:
+            return outcome
+        processors = self.worker.context.touched_processors or []
+        statuses = [int(processor.get_response_status_code()) for processor in processors]
+        return CallOutcome(replies=replies, statuses=statuses, seconds=outcome.seconds)
+
+    def call_each(self, samples: Sequence[Sample]) -> list[CallOutcome]:
+        """Run the samples as a worker does: as one batch, and one by one if the batch fails.
+
+        The list has one element if the worker would not survive the batch.
+        """
+        together = self.call(samples)
+        if together.error is not None:
+            return [together] if together.ends_worker else [self.call([sample]) for sample in samples]
+        statuses = together.statuses or [200] * len(samples)
+        return [CallOutcome(replies=[r], statuses=[s]) for r, s in zip(together.replies, statuses, strict=True)]
+
+
+def guarded_call(work: Callable[[], Any], limit_s: float) -> tuple[Any, CallOutcome]:
+    """Run the author's code; return its result and an outcome that holds its exception or its duration."""
+    began = time.perf_counter()
+    try:
+        with guarded(limit_s):
+            result = work()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return None, CallOutcome(error=error, seconds=time.perf_counter() - began)
+    return result, CallOutcome(seconds=time.perf_counter() - began)
+
+
+@contextmanager
+def guarded(limit_s: float) -> Iterator[None]:
+    """Raise CallTimeout after `limit_s`, and ProcessExit instead of `os._exit`.
+
+    Native code that cannot be interrupted exits this process after `GRACE_S` more, with a traceback.
+    """
+
+    def on_alarm(number: int, frame: FrameType | None) -> NoReturn:
+        raise CallTimeout(f"no answer within {limit_s:g} s")
+
+    def raise_exit(status: int) -> NoReturn:
+        raise ProcessExit(f"os._exit({status})")
+
+    real_exit, old_handler = os._exit, signal.signal(signal.SIGALRM, on_alarm)
+    faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=sys.__stderr__ or sys.stderr)
+    old_timer = signal.setitimer(signal.ITIMER_REAL, limit_s)
+    os._exit = raise_exit
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for verdicts only
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *old_timer)
+        signal.signal(signal.SIGALRM, old_handler)
+        faulthandler.cancel_dump_traceback_later()
+        os._exit = real_exit
+
+
+def source_line(error: BaseException) -> str:
+    """The innermost line of the author's code in a traceback, as `handler.py:12`; empty if there is none."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARY_FOLDERS)]
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The exception's type and message, shortened to one line."""
+    return shorten(traceback.format_exception_only(error)[-1])
+
+
+def shorten(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…"

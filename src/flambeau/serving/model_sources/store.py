@@ -1,0 +1,262 @@
+"""Store: finds a model's files, unpacks archives and cleans up. Source: where a model's files are."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
+from flambeau.archive.model_folder import CONFIG, MODEL_SUFFIXES, handler_of, manifest_of, read_config
+from flambeau.archive.unpack import unpack
+from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
+from flambeau.logs.line_formats import printable
+from flambeau.serving.model_sources.downloader import Downloader, shown, sweep_parts
+from flambeau.serving.model_sources.urls import file_name_of, is_allowed, is_url, local_path_of
+
+logger = logging.getLogger(__name__)
+
+ARCHIVE_SUFFIXES = (".mar", ".tar.gz", ".tgz")
+PREFIX = "flambeau-models-"
+
+
+class Store:
+    """The model store of one server, and the temporary folder of its unpacked archives."""
+
+    def __init__(self, folder: Path | None, downloader: Downloader | None = None) -> None:
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"the model store {folder} is not a folder; create it, or name another one")
+        self.folder = folder.resolve() if folder else None
+        self.downloader = downloader or Downloader((), allow_private=False)
+        if self.folder is not None:
+            sweep_parts(self.folder)
+        self._scratch: Path | None = None
+        self._claim: int | None = None  # the lock file of the scratch folder
+        self._lock = threading.Lock()  # archives are unpacked in threads
+
+    async def open(self, url: str, *, signed: bool = False, reuse: bool = False) -> Source:
+        """The source that a registration names: in the store, in an allowed folder, or at an allowed URL.
+
+        With `reuse`, a URL whose file is in the store already is not downloaded again.
+        """
+        folder = self._check(url)
+        if not is_url(url):
+            return await asyncio.to_thread(self._open_local, folder, url)
+        if not self.downloader.allows(url):
+            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+        if (place := _folder_at(url)) is not None:
+            return await asyncio.to_thread(self._in_place, place, url)
+        try:
+            file = await self.downloader.download(url, folder, signed=signed)
+        except FileTaken:
+            if not reuse:
+                raise
+            logger.info("%s is in the model store already, and served from there", shown(url))
+            return await asyncio.to_thread(self.open_path, folder / file_name_of(url), url)
+        try:
+            return replace(await asyncio.to_thread(self.open_path, file, url, keep_broken=True), downloaded=file)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+
+    def _check(self, url: str) -> Path:
+        """Raise if the URL itself is not acceptable. Clients rely on the order of the checks."""
+        if self.folder is None:
+            raise ModelNotFound("Model store has not been configured.")
+        if not url:
+            raise ModelNotFound("empty url")
+        if ".." in url:
+            raise ModelNotFound(f"Relative path is not allowed in url: {url}")
+        return self.folder
+
+    def _open_local(self, folder: Path, url: str) -> Source:
+        try:
+            name = Path(url).name
+            path = folder / name
+            if name and path.resolve().is_relative_to(folder) and path.is_file():
+                return self.open_path(path, url, keep_broken=True)
+            own = Path(url).absolute()
+            if own.is_dir() and is_allowed(f"file://{own}", self.downloader.allowed):
+                return self._in_place(own, url)
+            if name and path.resolve().is_relative_to(folder) and path.is_dir():
+                return self._in_place(path, url)
+            if (unpacked := unpacked_twin(path)) is not None and unpacked.resolve().is_relative_to(folder):
+                logger.info("there is no %s; the folder %s is served", shown(url), unpacked.name)
+                return self._in_place(unpacked, url)
+        except (OSError, ValueError):
+            raise ModelNotFound(f"Model not found at: {url}") from None  # a name that the file system rejects
+        if own.is_dir():
+            logger.warning(
+                "%s is outside the model store; allowed_urls may allow it, as file://%s", shown(url), shown(str(own))
+            )
+        raise ModelNotFound(f"Model not found at: {url}")
+
+    def open_path(self, path: Path, url: str | None = None, *, keep_broken: bool = False) -> Source:
+        """The source at a trusted path: an archive, a model folder, a model file, or a handler file.
+
+        With `keep_broken` an archive that cannot be read becomes a source with a `problem` and without files.
+        """
+        url = url or path.name
+        path = path.absolute()  # not resolved: a link's own name and neighbors count
+        if path.is_dir():
+            return self._in_place(path, url)
+        if not path.is_file():
+            raise ModelNotFound(f"Model not found at: {path}")
+        if path.suffix == ".py":
+            return Source(url=url, folder=path.parent, manifest=manifest_of(path.parent))
+        target = self._new_folder()
+        try:
+            problem = self._fill(target, path, keep_broken=keep_broken)
+            manifest = read_manifest(target)
+            return Source(url=url, folder=target, manifest=manifest, is_temporary=True, problem=problem)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+
+    @staticmethod
+    def _fill(target: Path, path: Path, *, keep_broken: bool) -> str:
+        """Put a model's files into its folder; return the problem with them, or an empty text."""
+        try:
+            if path.suffix in MODEL_SUFFIXES:
+                wrap(path, target)
+            else:
+                unpack(path, target)
+        except BrokenArchive as error:
+            if not keep_broken:
+                raise
+            text = printable(str(error))
+            logger.error("%s; it is registered as a model without files, whose workers cannot start", text)
+            return str(error)
+        return ""
+
+    def unpack(self, archive: Path) -> Path:
+        """Unpack an archive of any kind into a new folder."""
+        target = self._new_folder()
+        try:
+            unpack(archive, target)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        return target
+
+    def discard(self, source: Source) -> None:
+        """Delete the unpacked and downloaded files of a model."""
+        if source.is_temporary:
+            shutil.rmtree(source.folder, ignore_errors=True)
+        if source.downloaded is not None:
+            source.downloaded.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Delete all unpacked files."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    @staticmethod
+    def _in_place(path: Path, url: str) -> Source:
+        inner = [*path.iterdir()]
+        if len(inner) == 1 and inner[0].is_dir() and inner[0].name != Path(MANIFEST).parent.name:
+            path = inner[0]
+        return Source(url=url, folder=path, manifest=manifest_of(path))
+
+    def _new_folder(self) -> Path:
+        try:
+            with self._lock:
+                if self._scratch is None:
+                    temporary = Path(tempfile.gettempdir())
+                    sweep(temporary)
+                    self._scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
+                    self._claim = claim(self._scratch)
+            folder = self._scratch / "models" / uuid.uuid4().hex
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"archives cannot be unpacked: {error}; set TMPDIR to a writable folder") from None
+        return folder
+
+
+def unpacked_twin(archive: Path) -> Path | None:
+    """The folder that `--archive-format no-archive` creates instead of a .mar."""
+    folder = archive.with_suffix("")
+    return folder if archive.suffix == ".mar" and (folder / MANIFEST).is_file() else None
+
+
+def _folder_at(url: str) -> Path | None:
+    """The folder that a file URL names; None if it names none."""
+    try:
+        path = local_path_of(url) if url.lower().startswith("file:") else None
+        return path if path is not None and path.is_dir() else None
+    except (OSError, ValueError):
+        return None
+
+
+def wrap(file: Path, folder: Path) -> None:
+    """Make a model folder for a single model file, with links to it and to its companions."""
+    beside = [file.parent / name for name in ("model.py", "index_to_name.json", CONFIG)]
+    for path in (file, *beside):
+        if path.is_file():
+            (folder / path.name).symlink_to(path)
+    is_described = (folder / CONFIG).exists()
+    named = handler_of(read_config(folder)) if is_described else None
+    manifest = Manifest(
+        model_name=file.stem,
+        handler=named or ("onnx" if file.suffix == ".onnx" else "base_handler"),
+        serialized_file=file.name,
+        model_file="model.py" if (folder / "model.py").exists() else None,
+        config_file=CONFIG if is_described else None,
+    )
+    (folder / MANIFEST).parent.mkdir()
+    (folder / MANIFEST).write_text(json.dumps(manifest.to_dict()))
+
+
+def models_in(folder: Path) -> list[Path]:
+    """The archives and model folders in a store."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if (path.is_file() and path.name.endswith(ARCHIVE_SUFFIXES)) or (path / MANIFEST).is_file()
+    )
+
+
+def claim(folder: Path) -> int | None:
+    """Lock a scratch folder for the life of this process; None if another process holds it."""
+    try:
+        fd = os.open(folder / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def sweep(temporary: Path) -> None:
+    """Delete the scratch folders of killed servers: those that no process holds."""
+    for folder in temporary.glob(f"{PREFIX}*"):
+        if (folder / "in-use").is_file() and (fd := claim(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a model came from and where its files are."""
+
+    url: str
+    folder: Path
+    manifest: Manifest | None
+    is_temporary: bool = False  # unpacked by this server, which deletes it
+    downloaded: Path | None = None  # the file in the store, deleted with the model
+    problem: str = ""  # why its archive could not be read

@@ -1,1 +1,0 @@
-"""Where models come from: the store, downloads, and the packages they need."""

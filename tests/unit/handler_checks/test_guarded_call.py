@@ -1,0 +1,46 @@
+"""A guarded call can neither hang nor exit this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from flambeau.handler_checks.guarded_call import guarded, guarded_call
+
+
+def hang() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_call_that_hangs_is_interrupted_and_the_next_one_runs():
+    _, outcome = guarded_call(hang, 0.05)
+    assert "no answer within 0.05 s" in outcome.reason
+    assert "test_guarded_call.py:" in outcome.reason
+    result, outcome = guarded_call(lambda: 5, 0.05)
+    assert (result, outcome.error) == (5, None)
+
+
+def test_exit_of_the_process_becomes_an_outcome():
+    _, outcome = guarded_call(lambda: os._exit(1), 1)
+    assert outcome.ends_worker
+    assert "os._exit(1)" in outcome.reason
+
+
+def test_keyboard_interrupt_passes_through():
+    with pytest.raises(KeyboardInterrupt):
+        guarded_call(interrupt, 1)
+
+
+def test_guard_restores_what_it_replaced():
+    before = os._exit, signal.getsignal(signal.SIGALRM)
+    with guarded(1):
+        assert os._exit is not before[0]
+    assert (os._exit, signal.getsignal(signal.SIGALRM)) == before

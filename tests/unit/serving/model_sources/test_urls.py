@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+
+from flambeau.errors import ConfigError
+from flambeau.serving.model_sources.urls import (
+    compile_patterns,
+    file_name_of,
+    is_allowed,
+    is_public,
+    is_url,
+    local_path_of,
+    parse_web_url,
+)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "127.8.8.8",
+        "0.0.0.0",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",  # metadata of most clouds
+        "100.100.100.200",  # of Alibaba's
+        "192.0.0.192",  # of Oracle's
+        "168.63.129.16",  # of Azure's
+        "224.0.1.1",
+        "255.255.255.255",
+        "240.0.0.1",
+        "::1",
+        "::",
+        "fec0::1",
+        "3fff::1",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fd00:ec2::254",  # metadata of AWS
+        "ff02::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "2002:7f00:1::",  # 6to4 of 127.0.0.1
+        "64:ff9b::a9fe:a9fe",  # NAT64 of 169.254.169.254
+    ],
+)
+def test_addresses_that_only_this_machine_or_its_network_reaches_are_not_public(address):
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::808:808"])
+def test_addresses_of_the_internet_are_public(address):
+    assert is_public(address)
+
+
+def test_patterns_match_whole_urls_in_any_case():
+    patterns = compile_patterns([r"https://models\.example\.com/.*", r"file:///srv/models/.*"])
+    assert is_allowed("HTTPS://models.example.com/a.mar", patterns)
+    assert is_allowed("file:///srv/models/a.mar", patterns)
+    assert not is_allowed("http://models.example.com/a.mar", patterns)
+    assert not is_allowed("https://evil.com/?https://models.example.com/a.mar", patterns)
+    assert not is_allowed("https://models.example.com", patterns)
+    assert not is_allowed("https://models.example.com/a.mar", [])
+
+
+def test_pattern_that_is_none_is_named():
+    with pytest.raises(ConfigError, match="is not a regular expression"):
+        compile_patterns(["https://(unclosed"])
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://h/a/b.mar", "b.mar"),
+        ("https://h/b.mar?X-Amz-Signature=ab/cd&x=1#f", "b.mar"),
+        ("https://h/", ""),
+        ("https://h", ""),
+        ("https://h/a/.hidden", ""),
+        ("file:///srv/c.tar.gz", "c.tar.gz"),
+    ],
+)
+def test_file_is_named_after_the_path(url, name):
+    assert file_name_of(url) == name
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:secret@host/a.mar",
+        "https://good.com\\@evil.com/a.mar",
+        "https:///a.mar",
+        "https://host/a b.mar",
+        "https://host/a\r\nHost: evil/b.mar",
+        "https://host:99999/a.mar",
+        "https://host:x/a.mar",
+        "ftp://host/a.mar",
+        "https://[::1/a.mar",
+    ],
+)
+def test_urls_that_could_mislead_are_refused(url):
+    with pytest.raises(ValueError, match=r"."):
+        parse_web_url(url)
+
+
+def test_url_is_taken_apart():
+    address = parse_web_url("https://Host.example:8443/a/b.mar?x=1")
+    assert (address.host, address.port, address.is_tls) == ("host.example", 8443, True)
+    assert (address.target, address.netloc) == ("/a/b.mar?x=1", "host.example:8443")
+    assert parse_web_url("http://[2606::1]").netloc == "[2606::1]"
+    assert parse_web_url("http://bücher.example/a.mar").host == "xn--bcher-kva.example"
+
+
+@pytest.mark.parametrize("url", ["file:///srv/%2e%2e/etc/passwd", "file://other/srv/a.mar", "file:///srv/a%00.mar"])
+def test_file_urls_do_not_climb_or_name_other_machines(url):
+    with pytest.raises(ValueError, match=r"."):
+        local_path_of(url)
+
+
+def test_file_url_names_a_path():
+    assert str(local_path_of("file:///srv/my%20model.mar")) == "/srv/my model.mar"
+
+
+def test_what_is_a_url():
+    assert [is_url(text) for text in ("HTTP://x", "https://x", "file:///x", "a.mar", "s3://b/x", "ftp://x")] == [
+        *(True,) * 3,
+        *(False,) * 3,
+    ]
