@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from house import LAZY, LOAD, RULES, TYPE, House, knots  # noqa: E402
+from house import LAZY, LOAD, RULES, TYPE, House, knots, walk  # noqa: E402
 
 SERVER_SIDE = (
     "cli",
@@ -173,3 +174,20 @@ def test_the_server_side_imports_only_the_sampling_table_of_the_engine(house):
 def test_the_sampling_table_loads_without_torch():
     program = "import flambeau.llm.sampling_params, flambeau.wire.generation, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+WALK = re.compile(r"## The walk of (.*?)\n\n```\n(.*?)```\n\n(\d+) steps, (\d+) files", re.DOTALL)
+
+
+@pytest.mark.parametrize(("steps", "num_steps", "num_files"), [match[1:] for match in WALK.findall(ARCHITECTURE)])
+def test_the_walks_of_the_architecture_exist_and_are_as_long_as_it_says(house, steps, num_steps, num_files):
+    found = walk(house, re.findall(r"[\w.]+:[\w.]+|~", steps))
+    assert "NOT FOUND" not in found
+    assert found.splitlines()[-1].startswith(f"{num_steps} steps, ")
+    assert f" {num_files} files, 2 process boundaries" in found.splitlines()[-1]
+
+
+def test_the_architecture_shows_two_walks_on_two_screens():
+    assert len(WALK.findall(ARCHITECTURE)) == 2
+    assert len(ARCHITECTURE.splitlines()) <= 150
