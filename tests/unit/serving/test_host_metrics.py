@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
@@ -10,6 +9,7 @@ from flambeau.config.server import MetricsConfig
 from flambeau.logs.writer import Logs
 from flambeau.serving.host_metrics import HostMetricsReader, parse_output
 from flambeau.serving.telemetry import Telemetry
+from support.fake_workers import until
 
 SCRIPT = """
 import sys
@@ -22,32 +22,33 @@ for pid in sys.stdin.readline().split(","):
 """
 
 
-async def metrics_when(config, condition):
-    """Run a watcher until a condition of the metrics text holds, and return that text."""
+async def watch(config, condition):
+    """Run a reader until a condition of the metrics text holds, and return that text."""
     telemetry = Telemetry(config, Logs())
-    watcher = HostMetricsReader(config, telemetry, lambda: [12, 34])
-    watcher.start()
-    async with asyncio.timeout(30):
-        while not condition(telemetry.text([], [], [])):
-            await asyncio.sleep(0.01)
-    await watcher.stop()
+    reader = HostMetricsReader(config, telemetry, lambda: [12, 34])
+    reader.start()
+    await until(lambda: condition(telemetry.text([], [], [])))
+    await reader.stop()
     return telemetry.text([], [], [])
 
 
-def watch(config, condition):
-    return asyncio.run(metrics_when(config, condition))
+def reasons(caplog):
+    """Why the metrics could not be read, each time."""
+    records = [record for record in caplog.records if record.name == "flambeau.serving.host_metrics"]
+    assert {record.levelname for record in records} <= {"ERROR"}
+    return [record.args[0] for record in records]
 
 
-def test_the_host_is_read_periodically():
-    text = watch(MetricsConfig(interval_s=0.05), lambda text: "CPUUtilization{" in text and "MemoryUsed{" in text)
+async def test_the_host_is_read_periodically():
+    text = await watch(MetricsConfig(interval_s=0.05), lambda text: "CPUUtilization{" in text and "MemoryUsed{" in text)
     assert "DiskAvailable{" in text
 
 
-def test_a_command_provides_the_metrics(tmp_path):
+async def test_a_command_provides_the_metrics(tmp_path):
     (tmp_path / "collect.py").write_text(SCRIPT)
     command = f"{sys.executable} {tmp_path / 'collect.py'}"
     config = MetricsConfig(interval_s=0.05, system_command=command)
-    text = watch(config, lambda text: "CPUUtilization{" in text)
+    text = await watch(config, lambda text: "CPUUtilization{" in text)
     host = os.uname().nodename
     assert f'CPUUtilization{{Level="Host",Hostname="{host}",}} 12.5' in text
     assert f'GPUUtilization{{Level="Host",DeviceId="1",Hostname="{host}",}} 7.0' in text
@@ -55,22 +56,24 @@ def test_a_command_provides_the_metrics(tmp_path):
     assert "MemoryUsed{" not in text
 
 
-def test_a_failed_command_is_logged_and_retried(tmp_path, caplog):
+async def test_a_failed_command_is_logged_and_retried(tmp_path, caplog):
     (tmp_path / "collect.py").write_text("raise SystemExit(3)")
     config = MetricsConfig(interval_s=0.01, system_command=f"{sys.executable} {tmp_path / 'collect.py'}")
-    watch(config, lambda _: caplog.text.count("ended with status 3") > 1)
+    await watch(config, lambda _: len(reasons(caplog)) > 1)
+    caplog.clear()
     config = MetricsConfig(interval_s=0.01, system_command="/no/such/command")
-    watch(config, lambda _: caplog.text.count("No such file") > 1)
+    await watch(config, lambda _: len(reasons(caplog)) > 1)
+    assert {type(reason) for reason in reasons(caplog)} == {FileNotFoundError}
 
 
-def test_nothing_is_read_when_system_metrics_are_off():
-    text = watch(MetricsConfig(system=False, interval_s=0.01), lambda _: True)
+async def test_nothing_is_read_when_system_metrics_are_off():
+    text = await watch(MetricsConfig(system=False, interval_s=0.01), lambda _: True)
     assert "CPUUtilization{" not in text
 
 
-def test_a_command_that_prints_without_end_is_ended(caplog):
+async def test_a_command_that_prints_without_end_is_ended(caplog):
     config = MetricsConfig(interval_s=0.05, system_command="yes")
-    watch(config, lambda text: "printed more than" in caplog.text)
+    await watch(config, lambda _: reasons(caplog))
 
 
 def test_the_output_of_a_command_is_parsed(caplog):

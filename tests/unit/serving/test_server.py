@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 
 import pytest
 
@@ -16,7 +15,7 @@ from flambeau.errors import ConfigError, DeadlinePassed, ModelNotFound, Unavaila
 from flambeau.serving import registration
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.server import Server
-from support.fake_workers import FakeWorker
+from support.fake_workers import FakeWorker, until
 
 CRASH = WorkerExit(reason="it crashed", while_loading=True)
 
@@ -44,96 +43,74 @@ def register(server, folder, **options):
     return server.register("m", path=folder, name="m", handler="handler.py", config=config, **options)
 
 
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
+async def test_failed_registration_is_not_in_the_newest_snapshot(folder, workers):
+    async with new_server() as server:
+        seen = []
+        server.on_change = lambda: seen.append([model.name for model in server.registry])
+        registering = asyncio.create_task(register(server, folder))
+        await until(lambda: workers)
+        server.on_change()  # another call, meanwhile
+        workers[0].kill(CRASH)
+        with pytest.raises(WorkersFailed):
+            await registering
+        assert seen == [["m"], []]
 
 
-def test_failed_registration_is_not_in_the_newest_snapshot(folder, workers):
-    async def fail():
-        async with new_server() as server:
-            seen = []
-            server.on_change = lambda: seen.append([model.name for model in server.registry])
-            registering = asyncio.create_task(register(server, folder))
-            await until(lambda: workers)
-            server.on_change()  # another call, meanwhile
-            workers[0].kill(CRASH)
-            with pytest.raises(WorkersFailed):
-                await registering
-            return seen
-
-    assert asyncio.run(fail()) == [["m"], []]
+async def test_a_failed_registration_does_not_remove_its_successor(folder, workers):
+    async with new_server() as server:
+        registering = asyncio.create_task(register(server, folder))
+        await until(lambda: workers)
+        server.registry.remove("m")
+        successor = await register(server, folder, wait=False)
+        workers[0].kill(CRASH)
+        with pytest.raises(WorkersFailed):
+            await registering
+        assert server.registry.find("m") is successor
 
 
-def test_a_failed_registration_does_not_remove_its_successor(folder, workers):
-    async def fail():
-        async with new_server() as server:
-            registering = asyncio.create_task(register(server, folder))
-            await until(lambda: workers)
-            server.registry.remove("m")
-            successor = await register(server, folder, wait=False)
-            workers[0].kill(CRASH)
-            with pytest.raises(WorkersFailed):
-                await registering
-            return server.registry.find("m") is successor
-
-    assert asyncio.run(fail())
+async def test_registration_that_was_undone_while_it_loaded_says_so(folder, workers):
+    async with new_server(unregister_timeout_s=5) as server:
+        registering = asyncio.create_task(register(server, folder))
+        await until(lambda: workers)
+        unregistering = asyncio.create_task(server.unregister("m"))
+        with pytest.raises(Unavailable, match="unregistered"):
+            await registering
+        workers[0].kill(CRASH)
+        await unregistering
+        with pytest.raises(ModelNotFound):
+            server.registry.find("m")
 
 
-def test_registration_that_was_undone_while_it_loaded_says_so(folder, workers):
-    async def undo():
-        async with new_server(unregister_timeout_s=5) as server:
-            registering = asyncio.create_task(register(server, folder))
-            await until(lambda: workers)
-            unregistering = asyncio.create_task(server.unregister("m"))
-            with pytest.raises(Unavailable, match="unregistered"):
-                await registering
-            workers[0].kill(CRASH)
-            await unregistering
-            with pytest.raises(ModelNotFound):
-                server.registry.find("m")
-
-    asyncio.run(undo())
-
-
-def test_unregister_timeout_holds_once_stopping_has_begun(folder, workers):
-    async def unregister():
-        async with new_server(unregister_timeout_s=0.2, drain_timeout_s=60) as server:
-            await register(server, folder, wait=False)
-            await until(lambda: workers)
-            workers[0].load()
-            began = time.monotonic()
+async def test_unregister_timeout_holds_once_stopping_has_begun(folder, workers):
+    async with new_server(unregister_timeout_s=0.2, drain_timeout_s=60) as server:
+        await register(server, folder, wait=False)
+        await until(lambda: workers)
+        workers[0].load()
+        async with asyncio.timeout(30):
             with pytest.raises(DeadlinePassed):
                 await server.unregister("m")
-            workers[0].kill(CRASH)
-            return time.monotonic() - began
-
-    assert asyncio.run(unregister()) < 30
+        workers[0].kill(CRASH)
 
 
-def test_files_are_removed_even_if_a_model_cannot_be_closed(folder, workers, caplog, monkeypatch):
+async def fail(*_, **__):
+    raise RuntimeError("a mistake of ours")
+
+
+async def test_files_are_removed_even_if_a_model_cannot_be_closed(folder, workers, caplog, monkeypatch):
     closed = []
-
-    async def close():
-        async with new_server() as server:
-            model = await register(server, folder, wait=False)
-            monkeypatch.setattr(server.store, "close", lambda: closed.append(True))
-            await until(lambda: workers)
-            workers[0].kill(CRASH)
-            await model.close("early")
-
-            async def stumble(*_, **__):
-                raise RuntimeError("a mistake of ours")
-
-            monkeypatch.setattr(model, "close", stumble)
-
-    asyncio.run(close())
+    async with new_server() as server:
+        model = await register(server, folder, wait=False)
+        monkeypatch.setattr(server.store, "close", lambda: closed.append(True))
+        await until(lambda: workers)
+        workers[0].kill(CRASH)
+        await model.close("early")
+        monkeypatch.setattr(model, "close", fail)
     assert closed
-    assert "a mistake of ours" in caplog.text
+    [record] = [record for record in caplog.records if record.name == "flambeau.serving.server" and record.exc_info]
+    assert (record.levelname, record.exc_info[0]) == ("ERROR", RuntimeError)
 
 
-def test_yaml_of_a_model_is_read_in_a_thread(tmp_path, monkeypatch):
+async def test_yaml_of_a_model_is_read_in_a_thread(tmp_path, monkeypatch):
     (tmp_path / MANIFEST).parent.mkdir()
     (tmp_path / MANIFEST).write_text(json.dumps({"model": {"modelName": "m", "handler": "h", "configFile": "c.yaml"}}))
     readers = []
@@ -144,6 +121,6 @@ def test_yaml_of_a_model_is_read_in_a_thread(tmp_path, monkeypatch):
 
     monkeypatch.setattr(registration, "read_options", read_options)
     with pytest.raises(ConfigError, match="enough"):
-        asyncio.run(Server(ServerConfig()).register("m", path=tmp_path, config=ModelConfig()))
+        await Server(ServerConfig()).register("m", path=tmp_path, config=ModelConfig())
     assert readers
     assert threading.main_thread() not in readers

@@ -24,7 +24,7 @@ class Greetings:
         self.is_closed = True
 
 
-async def serve_and_drain():
+async def test_a_server_drains_and_closes_its_extensions():
     loop = asyncio.get_running_loop()
     async with Server(CONFIG, extensions=[f"{__name__}:Greetings"]) as server:
         [extension] = server.extensions
@@ -33,11 +33,6 @@ async def serve_and_drain():
         await server.drain(began + 30)
         assert loop.time() - began >= 0.05
         assert not extension.is_closed
-    return server, extension
-
-
-def test_a_server_drains_and_closes_its_extensions():
-    server, extension = asyncio.run(serve_and_drain())
     assert extension.server is server
     assert extension.is_closed
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from datetime import datetime
@@ -136,17 +135,13 @@ def test_folder_outside_the_store_keeps_its_path(tmp_path):
     assert archive_name("gone.mar", None) == "gone.mar"
 
 
-async def write_snapshot(folder):
+async def test_snapshot_is_private_and_keeps_what_a_start_needs(tmp_path):
     server = SimpleNamespace(registry=[], config=SimpleNamespace(model_store=None))
-    writer = SnapshotWriter(folder, {"keystore_pass": "changed"}, server)
-    writer.save("startup")
-    await writer.close()
-
-
-def test_snapshot_is_private_and_keeps_what_a_start_needs(tmp_path):
     mask = os.umask(0)
     try:
-        asyncio.run(write_snapshot(tmp_path / "config"))
+        writer = SnapshotWriter(tmp_path / "config", {"keystore_pass": "changed"}, server)
+        writer.save("startup")
+        await writer.close()
     finally:
         os.umask(mask)
     [file] = (tmp_path / "config").iterdir()

@@ -80,17 +80,18 @@ def test_next_call_begins_at_zero():
     assert [stage.calls for stage in observer.call.stages] == [1, 1, 1]
 
 
-def test_stages_of_async_handlers_are_awaited():
-    class Waiting(Staged):
-        async def inference(self, data):
-            await asyncio.sleep(0.03)
-            return {"n": len(data)}
+class Waiting(Staged):
+    async def inference(self, data):
+        await asyncio.sleep(0.03)
+        return {"n": len(data)}
 
-        async def handle(self, data, context):
-            return self.postprocess(await self.inference(self.preprocess(data)))
+    async def handle(self, data, context):
+        return self.postprocess(await self.inference(self.preprocess(data)))
 
+
+async def test_stages_of_async_handlers_are_awaited():
     observer, entry = observed(Waiting())
-    assert asyncio.run(entry.handle([1], None)) == ["a"]
+    assert await entry.handle([1], None) == ["a"]
     assert {s.name: s.seconds for s in observer.call.stages}["inference"] >= 0.03
 
 

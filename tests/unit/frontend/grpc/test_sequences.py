@@ -37,16 +37,14 @@ def test_a_new_sequence_gets_a_name_when_it_says_that_it_starts():
         sequence_of("", {"start": b"false"}, NAMES)
 
 
-def test_a_mistake_of_ours_ends_the_stream_at_once():
-    async def requests():
-        yield PredictionsRequest(model_name="m", sequence_id="s")
-        await asyncio.sleep(60)
+async def one_request_and_silence():
+    yield PredictionsRequest(model_name="m", sequence_id="s")
+    await asyncio.Event().wait()
 
-    async def call():
-        broken = SimpleNamespace(find=lambda name, version: 1 / 0)
-        server = SimpleNamespace(registry=broken, config=ServerConfig())
-        async with asyncio.timeout(30):
-            return [reply async for reply in SequenceStream(server, requests()).replies()]
 
+async def test_a_mistake_of_ours_ends_the_stream_at_once():
+    broken = SimpleNamespace(find=lambda name, version: 1 / 0)
+    server = SimpleNamespace(registry=broken, config=ServerConfig())
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(call())
+        async with asyncio.timeout(30):
+            [reply async for reply in SequenceStream(server, one_request_and_silence()).replies()]

@@ -88,16 +88,8 @@ class Client:
         return [int(line.split()[1]) for line in self.transport.sent.split(b"\r\n") if line.startswith(b"HTTP/1.1")]
 
 
-async def with_client(scenario, given, limits):
-    await scenario(Client(**limits), *given)
-
-
-def run(scenario, *given, **limits):
-    """Run an async function with a new client."""
-    asyncio.run(with_client(scenario, given, limits))
-
-
-async def pipeline(client):
+async def test_pipelined_requests_are_handled_one_after_another():
+    client = Client()
     client.send(b"".join(GET % i for i in range(3)))
     assert [exchange.path for exchange in client.app.exchanges] == ["/0"]
     for i in range(3):
@@ -107,11 +99,8 @@ async def pipeline(client):
     assert not client.transport.is_closed
 
 
-def test_pipelined_requests_are_handled_one_after_another():
-    run(pipeline)
-
-
-async def pipeline_many(client):
+async def test_a_client_with_many_pipelined_requests_is_not_read_until_they_are_answered():
+    client = Client()
     client.send(b"".join(GET % i for i in range(MAX_PIPELINED + 1)))
     assert not client.transport.is_reading
     client.app.exchanges[0].respond(200, b"")
@@ -119,21 +108,15 @@ async def pipeline_many(client):
     assert client.transport.is_reading
 
 
-def test_a_client_with_many_pipelined_requests_is_not_read_until_they_are_answered():
-    run(pipeline_many)
-
-
-async def close_after_response(client):
+async def test_the_connection_closes_after_the_response_if_the_client_asks_for_it():
+    client = Client()
     client.send(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
     client.app.exchanges[0].respond(200, b"")
     assert client.transport.is_closed
 
 
-def test_the_connection_closes_after_the_response_if_the_client_asks_for_it():
-    run(close_after_response)
-
-
-async def disconnect(client):
+async def test_a_disconnected_client_cancels_its_request():
+    client = Client()
     cancelled = []
     client.send(GET % 0 + GET % 1)
     client.app.exchanges[0].on_gone = lambda: cancelled.append(True)
@@ -144,16 +127,6 @@ async def disconnect(client):
     assert client.transport.sent == b""
 
 
-def test_a_disconnected_client_cancels_its_request():
-    run(disconnect)
-
-
-async def send_rejected(client, data, status):
-    client.send(data + b"\r\n" + GET % 0)
-    assert (client.statuses, client.app.exchanges) == ([status], [])
-    assert b"connection: close" in client.transport.sent
-
-
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -162,11 +135,15 @@ async def send_rejected(client, data, status):
         (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n30d41\r\n" + b"x" * 200_001, 413),
     ],
 )
-def test_a_rejected_request_gets_its_status_and_further_input_is_ignored(data, status):
-    run(send_rejected, data, status)
+async def test_a_rejected_request_gets_its_status_and_further_input_is_ignored(data, status):
+    client = Client()
+    client.send(data + b"\r\n" + GET % 0)
+    assert (client.statuses, client.app.exchanges) == ([status], [])
+    assert b"connection: close" in client.transport.sent
 
 
-async def reject_behind_another(client):
+async def test_a_malformed_request_behind_another_ends_the_connection_after_its_response():
+    client = Client()
     client.send(GET % 0 + b"nonsense\r\n\r\n")
     assert client.statuses == []
     client.app.exchanges[0].respond(200, b"")
@@ -174,36 +151,27 @@ async def reject_behind_another(client):
     assert b"connection: close" in client.transport.sent
 
 
-def test_a_malformed_request_behind_another_ends_the_connection_after_its_response():
-    run(reject_behind_another)
-
-
-async def send_without_key(client, head):
+@pytest.mark.parametrize(
+    "head", [b"content-length: %d\r\n\r\n" % LARGE, b"content-length: 1\r\nexpect: 100-continue\r\n\r\n"]
+)
+async def test_a_large_body_is_rejected_before_it_arrives_if_the_key_is_missing(head):
+    client = Client()
     client.app.admits = False
     client.send(b"POST / HTTP/1.1\r\n" + head)
     assert client.statuses == [401]
     assert client.listener.unfinished_bytes == 0
 
 
-@pytest.mark.parametrize(
-    "head", [b"content-length: %d\r\n\r\n" % LARGE, b"content-length: 1\r\nexpect: 100-continue\r\n\r\n"]
-)
-def test_a_large_body_is_rejected_before_it_arrives_if_the_key_is_missing(head):
-    run(send_without_key, head)
-
-
-async def expect_continue(client):
+async def test_a_client_that_expects_it_gets_100_continue():
+    client = Client()
     client.send(b"POST / HTTP/1.1\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
     assert client.statuses == [100]
     client.send(b"ab")
     assert client.app.exchanges[0].body.content == b"ab"
 
 
-def test_a_client_that_expects_it_gets_100_continue():
-    run(expect_continue)
-
-
-async def count_large_body(client):
+async def test_large_bodies_are_counted_while_they_arrive():
+    client = Client()
     client.send(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\nx" % LARGE)
     assert client.listener.unfinished_bytes == LARGE
     client.send(b"x" * (LARGE - 1))
@@ -211,11 +179,8 @@ async def count_large_body(client):
     assert client.app.exchanges[0].body.content == b"x" * LARGE
 
 
-def test_large_bodies_are_counted_while_they_arrive():
-    run(count_large_body)
-
-
-async def shed(client):
+async def test_with_too_many_large_bodies_the_slowest_connection_is_closed():
+    client = Client(max_unfinished_bytes=LARGE + 100)
     slow = HttpConnection(client.listener)
     slow_transport = Transport()
     slow.connection_made(slow_transport)
@@ -226,11 +191,8 @@ async def shed(client):
     assert client.listener.unfinished_bytes == LARGE
 
 
-def test_with_too_many_large_bodies_the_slowest_connection_is_closed():
-    run(shed, max_unfinished_bytes=LARGE + 100)
-
-
-async def sweep(client):
+async def test_a_request_has_less_time_than_an_idle_connection():
+    client = Client()
     now = asyncio.get_running_loop().time()
     client.listener.sweep(now + 59)
     assert not client.transport.is_closed
@@ -239,36 +201,23 @@ async def sweep(client):
     assert client.transport.is_closed
 
 
-def test_a_request_has_less_time_than_an_idle_connection():
-    run(sweep)
-
-
-async def sweep_active(client):
+async def test_a_connection_that_waits_for_its_response_is_never_stale():
+    client = Client()
     client.send(GET % 0)
     client.listener.sweep(asyncio.get_running_loop().time() + 1000)
     assert not client.transport.is_closed
     assert client.connection.is_busy
 
 
-def test_a_connection_that_waits_for_its_response_is_never_stale():
-    run(sweep_active)
-
-
-async def exceed_connections(client):
+async def test_with_too_many_connections_the_longest_idle_one_is_closed():
+    client = Client(max_connections=1)
     HttpConnection(client.listener).connection_made(Transport())
     assert client.transport.is_aborted
 
 
-def test_with_too_many_connections_the_longest_idle_one_is_closed():
-    run(exceed_connections, max_connections=1)
-
-
-async def stop_reading(client):
+async def test_a_client_that_does_not_read_its_response_is_disconnected():
+    client = Client()
     client.connection.pause_writing()
     client.transport.unsent = 65 << 20
     client.connection.write(b"x")
     assert (client.transport.is_aborted, client.transport.sent) == (True, b"")
-
-
-def test_a_client_that_does_not_read_its_response_is_disconnected():
-    run(stop_reading)

@@ -84,17 +84,13 @@ def test_a_dropped_exchange_cancels_its_work_and_releases_its_body(connection):
     assert (gone, exchange.body, exchange.on_gone) == ([True], None, None)
 
 
-async def drop_running_exchange(exchange):
-    task = asyncio.current_task()
-    exchange.run(asyncio.sleep(60))
-    [work] = asyncio.all_tasks() - {task}
+async def test_work_of_a_disconnected_client_is_cancelled(connection):
+    exchange = new_exchange(connection)
+    exchange.run(asyncio.Event().wait())
+    [work] = asyncio.all_tasks() - {asyncio.current_task()}
     exchange.drop()
     await asyncio.wait([work])
-    return work
-
-
-def test_work_of_a_disconnected_client_is_cancelled(connection):
-    assert asyncio.run(drop_running_exchange(new_exchange(connection))).cancelled()
+    assert work.cancelled()
 
 
 def test_an_absolute_url_loses_its_scheme_and_host():

@@ -96,15 +96,10 @@ def test_a_response_that_has_started_is_aborted():
     assert answer("/start").events == [200, "abort"]
 
 
-async def answer_later():
+async def test_exceptions_of_a_task_become_responses():
     connection = answer("/later")
     [work] = asyncio.all_tasks() - {asyncio.current_task()}
     await work
-    return connection
-
-
-def test_exceptions_of_a_task_become_responses():
-    connection = asyncio.run(answer_later())
     assert (connection.status, json.loads(connection.body)["message"]) == (400, "later")
 
 

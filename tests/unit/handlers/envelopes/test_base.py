@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from flambeau.handlers.envelopes.base import BodyEnvelope, JSONEnvelope
@@ -55,8 +53,9 @@ def test_streams_pass_through_as_they_are():
     assert [*BodyEnvelope(chunks).handle([{"body": 1}, {"data": 2}], context(2))] == [1, 2]
 
 
-def test_async_handlers_are_awaited():
-    async def handle(data, context):
-        return [*data]
+async def same_later(data, context):
+    return same(data, context)
 
-    assert asyncio.run(JSONEnvelope(handle).handle([{"instances": [1]}], context())) == ['{"predictions": [1]}']
+
+async def test_async_handlers_are_awaited():
+    assert await JSONEnvelope(same_later).handle([{"instances": [1]}], context()) == ['{"predictions": [1]}']

@@ -27,74 +27,66 @@ def test_packages_come_after_what_the_operator_put_on_the_path(tmp_path):
     assert SERVER_ENVIRONMENT.extend({"A": "b"}) == {"A": "b"}
 
 
-def test_python_brings_a_pip_where_none_is_installed(monkeypatch):
+async def test_python_brings_a_pip_where_none_is_installed(monkeypatch):
     find = dependencies.importlib.util.find_spec
     monkeypatch.setattr(dependencies.importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
     command = pip()
     assert command[1].endswith(".whl/pip")
 
-    status, lines = asyncio.run(run([*command, "--version"], dependencies.Path.cwd(), lambda line: None))
+    status, lines = await run([*command, "--version"], dependencies.Path.cwd(), lambda line: None)
     assert (status, lines[0][:4]) == (0, "pip ")
 
 
-def test_cancelled_command_is_killed_with_its_children(tmp_path):
+async def test_cancelled_command_is_killed_with_its_children(tmp_path):
     child = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid())); print('begun', flush=True)"
     command = [sys.executable, "-c", f"{child}; __import__('time').sleep(600)"]
-
-    async def cancel():
-        begun = asyncio.Event()
-        task = asyncio.create_task(run(command, tmp_path, lambda line: begun.set()))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
+    begun = asyncio.Event()
+    task = asyncio.create_task(run(command, tmp_path, lambda line: begun.set()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_command_that_floods_its_pipe_is_ended_too(tmp_path):
+async def test_command_that_floods_its_pipe_is_ended_too(tmp_path):
     command = [sys.executable, "-c", "while True: print('x' * 60_000)"]
-
-    async def cancel():
-        for _ in range(5):
-            begun = asyncio.Event()
-            task = asyncio.create_task(run(command, tmp_path, lambda line, begun=begun: begun.set()))
-            await begun.wait()
-            task.cancel()
-            done, _ = await asyncio.wait([task], timeout=60)
-            assert done, "it waits for output that nobody reads"
-
-    asyncio.run(cancel())
+    for _ in range(5):
+        begun = asyncio.Event()
+        task = asyncio.create_task(run(command, tmp_path, lambda line, begun=begun: begun.set()))
+        await begun.wait()
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=60)
+        assert done, "it waits for output that nobody reads"
 
 
 @pytest.mark.parametrize("named", ["missing.txt", "../outside.txt"])
-def test_requirements_must_lie_in_the_archive(tmp_path, named):
+async def test_requirements_must_lie_in_the_archive(tmp_path, named):
     (tmp_path / "outside.txt").touch()
     (tmp_path / "model").mkdir()
     builder = Dependencies(install=True, tell=lambda *_: None, cache=tmp_path / "cache")
     with pytest.raises(DependenciesFailed, match=r"^Custom pip package installation failed for model m") as info:
-        asyncio.run(builder.prepare("m", tmp_path / "model", named, use_venv=False))
+        await builder.prepare("m", tmp_path / "model", named, use_venv=False)
     assert "not in the archive" in info.value.cause
 
 
-def test_cache_that_cannot_be_written_is_named(tmp_path):
+async def test_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "cache").write_text("a file")
     builder = Dependencies(install=False, tell=lambda *_: None, cache=tmp_path / "cache")
     with pytest.raises(DependenciesFailed, match=r"^Virtual environment creation failed for model m") as info:
-        asyncio.run(builder.prepare("m", tmp_path, None, use_venv=True))
+        await builder.prepare("m", tmp_path, None, use_venv=True)
     assert "XDG_CACHE_HOME" in info.value.cause
 
 
-def test_half_built_environment_is_built_again(tmp_path):
+async def test_half_built_environment_is_built_again(tmp_path):
     told = []
     builder = Dependencies(install=False, tell=lambda *words: told.append(words), cache=tmp_path)
-    first = asyncio.run(builder.prepare("m", tmp_path, None, use_venv=True))
+    first = await builder.prepare("m", tmp_path, None, use_venv=True)
     [place] = [path for path in (tmp_path / "environments").iterdir() if path.is_dir()]
     (place / "complete").unlink()
     (place / "bin" / "python").unlink()
-    again = asyncio.run(builder.prepare("m", tmp_path, None, use_venv=True))
+    again = await builder.prepare("m", tmp_path, None, use_venv=True)
     assert again == first
     assert (place / "bin" / "python").exists()
 

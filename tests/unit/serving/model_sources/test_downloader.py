@@ -152,7 +152,7 @@ def test_silence_ends_a_download(tmp_path, web):
     over.set()
 
 
-def test_cancelled_download_ends_at_once_and_leaves_nothing(tmp_path, web):
+async def test_cancelled_download_ends_at_once_and_leaves_nothing(tmp_path, web):
     begun, over = threading.Event(), threading.Event()
 
     def slow(handler):
@@ -163,15 +163,12 @@ def test_cancelled_download_ends_at_once_and_leaves_nothing(tmp_path, web):
         over.wait(20)
 
     web.files["/b.mar"] = slow
-
-    async def cancel():
-        task = asyncio.create_task(downloader().download(f"{web.url}/b.mar", tmp_path))
-        await asyncio.to_thread(begun.wait, 20)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())  # it waits for the thread, which the closed socket ends
+    task = asyncio.create_task(downloader().download(f"{web.url}/b.mar", tmp_path))
+    await asyncio.to_thread(begun.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.get_running_loop().shutdown_default_executor()  # the closed socket ends the thread
     over.set()
     assert [*tmp_path.iterdir()] == []
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import tempfile
 
 import pytest
@@ -41,9 +40,9 @@ def test_only_folders_that_nobody_holds_are_swept(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["", "/", ".", "..", "a/../b", "nothing.mar", "http://example.com/x.mar"])
-def test_urls_lead_nowhere_but_into_the_store(tmp_path, url):
+async def test_urls_lead_nowhere_but_into_the_store(tmp_path, url):
     with pytest.raises(ModelNotFound):
-        asyncio.run(Store(tmp_path).open(url))
+        await Store(tmp_path).open(url)
 
 
 def test_store_lists_archives_and_model_folders(tmp_path):

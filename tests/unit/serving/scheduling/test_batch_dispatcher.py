@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from flambeau.serving.scheduling.batch_dispatcher import BatchDispatcher
 from flambeau.serving.scheduling.batch_policy import BatchLimits
 from flambeau.serving.scheduling.queue import JobQueue
@@ -21,17 +19,12 @@ def sent_to(*workers, limits, num_jobs):
     return [[len(run.jobs) for run in worker._channel.sent] for worker in workers], len(queue)
 
 
-def test_worker_that_generates_gets_jobs_one_by_one_at_once_and_no_more_than_it_has_places():
-    async def dispatch():
-        worker = new_worker(is_concurrent=True, places=3)
-        return sent_to(worker, limits=BatchLimits(size=8, delay_s=60.0, concurrency=64), num_jobs=5)
-
-    assert asyncio.run(dispatch()) == ([[1, 1, 1]], 2)
+async def test_worker_that_generates_gets_jobs_one_by_one_at_once_and_no_more_than_it_has_places():
+    worker = new_worker(is_concurrent=True, places=3)
+    limits = BatchLimits(size=8, delay_s=60.0, concurrency=64)
+    assert sent_to(worker, limits=limits, num_jobs=5) == ([[1, 1, 1]], 2)
 
 
-def test_two_workers_that_generate_share_the_jobs():
-    async def dispatch():
-        workers = [new_worker(is_concurrent=True, places=3) for _ in range(2)]
-        return sent_to(*workers, limits=BatchLimits(), num_jobs=5)
-
-    assert asyncio.run(dispatch()) == ([[1, 1, 1], [1, 1]], 0)
+async def test_two_workers_that_generate_share_the_jobs():
+    workers = [new_worker(is_concurrent=True, places=3) for _ in range(2)]
+    assert sent_to(*workers, limits=BatchLimits(), num_jobs=5) == ([[1, 1, 1], [1, 1]], 0)

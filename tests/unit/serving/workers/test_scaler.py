@@ -37,16 +37,12 @@ class Queue:
 
 def tick_for_3_s(pool, free_memory, ticks=30):
     """A job waits too long at every tick."""
-
-    async def tick():
-        loop = asyncio.get_running_loop()
-        scaler = Scaler("m", pool, Queue(loop.time() - 10), free_memory)
-        began = loop.time() + 2
-        for i in range(ticks):
-            loop.time = lambda i=i: began + 0.1 * i
-            scaler.tick()
-
-    asyncio.run(tick())
+    loop = asyncio.get_running_loop()
+    scaler = Scaler("m", pool, Queue(loop.time() - 10), free_memory)
+    began = loop.time() + 2
+    for i in range(ticks):
+        loop.time = lambda i=i: began + 0.1 * i
+        scaler.tick()
 
 
 @pytest.fixture
@@ -58,14 +54,14 @@ def memory(monkeypatch):
     return set_memory
 
 
-def test_model_grows_if_there_is_memory(memory):
+async def test_model_grows_if_there_is_memory(memory):
     memory(left=900 << 20, used=500 << 20)
     pool = Pool()
     tick_for_3_s(pool, lambda: False, ticks=5)
     assert pool.calls == [(2, 2)]
 
 
-def test_model_does_not_grow_beyond_memory_and_warns_once(memory, caplog):
+async def test_model_does_not_grow_beyond_memory_and_warns_once(memory, caplog):
     memory(left=500 << 20, used=500 << 20)
     pool = Pool()
     tick_for_3_s(pool, lambda: False)
@@ -73,7 +69,7 @@ def test_model_does_not_grow_beyond_memory_and_warns_once(memory, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_another_model_frees_memory_first(memory, caplog):
+async def test_another_model_frees_memory_first(memory, caplog):
     memory(left=500 << 20, used=500 << 20)
     calls = []
     tick_for_3_s(pool := Pool(), lambda: calls.append(1) or True)
@@ -82,7 +78,7 @@ def test_another_model_frees_memory_first(memory, caplog):
     assert not caplog.records
 
 
-def test_model_that_cannot_be_loaded_any_more_does_not_grow():
+async def test_model_that_cannot_be_loaded_any_more_does_not_grow():
     pool = Pool()
     pool.has_failed_for_good = True
     tick_for_3_s(pool, lambda: True)

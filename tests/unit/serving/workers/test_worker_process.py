@@ -20,6 +20,7 @@ from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec, environment_for
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Load
+from support.fake_workers import until
 
 TOKEN = b"secret"
 
@@ -55,25 +56,19 @@ def note_open(channel):
     channel.was_open_to = channel.transport if channel.transport.is_reading else None
 
 
-def meet(*chunks, then=None):
-    async def talk():
-        strangers, transport = set(), Transport()
-        gate = TokenGate(TOKEN, Channel, note_open, strangers)
-        gate.connection_made(transport)
-        for chunk in chunks:
-            gate.data_received(chunk)
-        if then:
-            await then(gate)
-        return transport, strangers
-
-    return asyncio.run(talk())
+def meet(*chunks):
+    """A gate that got these chunks, its transport, and the connections that wait."""
+    strangers, transport = set(), Transport()
+    gate = TokenGate(TOKEN, Channel, note_open, strangers)
+    gate.connection_made(transport)
+    for chunk in chunks:
+        gate.data_received(chunk)
+    return gate, transport, strangers
 
 
-def test_worker_is_let_through_once_it_has_shown_its_token():
-    async def wait(gate):
-        assert gate._timer.cancelled()
-
-    transport, strangers = meet(b"sec", b"ret", then=wait)
+async def test_worker_is_let_through_once_it_has_shown_its_token():
+    gate, transport, strangers = meet(b"sec", b"ret")
+    assert gate._timer.cancelled()
     assert isinstance(transport.protocol, Channel)
     assert transport.protocol.was_open_to is transport  # its model is sent only then
     assert not transport.is_aborted
@@ -81,25 +76,23 @@ def test_worker_is_let_through_once_it_has_shown_its_token():
 
 
 @pytest.mark.parametrize("word", [b"sesame", b"secret and more"])
-def test_stranger_is_turned_away(word):
-    transport, strangers = meet(word)
+async def test_stranger_is_turned_away(word):
+    _, transport, strangers = meet(word)
     assert transport.is_aborted
     assert not strangers
 
 
-def test_whoever_shows_nothing_is_turned_away_in_time(monkeypatch):
+async def test_whoever_shows_nothing_is_turned_away_in_time(monkeypatch):
     monkeypatch.setattr(worker_process, "TOKEN_TIMEOUT_S", 0.01)
-    transport, strangers = meet(b"sec", then=lambda gate: asyncio.sleep(0.1))
-    assert transport.is_aborted
+    _, transport, strangers = meet(b"sec")
+    await until(lambda: transport.is_aborted)
     assert not strangers
 
 
-def test_whoever_waits_at_the_gate_goes_with_the_listener():
-    async def end(gate):
-        assert gate._strangers == {gate}
-        gate.close()
-
-    transport, strangers = meet(then=end)
+async def test_whoever_waits_at_the_gate_goes_with_the_listener():
+    gate, transport, strangers = meet()
+    assert strangers == {gate}
+    gate.close()
     assert transport.is_aborted
     assert not strangers
 
@@ -156,6 +149,15 @@ def new_worker(num_ranks):
     )
 
 
+async def run_worker_until(num_ranks, condition, gate, then=lambda: None):
+    """Run a worker until a condition holds, do something, and let its process end."""
+    running = asyncio.ensure_future(new_worker(num_ranks).run())
+    await until(condition, LIMIT_S)
+    then()
+    gate.set()
+    return await running
+
+
 def is_open(number):
     try:
         os.fstat(number)
@@ -174,20 +176,16 @@ def test_descriptor_of_a_worker_that_died_at_once_is_closed_once(
         made = ServerChannel.connection_made
         monkeypatch.setattr(ServerChannel, "connection_made", lambda self, to: (made(self, to), self.send(LOAD)))
 
-    async def live():
-        worker = new_worker(num_ranks)
-        life = asyncio.ensure_future(worker.run())
-        async with asyncio.timeout(LIMIT_S):
-            while len(numbers) < num_ranks or any(map(is_open, numbers)):
-                await asyncio.sleep(0.001)
+    def are_closed():
+        return len(numbers) == num_ranks and not any(map(is_open, numbers))
+
+    def take_numbers():
         for number in numbers:
             os.dup2(nothing, number)  # as the next connection of a client would take it
-        gate.set()
-        return await life
 
     nothing = os.open(os.devnull, os.O_RDONLY)
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        worker_exit = runner.run(live())
+        worker_exit = runner.run(run_worker_until(num_ranks, are_closed, gate, take_numbers))
         gc.collect()
     try:
         assert "killed by SIGKILL" in worker_exit.reason
@@ -214,16 +212,8 @@ def test_model_is_sent_when_the_connection_stands(new_loop, num_ranks, numbers, 
     monkeypatch.setattr(ServerChannel, "connection_made", connection_made)
     monkeypatch.setattr(ServerChannel, "send", note_send)
 
-    async def live():
-        life = asyncio.ensure_future(new_worker(num_ranks).run())
-        async with asyncio.timeout(LIMIT_S):
-            while len(events) < 2 * num_ranks:
-                await asyncio.sleep(0.001)
-        gate.set()
-        await life
-
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(live())
+        runner.run(run_worker_until(num_ranks, lambda: len(events) >= 2 * num_ranks, gate))
     channels = dict.fromkeys(channel for channel, _ in events)
     assert len(channels) == num_ranks
     for channel in channels:
