@@ -100,7 +100,9 @@ async def test_exception_in_the_supervision_is_logged(caplog):
 
     pool._own(fail())
     await pool.close()
-    assert "an error in our code" in caplog.text
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("flambeau.serving.workers.pool", "ERROR")
+    assert record.exc_info[0] is RuntimeError
 
 
 async def test_restarts_are_counted_beyond_the_life_of_their_slots():
