@@ -92,12 +92,12 @@ async def test_worker_that_cannot_be_created_is_a_failure_like_others(kind):
     assert caught.value.cause == f"it could not be started: {kind('no port is free')}"
 
 
+async def fail():
+    raise RuntimeError("an error in our code")
+
+
 async def test_exception_in_the_supervision_is_logged(caplog):
     pool = new_pool()
-
-    async def fail():
-        raise RuntimeError("an error in our code")
-
     pool._own(fail())
     await pool.close()
     [record] = caplog.records
