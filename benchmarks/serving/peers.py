@@ -10,6 +10,7 @@ from typing import Protocol
 from assets import MODEL_NAME
 
 HOST = "127.0.0.1"
+BEFORE = "FLAMBEAU_BEFORE_PYTHON"  # the Python of an environment with an earlier version, to compare with
 JOB_QUEUE_SIZE = 1000
 MAX_REQUEST_BYTES = 104_857_600
 
@@ -119,6 +120,7 @@ class TorchServe:
 
 PEERS: dict[str, Callable[[Path, Path], Peer]] = {
     "flambeau": lambda python, _: Flambeau(python),
+    "flambeau-before": lambda _python, _venv: Flambeau(Path(os.environ.get(BEFORE, BEFORE)), "flambeau-before"),
     "torchserve": lambda _, venv: TorchServe(venv, is_tuned=False),
     "torchserve-tuned": lambda _, venv: TorchServe(venv, is_tuned=True),
 }

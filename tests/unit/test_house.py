@@ -65,7 +65,7 @@ ALLOWED = {  # who may import whom, at load time
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},
     "archive": {"config", "errors", "(root)"},
-    "config": {"errors"},
+    "config": {"errors", "suggestions"},
     "logs": {"config", "errors"},
     "metrics": {"errors"},
     "wire": {"llm"},

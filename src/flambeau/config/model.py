@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from flambeau.config.yaml_file import read_options as read_options
+from flambeau.suggestions import suggest
 
 logger = logging.getLogger(__name__)
 
@@ -162,14 +162,10 @@ def _warn_of_misspelled_keys(options: Mapping[str, Any], where: str) -> None:
     plain = {_plain(key): key for key in MODEL_KEYS}
     for key in options:
         if isinstance(key, str) and key not in MODEL_KEYS:
-            near = difflib.get_close_matches(_plain(key), plain, 1, cutoff=MIN_SIMILARITY)
-            if near and plain[near[0]] not in options:
-                logger.warning(
-                    "%s: %s is left to the handler; did you mean %s, which the server reads?",
-                    where,
-                    key,
-                    plain[near[0]],
-                )
+            near = suggest(_plain(key), plain, cutoff=MIN_SIMILARITY)
+            if near is not None and plain[near] not in options:
+                text = "%s: %s is left to the handler; did you mean %s, which the server reads?"
+                logger.warning(text, where, key, plain[near])
 
 
 def _plain(key: str) -> str:
