@@ -9,10 +9,12 @@ import torch
 
 from flambeau.errors import BadRequest, HandlerError, PredictionException
 from flambeau.handlers.gpt import PAD, GptHandler
+from flambeau.llm.executor.backend import PLAIN_PYTORCH
 from flambeau.testing.context import new_handler_context
 from flambeau.wire.generation import Generate, SamplingOptions, decode_pieces, encode_request
 from flambeau.wire.messages import Part, Request
 from support.language_models import CONTEXT, write_language_model
+from support.log_records import logged
 
 GREEDY = {"compile": False, "temperature": 0, "max_new_tokens": 8, "max_num_seqs": 8, "num_blocks": 64}
 PROMPT = "To be, or not"
@@ -117,10 +119,9 @@ def test_engine_says_what_it_runs_with(folder, tmp_path, caplog):
     write_language_model(tmp_path / "draft", seed=1)
     drafting = {"speculative": True, "draft_model_path": str(tmp_path / "draft"), "speculate_k": 3}
     handler = new_handler(folder, quantization="int8", dtype="bfloat16", **drafting)
-    assert (
-        f": device cpu, dtype bfloat16, quantization int8, 64 blocks of 16 tokens, at most {CONTEXT} tokens in a "
-        "sequence, speculation draft of 3 tokens, decoding by plain PyTorch"
-    ) in caplog.text
+    [(path, _, info)] = logged(caplog, "flambeau.handlers.gpt", "INFO")
+    assert (path, info) == (folder, handler.engine.info)
+    assert (info.num_blocks, info.max_length, info.decode) == (64, CONTEXT, PLAIN_PYTORCH)
     told = handler.describe_handle()
     assert (told["device"], told["dtype"], told["quantization"]) == ("cpu", "bfloat16", "int8")
     assert (told["speculation"], told["speculate_k"], told["block_size"]) == ("draft", 3, 16)
@@ -534,9 +535,7 @@ def test_stages_of_a_subclass_are_honored_in_both_ways(folder):
 def test_stages_that_openai_s_api_goes_past_are_named_once(folder, caplog):
     handler = new_handler(folder, Shouting)
     assert handler.generation() is not None
-    [record] = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert record.name == "flambeau.handlers.gpt"
-    assert record.args == ("Shouting", "preprocess and postprocess")
+    assert logged(caplog, "flambeau.handlers.gpt") == [("Shouting", "preprocess and postprocess")]
 
 
 @pytest.mark.parametrize(("kind", "config"), [(Shouting, {"openai": False}), (GptHandler, {})])
@@ -544,7 +543,7 @@ def test_nothing_is_said_of_openai_s_api_where_it_goes_past_nothing(folder, capl
     handler = kind()
     handler.initialize(new_handler_context(model_dir=folder, config={"handler": GREEDY, **config}))
     assert handler.generation() is not None
-    assert "/v1" not in caplog.text
+    assert not logged(caplog, "flambeau.handlers.gpt")
 
 
 def test_openai_in_the_handler_section_is_sent_to_its_place(folder):

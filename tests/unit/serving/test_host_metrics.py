@@ -60,6 +60,7 @@ async def test_a_failed_command_is_logged_and_retried(tmp_path, caplog):
     (tmp_path / "collect.py").write_text("raise SystemExit(3)")
     config = MetricsConfig(interval_s=0.01, system_command=f"{sys.executable} {tmp_path / 'collect.py'}")
     await watch(config, lambda _: len(reasons(caplog)) > 1)
+    assert {type(reason) for reason in reasons(caplog)} == {OSError}  # the exit status
     caplog.clear()
     config = MetricsConfig(interval_s=0.01, system_command="/no/such/command")
     await watch(config, lambda _: len(reasons(caplog)) > 1)
@@ -74,6 +75,7 @@ async def test_nothing_is_read_when_system_metrics_are_off():
 async def test_a_command_that_prints_without_end_is_ended(caplog):
     config = MetricsConfig(interval_s=0.05, system_command="yes")
     await watch(config, lambda _: reasons(caplog))
+    assert {type(reason) for reason in reasons(caplog)} == {ValueError}
 
 
 def test_the_output_of_a_command_is_parsed(caplog):

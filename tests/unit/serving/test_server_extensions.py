@@ -29,9 +29,8 @@ async def test_a_server_drains_and_closes_its_extensions():
     async with Server(CONFIG, extensions=[f"{__name__}:Greetings"]) as server:
         [extension] = server.extensions
         loop.call_later(0.05, setattr, extension, "num_running", 0)
-        began = loop.time()
-        await server.drain(began + 30)
-        assert loop.time() - began >= 0.05
+        await server.drain(loop.time() + 30)
+        assert extension.num_running == 0
         assert not extension.is_closed
     assert extension.server is server
     assert extension.is_closed

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flambeau.worker.context import Context, RequestProcessor
 from flambeau.worker.results import BadResult, check_result, stream_goes_on, to_body, to_json, to_part
+from support.log_records import logged
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -102,8 +103,9 @@ def test_status_outside_200_to_999_is_rejected(status):
 
 def test_headers_with_invalid_names_are_left_out(caplog):
     processor = RequestProcessor({})
-    for name in ("transfer-encoding ", "a:b", "", "x\r\ny", "é", "a b"):
+    names = ("transfer-encoding ", "a:b", "", "x\r\ny", "é", "a b")
+    for name in names:
         processor.add_response_property(name, "chunked")
     processor.add_response_property("X-Fine_1", "kept")
     assert to_part(1, b"", processor, last=True).headers == [("X-Fine_1", "kept")]
-    assert "'transfer-encoding '" in caplog.text
+    assert logged(caplog, "flambeau.worker.results") == [(name,) for name in names]

@@ -11,7 +11,9 @@ import pytest
 from flambeau.config.server import KeysConfig
 from flambeau.errors import ConfigError, InvalidKey
 from flambeau.frontend.common.authorization import Keys, bearer
+from support.log_records import logged
 
+LOGGER = "flambeau.frontend.common.authorization"
 NOW = 1_700_000_000.0
 
 
@@ -153,7 +155,8 @@ def test_folder_that_cannot_be_written_has_a_private_stand_in(tmp_path, monkeypa
     keys = Keys(KeysConfig(file=tmp_path / "nowhere" / "key_file.json"), {})
     assert keys.file is not None
     assert keys.file.parent.stat().st_mode & 0o777 == 0o700
-    assert str(keys.file) in caplog.text
+    [(wanted, _, used)] = logged(caplog, LOGGER)
+    assert (wanted, used) == (tmp_path / "nowhere" / "key_file.json", keys.file)
 
 
 def test_without_any_place_to_write_keys_must_be_supplied(tmp_path, monkeypatch):
@@ -190,11 +193,13 @@ def test_key_file_that_others_may_read_is_replaced(new, config, caplog):
     config.file.chmod(0o644)
     found = secrets_in(new())
     assert not {*old.values()} & {*found.values()}
-    assert "others may read or change it (its mode is 0644, and should be 0600)" in caplog.text
+    [(file, problem)] = logged(caplog, LOGGER)
+    assert file == config.file
+    assert "0644" in problem
     assert config.file.stat().st_mode & 0o777 == 0o600
 
 
-def test_key_file_of_another_user_is_replaced(new, monkeypatch, caplog):
+def test_key_file_of_another_user_is_replaced(new, config, monkeypatch, caplog):
     old = secrets_in(new())
     monkeypatch.setattr("flambeau.frontend.common.authorization.os.geteuid", lambda: 4242)
     monkeypatch.setattr(
@@ -202,13 +207,13 @@ def test_key_file_of_another_user_is_replaced(new, monkeypatch, caplog):
         lambda _: os.stat_result((0o100600, 1, 1, 1, 77, 77, 1, 1, 1, 1)),
     )
     assert not {*old.values()} & {*secrets_in(new()).values()}
-    assert "it belongs to another user" in caplog.text
+    assert [file for file, _ in logged(caplog, LOGGER)] == [config.file]
 
 
 def test_equal_keys_are_replaced(new, config, caplog):
     private(config.file, {kind: {"key": "A" * 40} for kind in ("management", "inference", "API")})
     assert len({*secrets_in(new()).values()} | {"A" * 40}) == 4
-    assert "some of its keys are equal" in caplog.text
+    assert [file for file, _ in logged(caplog, LOGGER)] == [config.file]
 
 
 def test_key_file_that_is_nested_without_end_is_replaced(new, config):

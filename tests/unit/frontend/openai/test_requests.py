@@ -77,13 +77,20 @@ def test_numbers_too_large_for_the_wire_are_refused():
         encoded(chat_of(tools=tools))
 
 
+def test_an_unknown_field_with_a_long_name_is_rejected_with_a_short_one():
+    body = json.dumps({"messages": HELLO, "x" * 6_000_000: 1}).encode()
+    with pytest.raises(InvalidField, match=r"unknown field x+; leave it out") as found:
+        read_request(body, ChatRequest)
+    assert len(found.value.field) == 100
+
+
+@pytest.mark.perf
 def test_an_unknown_field_with_a_long_name_is_rejected_quickly():
     body = json.dumps({"messages": HELLO, "x" * 6_000_000: 1}).encode()
     began = time.process_time()
-    with pytest.raises(InvalidField, match=r"unknown field x+; leave it out") as found:
+    with pytest.raises(InvalidField):
         read_request(body, ChatRequest)
     assert time.process_time() - began < 0.5
-    assert len(found.value.field) == 100
 
 
 def test_every_sampling_parameter_of_the_engine_is_a_field_or_left_out_on_purpose():

@@ -128,6 +128,7 @@ def test_text_nested_without_end_is_text(text):
     assert parse_tool_calls(text, NAMES) == (text, [])
 
 
+@pytest.mark.perf
 def test_long_call_is_not_looked_through_again_and_again():
     reader, began = ToolCallParser(NAMES), time.process_time()
     reader.take('<tool_call>{"name": "time", "arguments": {"a": "')

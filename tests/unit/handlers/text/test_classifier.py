@@ -20,6 +20,7 @@ def handler(tmp_path):
     return handler
 
 
+@pytest.mark.perf
 @pytest.mark.parametrize("text", ["<" * 500_000, "&" * 500_000, "&a" * 300_000, "'" * 500_000, "<>" * 300_000])
 def test_time_to_clean_a_text_is_linear(text):
     began = time.process_time()

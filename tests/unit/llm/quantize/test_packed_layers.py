@@ -11,6 +11,7 @@ from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear, us
 from flambeau.llm.quantize.quantizer import quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.quantize.settings import QuantizationSettings
+from support.log_records import logged
 
 
 def layer_of(kind, linear, group_size=32):
@@ -50,7 +51,8 @@ class TestFasterLayers:
         model = nn.ModuleDict({"layer": layer_of("int8", linear)})
         use_fast_layers(model, torch.float32)
         assert isinstance(model.layer, Int8Linear)
-        assert "stays in plain PyTorch" in caplog.text
+        [(kind, error)] = logged(caplog, "flambeau.llm.quantize.packed_layers")
+        assert (kind, type(error)) == ("Int8Linear", RuntimeError)
 
     def test_one_that_is_not_there_is_not_used(self, linear, monkeypatch):
         monkeypatch.delattr(torch, "_weight_int8pack_mm")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 
 import pytest
@@ -23,7 +22,9 @@ async def test_timer_calls_once_and_can_be_started_again():
     timer.start(0.001)
     timer.cancel()
     timer.cancel()
-    await asyncio.sleep(0.02)
+    later = []
+    Timer(lambda: later.append(True)).start(0.002)
+    await until(lambda: later)
     assert len(calls) == 2
 
 

@@ -92,15 +92,17 @@ async def test_worker_that_cannot_be_created_is_a_failure_like_others(kind):
     assert caught.value.cause == f"it could not be started: {kind('no port is free')}"
 
 
+async def fail():
+    raise RuntimeError("an error in our code")
+
+
 async def test_exception_in_the_supervision_is_logged(caplog):
     pool = new_pool()
-
-    async def fail():
-        raise RuntimeError("an error in our code")
-
     pool._own(fail())
     await pool.close()
-    assert "an error in our code" in caplog.text
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("flambeau.serving.workers.pool", "ERROR")
+    assert record.exc_info[0] is RuntimeError
 
 
 async def test_restarts_are_counted_beyond_the_life_of_their_slots():
