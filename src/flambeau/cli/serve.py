@@ -96,7 +96,7 @@ async def load(
                 name=initial.name,
                 handler=initial.handler,
                 config=config,
-                wishes=overrides.settings,
+                overrides=overrides.settings,
                 at_startup=True,
             )
         except WorkersFailed as error:

@@ -175,7 +175,7 @@ class ServerConfig:
         return bool(self.public) if self.keys.is_on is None else self.keys.is_on
 
     @property
-    def tells_details(self) -> bool:
+    def shows_error_details(self) -> bool:
         """Whether error responses may include tracebacks and the last output of a worker."""
         if self.error_details is not None:
             return self.error_details

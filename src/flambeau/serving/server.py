@@ -120,7 +120,7 @@ class Server:
         handler: str | None = None,
         runtime: str | None = None,
         config: ModelConfig,
-        wishes: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, Any] | None = None,
         wait: bool = True,
         at_startup: bool = False,
         signed: bool = False,
@@ -129,9 +129,9 @@ class Server:
     ) -> Model:
         """Register the model at `url`, or at a `path` that the operator named, and start its workers.
 
-        `config` holds the defaults; the model's YAML overrides them, and `wishes` overrides both. With `wait`, a worker
-        that cannot start unregisters the model and raises WorkersFailed. `workflow` names the workflow that the model
-        is a node of; a node that is a function has a `source` instead of a URL.
+        `config` holds the defaults; the model's YAML takes precedence over them, and `overrides` over both. With
+        `wait`, a worker that cannot start unregisters the model and raises WorkersFailed. `workflow` names the workflow
+        that the model is a node of; a node that is a function has a `source` instead of a URL.
 
         """
         if path:
@@ -144,7 +144,7 @@ class Server:
                 name = name_from(url)
             # In a thread: parsing an archive's YAML may be slow.
             settings = await asyncio.to_thread(
-                settings_of, self.config, source, name, config, wishes or {}, workers=at_startup
+                settings_of, self.config, source, name, config, overrides or {}, workers=at_startup
             )
             assert self._host is not None
             model = new_model(
@@ -260,7 +260,7 @@ class Server:
         """Whether every model that should have workers can answer now."""
         return self.has_started and not self.is_draining and not self.not_ready() and not self.missing
 
-    def could_not_start_with(self, name: str, reason: str) -> None:
+    def add_missing_model(self, name: str, reason: str) -> None:
         """Record that a startup model could not be registered; the server is not ready without it."""
         self.missing[name] = reason
 

@@ -143,7 +143,7 @@ class Startup(LifecycleHooks):
             except (FlambeauError, OSError) as error:
                 logger.error("Failed to load model: %s: %s", wanted.url, error)
                 if is_named:
-                    server.could_not_start_with(wanted.name or wanted.url, str(error))
+                    server.add_missing_model(wanted.name or wanted.url, str(error))
             except Exception:  # one broken model must not keep the others from being served
                 logger.exception("Failed to load model: %s", wanted.url)
 
@@ -181,7 +181,7 @@ async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
         path=await asyncio.to_thread(locate, wanted.url, store),
         name=wanted.name,
         config=defaults(server.config, num_gpus=server.num_gpus),
-        wishes=wanted.settings,
+        overrides=wanted.settings,
         wait=False,
         at_startup=wanted.saved is None,
     )

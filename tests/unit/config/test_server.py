@@ -27,10 +27,10 @@ def test_invalid_addresses_are_rejected(text):
 
 
 def test_error_details_are_shown_on_loopback_only():
-    assert ServerConfig().tells_details
-    assert not ServerConfig(inference=Address("0.0.0.0", 1)).tells_details
-    assert ServerConfig(inference=Address("0.0.0.0", 1), error_details=True).tells_details
+    assert ServerConfig().shows_error_details
+    assert not ServerConfig(inference=Address("0.0.0.0", 1)).shows_error_details
+    assert ServerConfig(inference=Address("0.0.0.0", 1), error_details=True).shows_error_details
     public = Address("0.0.0.0", 1)
     for listeners in ({"management": public}, {"metrics": public}, {"grpc": GrpcConfig(inference=public)}):
-        assert not ServerConfig(**listeners).tells_details
+        assert not ServerConfig(**listeners).shows_error_details
     assert str(Address("::1", 7)) == "http://[::1]:7"

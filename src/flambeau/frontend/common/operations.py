@@ -63,11 +63,11 @@ async def register(server: Server, registration: Registration) -> OperationResul
         startup_timeout_s=registration.startup_timeout_s or defaults.default_startup_timeout_s,
         queue_size=defaults.job_queue_size,
     )
-    wishes: dict[str, Any] = {}  # these two override the model's own YAML
+    overrides: dict[str, Any] = {}  # these two override the model's own YAML
     if registration.batch_size:
-        wishes["batch_size"] = registration.batch_size
+        overrides["batch_size"] = registration.batch_size
     if registration.max_batch_delay_ms is not None:
-        wishes["batch_delay_s"] = registration.max_batch_delay_ms / 1000
+        overrides["batch_delay_s"] = registration.max_batch_delay_ms / 1000
     model = await asyncio.shield(
         server.register(
             registration.url,
@@ -75,7 +75,7 @@ async def register(server: Server, registration: Registration) -> OperationResul
             handler=registration.handler,
             runtime=registration.runtime,
             config=config,
-            wishes=wishes,
+            overrides=overrides,
             wait=registration.synchronous,
             signed=registration.s3_sse_kms,
         )
@@ -126,7 +126,7 @@ def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
 
 async def describe(server: Server, name: str, version: str | None, *, customized: bool) -> list[dict[str, Any]]:
     """Settings, workers and their last failures, of one version or of `all`."""
-    details = server.config.tells_details
+    details = server.config.shows_error_details
     models = server.registry.versions(name) if version == "all" else [server.registry.find(name, version)]
     on_gpu = any(slot.device is not None for model in models for slot in model.pool.slots)
     gpus = await asyncio.to_thread(gpu_usage) if on_gpu else {}

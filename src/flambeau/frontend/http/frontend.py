@@ -98,7 +98,7 @@ class HttpFrontend:
             max_unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_BODIES * config.max_request_bytes),
         )
         listener = Listener(
-            Router(routes, details=config.tells_details, has_keys=self._keys is not None),
+            Router(routes, details=config.shows_error_details, has_keys=self._keys is not None),
             limits,
             self._server.segments,
             common_headers(config.cors),

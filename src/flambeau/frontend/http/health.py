@@ -45,7 +45,7 @@ class HealthApi:
 
 def not_ready_models(server: Server) -> dict[str, Any]:
     """The models that cannot answer yet, with the reasons; empty if there are none."""
-    details = server.config.tells_details
+    details = server.config.shows_error_details
     if server.config.needs_keys and not details:
         return {}  # probes need no key, so they show nothing that needs one
     models = [not_ready_document(model, details=details) for model in server.not_ready()]

@@ -27,7 +27,7 @@ class InferenceApi:
 
     def __init__(self, server: Server) -> None:
         self._registry = server.registry
-        self._details = server.config.tells_details
+        self._details = server.config.shows_error_details
 
     def routes(self) -> dict[str, Endpoint]:
         return {

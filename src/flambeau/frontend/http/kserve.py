@@ -30,7 +30,7 @@ class KServeApi:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._details = server.config.tells_details
+        self._details = server.config.shows_error_details
         self._v2_server = {
             "": self.v2_metadata,
             "health/live": self.v2_live,

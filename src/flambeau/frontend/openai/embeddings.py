@@ -34,7 +34,7 @@ def create_embeddings(server: Server, exchange: Exchange) -> None:
     handler_request = to_handler_request(request)
     model, version = choose_model(server.registry, request.model, "embed")
     check_envelope(model)
-    reply = EmbeddingReply(exchange, model, server.config.tells_details, request.model or model.name)
+    reply = EmbeddingReply(exchange, model, server.config.shows_error_details, request.model or model.name)
     job = Job(
         reply,
         request_id=exchange.request_id,

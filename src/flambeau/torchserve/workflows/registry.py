@@ -156,7 +156,7 @@ class WorkflowRegistry:
             name=workflow.model_name(node.name),
             handler=f"{workflow.source.manifest.handler}:{node.name}" if node.is_function else None,
             config=config,
-            wishes={
+            overrides={
                 "min_workers": settings.max_workers,  # as in TorchServe, which starts the maximum
                 "max_workers": settings.max_workers,
                 "batch_size": settings.batch_size,
