@@ -25,8 +25,8 @@ import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
 
+from flambeau.cli.llm_bench import measure  # noqa: E402
 from flambeau.llm import EngineConfig  # noqa: E402
-from flambeau.llm.bench import measure  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.loader import make_backend  # noqa: E402

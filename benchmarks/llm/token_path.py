@@ -16,11 +16,11 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from flambeau.frontend.http.exchange import Exchange
-from flambeau.frontend.openai.chat_responses import ChatWriter
+from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.completions import CompletionWriter
 from flambeau.frontend.openai.responses import GenerationReply, ResponseHead
 from flambeau.serving.job import Job, RequestBody
-from flambeau.wire.frames import decode_to_server, to_frame
+from flambeau.wire.channel import decode_to_server, to_frame
 from flambeau.wire.generation import Piece, Token, encode_pieces
 from flambeau.wire.messages import Part
 from support.jobs import new_worker

@@ -42,6 +42,11 @@ the same way: a worker that cannot load its model for such a reason is not resta
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+MAX_COMPARED_CHARACTERS = 100  # comparing is quadratic, and names come from clients
+
 
 class FlambeauError(Exception):
     """Base of all errors raised on purpose; the text is written for users."""
@@ -263,3 +268,11 @@ class PredictionException(FlambeauError):
 
     def __str__(self) -> str:
         return f"{self.message} : {self.error_code}"
+
+
+def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name most similar to `name`; None if no similarity (0 to 1) reaches `cutoff`."""
+    if len(name) > MAX_COMPARED_CHARACTERS:
+        return None
+    plain = name.lower().replace("-", "_")
+    return next(iter(difflib.get_close_matches(plain, known, 1, cutoff=cutoff)), None)

@@ -1,3 +1,3 @@
 """TorchServe's import name for the parsers of the command line."""
 
-from flambeau.torchserve.command_flags import ArgParser as ArgParser
+from flambeau.torchserve.command import ArgParser as ArgParser

@@ -19,7 +19,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from flambeau.config.server import Address, KeysConfig, Tls
 from flambeau.errors import ConfigError
-from flambeau.frontend.common.tls import self_signed, server_context
+from flambeau.frontend.tls import self_signed, server_context
 from support.configured import ConfiguredServer, trusting
 from support.running import HANDLERS, free_ports
 

@@ -6,7 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
-from flambeau.wire.frames import PREFIX, decode_to_server, to_frame
+from flambeau.wire.channel import PREFIX, decode_to_server, to_frame
 from flambeau.wire.messages import Failed, Part, Samples, ToServer, ToWorker
 
 

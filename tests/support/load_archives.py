@@ -11,7 +11,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from flambeau.cli.local_model import open_model
+from flambeau.cli.run import open_model
 from flambeau.wire.messages import Request
 from flambeau.worker.failures import load_failed
 from flambeau.worker.local_worker import LocalWorker

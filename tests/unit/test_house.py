@@ -27,8 +27,6 @@ SERVER_SIDE = (
     "metrics",
     "errors",
     "file_import",
-    "http_headers",
-    "suggestions",
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
@@ -51,28 +49,24 @@ ALLOWED = {  # who may import whom, at load time
         "metrics",
         "wire",
         "errors",
-        "http_headers",
         "llm",
-        "suggestions",
         "(root)",
     },
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "file_import", "(root)"},
     "handler_checks": {"worker", "wire"},
     "testing": {"archive", "config", "http_client", "worker", "wire", "(root)"},
-    "handlers": {"llm", "metrics", "wire", "errors", "file_import", "http_headers", "suggestions"},
+    "handlers": {"llm", "metrics", "wire", "errors", "file_import"},
     "llm": set(),
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},
     "archive": {"config", "errors", "(root)"},
-    "config": {"errors", "suggestions"},
+    "config": {"errors"},
     "logs": {"config", "errors"},
     "metrics": {"errors"},
     "wire": {"llm"},
     "http_client": {"errors"},
     "errors": set(),
-    "http_headers": set(),
-    "suggestions": set(),
     "file_import": set(),
     "(root)": set(),
 }
@@ -104,7 +98,7 @@ AUTHORS_TOOLS = {  # they run a handler in their own process
     "flambeau.handler_checks.suite",
     "flambeau.cli.check",
     "flambeau.cli.run",
-    "flambeau.cli.stage_table",
+    "flambeau.cli.output",
     "flambeau.testing.context",
 }
 

@@ -1,4 +1,4 @@
-"""MANIFEST.json ↔ Manifest."""
+"""Manifest: MANIFEST.json, or derived from the files of a model folder. The table of built-in handlers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from flambeau import __version__
-from flambeau.errors import BrokenArchive
+from flambeau.errors import BrokenArchive, ConfigError
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 RUNTIMES = ("python", "python3", "LSP")
+BUILT_IN = {
+    "base_handler": "flambeau.handlers.base:BaseHandler",
+    "image_classifier": "flambeau.handlers.vision_handlers:ImageClassifier",
+    "image_segmenter": "flambeau.handlers.vision_handlers:ImageSegmenter",
+    "object_detector": "flambeau.handlers.vision_handlers:ObjectDetector",
+    "dali_image_classifier": "flambeau.torchserve.handlers.dali:DALIImageClassifier",
+    "text_classifier": "flambeau.handlers.text_classifier:TextClassifier",
+    "onnx": "flambeau.handlers.onnx.handler:OnnxHandler",
+    "gpt_handler": "flambeau.handlers.gpt:GptHandler",
+    "sentence_embedder": "flambeau.handlers.embedding.handler:SentenceEmbedder",
+}
+# Known names without a handler here: they can be packed, and the worker's error shows this advice.
+UNSUPPORTED = {
+    "trt_llm_handler": "it needs TensorRT-LLM; use gpt_handler, or pack a handler of your own that imports it",
+    "vllm_handler": "it needs vLLM; use gpt_handler, or pack a handler of your own that imports it",
+}
+CONFIG = "model-config.yaml"
+MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".so", ".onnx", ".safetensors", ".bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +167,47 @@ def _version(model: Mapping[str, Any]) -> str | None:
 def _kind(value: Any) -> str:
     kinds = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list"}
     return kinds.get(type(value), "an object")
+
+
+def manifest_of(folder: Path) -> Manifest | None:
+    """The manifest of a model folder, or one derived from its files; None if the folder is not a model."""
+    return read_manifest(folder) or derive_manifest(folder)
+
+
+def derive_manifest(folder: Path) -> Manifest | None:
+    """Derive a manifest from model-config.yaml, handler.py, model.py and a single model file."""
+    options = read_config(folder) if (folder / CONFIG).is_file() else None
+    files = sorted(path.name for path in folder.iterdir() if path.suffix in MODEL_SUFFIXES) if folder.is_dir() else []
+    if options is None and len(files) != 1:
+        return None
+    given = options or {}
+    model = {
+        "modelName": read_text(given, "modelName") or folder.name,
+        "modelVersion": str(given.get("modelVersion") or "1.0"),
+        "handler": handler_of(given) or ("handler.py" if (folder / "handler.py").is_file() else ""),
+        "serializedFile": read_text(given, "serializedFile") or (files[0] if len(files) == 1 else ""),
+        "modelFile": read_text(given, "modelFile") or ("model.py" if (folder / "model.py").is_file() else ""),
+        "configFile": CONFIG if options is not None else "",
+    }
+    return Manifest.from_dict({"model": {key: value for key, value in model.items() if value}})
+
+
+def handler_of(options: Mapping[str, Any]) -> str | None:
+    """The handler in a model-config: `handler: image_classifier`, or `handler: {name: image_classifier, …}`."""
+    named = options.get("handler")
+    if isinstance(named, Mapping):
+        named = named.get("name")
+    return named if isinstance(named, str) else None
+
+
+def read_text(options: Mapping[str, Any], key: str) -> str | None:
+    value = options.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{key} in {CONFIG} must be text, not {value!r}")
+    return value
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    from flambeau.config.model import read_options
+
+    return read_options(folder / CONFIG)

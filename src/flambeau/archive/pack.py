@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
-from flambeau.archive.manifest import MANIFEST, RUNTIMES, Manifest
+from flambeau.archive.manifest import BUILT_IN, MANIFEST, RUNTIMES, UNSUPPORTED, Manifest
 from flambeau.archive.unpack import safe_parts
 from flambeau.archive.writer import atomic_write, merge_into_folder, write_tar, write_zip
 from flambeau.errors import ArchiveError, MissingFile

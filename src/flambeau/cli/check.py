@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from flambeau.cli.local_model import open_model, to_request
-from flambeau.cli.output import print_json
-from flambeau.cli.stage_table import StageRow, median_call, print_rows, stage_rows
+from flambeau.cli.output import StageRow, median_call, print_json, print_rows, stage_rows
+from flambeau.cli.run import open_model, to_request
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
-from flambeau.handler_checks.guarded_call import GuardedCaller, guarded_call
-from flambeau.handler_checks.sample_requests import Sample
+from flambeau.handler_checks.guarded_call import GuardedCaller, Sample, guarded_call
 from flambeau.handler_checks.suite import HandlerChecks, Verdict
 from flambeau.wire.messages import Load
 from flambeau.worker.local_worker import LocalWorker

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.config.server import Address, ServerConfig, check_protection
 from flambeau.errors import ConfigError
-from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.frontend import HttpFrontend
 from flambeau.frontend.routes import routes_by_address
 from flambeau.logs.setup import open_logs

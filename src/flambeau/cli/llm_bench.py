@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.cli.api_client import authorization, send
-from flambeau.cli.checkpoint_path import check_checkpoint, checkpoint_folder
 from flambeau.cli.llm_chat import find_text_model
+from flambeau.cli.options import check_checkpoint, checkpoint_folder
 from flambeau.cli.output import print_json, print_table
 from flambeau.errors import ConfigError
 

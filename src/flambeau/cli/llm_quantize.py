@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from flambeau.cli.checkpoint_path import check_checkpoint, checkpoint_folder
+from flambeau.cli.options import check_checkpoint, checkpoint_folder
 from flambeau.errors import ConfigError
 
 KINDS = ("int8", "int4", "fp8")

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
-from flambeau.cli.checkpoint_path import check_checkpoint, checkpoint_folder
 from flambeau.cli.llm_quantize import KINDS
+from flambeau.cli.options import check_checkpoint, checkpoint_folder
 from flambeau.cli.serve import ModelOverrides
 from flambeau.cli.serve import serve as serve_paths
 from flambeau.config.server import ServerConfig

@@ -1,10 +1,13 @@
-"""Options and defaults that several commands share."""
+"""Options and defaults that several commands share, and the check of a checkpoint path."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from flambeau.errors import ConfigError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Inference = Annotated[str, typer.Option("--url", envvar="FLAMBEAU_URL", help="Address of the inference API.")]
@@ -22,3 +25,29 @@ RequireToken = Annotated[
 ]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 DEFAULT_INFERENCE, DEFAULT_MANAGEMENT = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
+
+
+WEIGHTS = (".safetensors", ".pth", ".bin")
+FILES = (*WEIGHTS, ".pt", ".json")  # each may stand for the folder it is in
+
+
+def check_checkpoint(path: Path, option: str = "") -> None:
+    """Reject a path that does not exist or holds no weights; `option` is its name in errors."""
+    named = f"{option} {path}" if option else str(path)
+    if not path.exists():
+        raise ConfigError(f"{named} does not exist; give a checkpoint folder or file{hub_hint(path)}")
+    if path.is_dir() and not any(file.suffix in WEIGHTS for file in path.iterdir()):
+        raise ConfigError(f"{named} holds no weights ({', '.join(WEIGHTS)}); give a checkpoint folder")
+    if path.is_file() and path.suffix not in FILES:
+        raise ConfigError(f"{named} is not a checkpoint; give its folder or its file ({', '.join(WEIGHTS)})")
+
+
+def checkpoint_folder(path: Path) -> Path:
+    return path.parent if path.is_file() else path
+
+
+def hub_hint(path: Path) -> str:
+    """The download command for a name of the Hugging Face hub; checkpoints are not downloaded automatically."""
+    is_relative = len(path.parts) == 2 and not path.is_absolute() and not path.parts[0].startswith((".", "~"))
+    is_hub_name = is_relative and not path.parent.is_dir()  # an existing parent: the second part is misspelled
+    return f". To download it from the hub: hf download {path} --local-dir {path.name}" if is_hub_name else ""

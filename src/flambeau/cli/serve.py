@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flambeau.archive.manifest import MANIFEST
-from flambeau.archive.model_folder import CONFIG, MODEL_SUFFIXES
+from flambeau.archive.manifest import CONFIG, MANIFEST, MODEL_SUFFIXES
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from flambeau.config.yaml_file import read_options as read_options
-from flambeau.suggestions import suggest
+from flambeau.errors import suggest
 
 logger = logging.getLogger(__name__)
 

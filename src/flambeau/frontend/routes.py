@@ -7,15 +7,14 @@ from collections.abc import Coroutine
 from typing import Any, Literal
 
 from flambeau.config.server import Address
-from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.health import HealthApi, MetricsApi
 from flambeau.frontend.http.inference import InferenceApi, is_invoke
 from flambeau.frontend.http.kserve import KServeApi
-from flambeau.frontend.http.management import ManagementApi
+from flambeau.frontend.http.management import ManagementApi, TokenApi, guard
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
-from flambeau.frontend.http.token_authorization import TokenApi, guard
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI
 from flambeau.frontend.openai.api import OpenAiApi
 from flambeau.serving.server import Server

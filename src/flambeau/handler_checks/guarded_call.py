@@ -1,9 +1,10 @@
-"""Calls of a handler that can neither hang nor exit the calling process."""
+"""Sample requests, and calls of a handler that can neither hang nor exit the calling process."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import signal
 import sys
 import sysconfig
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
-from flambeau.handler_checks.sample_requests import Sample
+from flambeau.wire.messages import Request
 from flambeau.worker.failures import to_failed
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.results import BadResult
@@ -27,6 +28,9 @@ LIBRARY_FOLDERS = (  # files below these are not the author's code
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     "<",  # frozen modules
 )
+NESTED_LEVELS = 400
+HUGE_BYTES = 2_000_000
+JSON, BINARY = "application/json", "application/octet-stream"
 
 
 # Both derive from BaseException so that no `except Exception` of a handler catches them.
@@ -164,3 +168,33 @@ def first_line(error: BaseException) -> str:
 def shorten(text: str) -> str:
     line = text.strip().partition("\n")[0]
     return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A request body and its content type; verdicts show the name."""
+
+    name: str
+    content_type: str
+    body: bytes
+
+    def to_request(self, number: int = 0) -> Request:
+        return Request(number, f"check-{number}", [("content-type", self.content_type)], self.body)
+
+
+def malformed_samples(good: Sample) -> Iterator[Sample]:
+    """Requests that a handler should reject or survive, each wrong in one way."""
+    noise = random.Random(0).randbytes(1000)
+    other_type = BINARY if good.content_type == JSON else JSON
+    yield Sample("empty body", good.content_type, b"")
+    yield Sample("random bytes", BINARY, noise)
+    yield Sample(f"random bytes as {good.content_type}", good.content_type, noise)
+    yield Sample("JSON null", JSON, b"null")
+    yield Sample("JSON []", JSON, b"[]")
+    yield Sample("JSON {}", JSON, b"{}")
+    yield Sample("JSON NaN", JSON, b"NaN")
+    yield Sample("deeply nested JSON", JSON, b'{"a":' * NESTED_LEVELS + b"1" + b"}" * NESTED_LEVELS)
+    yield Sample("huge string", JSON, b'"' + b"x" * HUGE_BYTES + b'"')
+    yield Sample(f"a good body as {other_type}", other_type, good.body)
+    if len(good.body) > 1:
+        yield Sample("truncated sample", good.content_type, good.body[: len(good.body) // 2])

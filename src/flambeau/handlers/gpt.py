@@ -23,8 +23,7 @@ from flambeau.handlers.generation.engines import Follower, check_ranks, with_dra
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
 from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
 from flambeau.handlers.generation.reply_formats import numbers_of
-from flambeau.handlers.generation.request_reader import Prompted, RequestReader
-from flambeau.handlers.generation.resume_state import ResumeState
+from flambeau.handlers.generation.request_reader import Prompted, RequestReader, ResumeState
 from flambeau.handlers.generation.settings import GptSettings, read_settings, shortened
 from flambeau.handlers.request_rows import is_describe, refuse_explain
 from flambeau.llm.core.outputs import Completion

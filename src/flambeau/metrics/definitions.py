@@ -1,12 +1,12 @@
-"""Reads metrics.yaml: the metrics with their kinds, units and dimensions."""
+"""Sample, and metrics.yaml: the metrics with their kinds, units and dimensions."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from flambeau.errors import ConfigError
 
@@ -102,3 +102,27 @@ def _definition(entry: Any, kind: str, place: str) -> Definition:
     if not isinstance(dimensions, list) or not all(isinstance(name, str) and name for name in dimensions):
         raise ConfigError(f"{place}: dimensions must be a list of names")
     return Definition(entry["name"], kind, entry["unit"], tuple(dimensions))
+
+
+# name, kind, unit, value, dimensions, the ids of the requests it was taken for
+Sample = tuple[str, str, str, float, list[tuple[str, str]], str]
+
+
+class HasRequestId(Protocol):
+    @property
+    def request_id(self) -> str: ...
+
+
+class SampleSource:
+    """The part of `context.metrics` that the worker uses.
+
+    A plain base class instead of a protocol, because `isinstance` runs once per batch.
+    """
+
+    def follow(self, requests: Sequence[HasRequestId]) -> None:
+        """Record later samples for these requests."""
+        raise NotImplementedError
+
+    def take(self) -> list[Sample]:
+        """Return the samples since the last call."""
+        raise NotImplementedError

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from flambeau.metrics.definitions import Definition
+from flambeau.metrics.definitions import Definition, Sample
 from flambeau.metrics.registry import plain
-from flambeau.metrics.samples import Sample
 
 MARK = "[METRICS]"
 _KINDS = {"COUNTER": "counter", "GAUGE": "gauge", "HISTOGRAM": "histogram"}

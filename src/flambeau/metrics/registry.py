@@ -8,8 +8,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 
-from flambeau.metrics.definitions import KINDS, Definition
-from flambeau.metrics.samples import Sample
+from flambeau.metrics.definitions import KINDS, Definition, Sample
 
 logger = logging.getLogger(__name__)
 

@@ -1,16 +1,15 @@
-"""Job: one request in flight, from its arrival to the last part of its reply."""
+"""Job: one request in flight, from its arrival to the last part of its reply. Priorities of jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from flambeau.errors import FlambeauError
+from flambeau.errors import BadRequest, FlambeauError
 from flambeau.metrics.traffic import RequestCounts
-from flambeau.serving.priorities import NORMAL
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared_memory import Segment
 
@@ -19,6 +18,12 @@ logger = logging.getLogger(__name__)
 MAX_STATE_BYTES = 4 << 20  # of one job; a reply with more state cannot be resumed
 
 _ids = itertools.count(1)
+PRIORITY_HEADER = "x-flambeau-priority"
+HIGH, NORMAL, LOW = range(3)
+PRIORITIES = ("high", "normal", "low")
+# A waiting priority gets at least every ninth place: it is slowed down, never starved.
+MAX_PASSED_OVER = 8
+_PRIORITY_HEADER_SIZE = len(PRIORITY_HEADER)
 
 
 class Receiver(Protocol):
@@ -224,3 +229,30 @@ class ReplyCollector:
     def on_error(self, error: FlambeauError) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+
+
+def priority_of(headers: Iterable[tuple[str, str]]) -> int:
+    """The priority in a request's headers; raises BadRequest if it is unknown."""
+    for name, value in headers:
+        if len(name) == _PRIORITY_HEADER_SIZE and name.lower() == PRIORITY_HEADER:
+            return priority_named(value)
+    return NORMAL
+
+
+def priority_named(name: str) -> int:
+    try:
+        return PRIORITIES.index(name.strip().lower())
+    except ValueError:
+        raise BadRequest(f"{PRIORITY_HEADER} is {name!r}; write one of: {', '.join(PRIORITIES)}") from None
+
+
+def next_priority(is_waiting: Sequence[bool], passed_over: Sequence[int]) -> int:
+    """The priority whose job leaves next: the highest with a job, unless a lower one was passed over too often.
+
+    At least one priority must have a job.
+    """
+    candidates = [rank for rank in range(len(PRIORITIES)) if is_waiting[rank]]
+    for rank in candidates:
+        if passed_over[rank] >= MAX_PASSED_OVER:
+            return rank
+    return candidates[0]

@@ -1,4 +1,4 @@
-"""Model: one registered name and version, with its queue and workers."""
+"""Model: one registered name and version, with its queue and workers; the errors of jobs it does not accept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import DeadlinePassed, Unavailable, WorkerDied, WorkersFailed
+from flambeau.errors import DeadlinePassed, QueueFull, Unavailable, WorkerDied, WorkersFailed
 from flambeau.logs.line_formats import printable
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.crash_recovery import WorkerExit, should_retry
@@ -16,7 +16,6 @@ from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
 from flambeau.serving.job import Job
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
 from flambeau.serving.model_sources.store import Source
-from flambeau.serving.rejections import no_worker, not_loaded, queue_full, rejected
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.scaler import Scaler
@@ -25,6 +24,10 @@ from flambeau.serving.workers.watchdog import LivenessCheck, Watchdog
 from flambeau.serving.workers.worker_factory import Host, WorkerFactory
 
 logger = logging.getLogger(__name__)
+REMEDY = (
+    "Please use scale workers API to add workers. If this is a sequence inference, please check if it is closed, "
+    "or expired; or exceeds maxSequenceJobQueueSize"
+)
 
 
 class Model:
@@ -215,3 +218,31 @@ class Model:
             self._reject_all(no_worker(self.name, None, self.pool.last_exit))
         elif self.pool.is_failing_to_load:  # the next attempt would probably fail too
             self._reject_all(not_loaded(self.name, self.pool.last_exit))
+
+
+def rejected(model: str, version: str | None, reason: str = "") -> Unavailable:
+    """No worker can take the job; `version` is the one that the client named."""
+    return Unavailable(rejection_text(model, version, reason))
+
+
+def rejection_text(model: str, version: str | None, reason: str) -> str:
+    # Clients match this text, including the odd quotation mark. Only `reason` is ours.
+    named = f'Model "{model}" Version {version}"' if version else f'Model "{model}"'
+    text = f"{named} has no worker to serve inference request. {REMEDY}"
+    return f"{text}. {reason}" if reason else text
+
+
+def no_worker(model: str, version: str | None, last_exit: WorkerExit | None) -> Unavailable:
+    """There is no worker and none will be started."""
+    return rejected(model, version, f"The last worker: {last_exit.reason}" if last_exit else "")
+
+
+def not_loaded(model: str, last_exit: WorkerExit | None) -> Unavailable:
+    """The model could not be loaded; another attempt follows."""
+    reason = last_exit.reason if last_exit else "the model could not be loaded"
+    return Unavailable(f'Model "{model}" has no worker yet and is tried again: {reason}', retry_after_s=1)
+
+
+def queue_full(model: str, version: str | None, capacity: int, *, drained_in_s: float) -> QueueFull:
+    reason = f"All {capacity} places in its queue are taken (jobQueueSize, job_queue_size)."
+    return QueueFull(rejection_text(model, version, reason), retry_after_s=max(1, round(drained_in_s)))

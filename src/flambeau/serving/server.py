@@ -16,19 +16,16 @@ from typing import Any, Self
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
-from flambeau.logs.access import AccessLog
-from flambeau.logs.writer import Logs
+from flambeau.logs.writer import AccessLog, Logs
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.host_metrics import HostMetricsReader
 from flambeau.serving.model import Model
-from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.model_sources.dependencies import Dependencies
 from flambeau.serving.model_sources.downloader import Downloader, shown
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.model_sources.urls import compile_patterns
-from flambeau.serving.registration import name_from, new_model, settings_of
-from flambeau.serving.registry import Registry
+from flambeau.serving.registry import Registry, name_from, new_model, settings_of
 from flambeau.serving.server_extensions import EXTENSIONS, Extension
+from flambeau.serving.server_metrics import HostMetricsReader, model_metrics
 from flambeau.serving.telemetry import Telemetry
 from flambeau.serving.workers.host_resources import count_gpus
 from flambeau.serving.workers.ranks import RendezvousPorts

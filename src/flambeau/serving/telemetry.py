@@ -9,10 +9,9 @@ from socket import gethostname
 from flambeau.config.server import MetricsConfig
 from flambeau.logs.line_formats import MODEL_METRICS, TS_METRICS
 from flambeau.logs.writer import Logs
-from flambeau.metrics.definitions import BUNDLED, Definition, read_definitions
+from flambeau.metrics.definitions import BUNDLED, Definition, Sample, read_definitions
 from flambeau.metrics.log_lines import model_line, server_line
 from flambeau.metrics.registry import MetricFamily, MetricsRegistry, to_text
-from flambeau.metrics.samples import Sample
 from flambeau.metrics.system import Reading
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic, RequestCounts, status_metric
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau import __version__
-from flambeau.archive.manifest import Manifest
-from flambeau.archive.model_folder import manifest_of
+from flambeau.archive.manifest import Manifest, manifest_of
 from flambeau.config.model import read_options
 from flambeau.wire.messages import Request
 from flambeau.worker.context import Context

@@ -15,8 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
-from flambeau.archive.manifest import RUNTIMES, Manifest
+from flambeau.archive.manifest import BUILT_IN, RUNTIMES, UNSUPPORTED, Manifest
 from flambeau.archive.pack import (
     SUFFIXES,
     ArchiveFormat,

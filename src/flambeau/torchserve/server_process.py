@@ -20,8 +20,7 @@ from flambeau.logs.setup import open_logs
 from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.torchserve import command_flags as torchserve_flags
-from flambeau.torchserve.command import config_file, named_config, snapshot_folder
+from flambeau.torchserve.command import config_file, flags_to_properties, named_config, parser, snapshot_folder
 from flambeau.torchserve.config_properties import TORCHSERVE, Properties, merge_settings, read_file, to_properties
 from flambeau.torchserve.log4j import open_log4j_logs
 from flambeau.torchserve.log_messages import TorchServeEvents
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Serve until a signal; the first argument only marks the process in the process list."""
-    arguments = torchserve_flags.parser().parse_args(sys.argv[2:])
+    arguments = parser().parse_args(sys.argv[2:])
     status = 0
     logs: Logs | None = None
     try:
@@ -87,7 +86,7 @@ def settings(arguments: argparse.Namespace) -> Properties:
     for flag, value in (("--cpp-log-config", arguments.cpp_log_config), ("--plugins-path", arguments.plugins_path)):
         if value:
             logger.info("%s has no effect here: there is no C++ backend and no Java", flag)
-    given = merge_settings(written, torchserve_flags.to_properties(arguments))
+    given = merge_settings(written, flags_to_properties(arguments))
     if file:
         given["tsConfigFile"] = str(file)
     given |= {"version": __version__, "python": sys.executable}

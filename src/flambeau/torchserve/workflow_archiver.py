@@ -16,7 +16,7 @@ from typing import Any
 
 from flambeau.archive.pack import check_name, files_below, is_skipped
 from flambeau.errors import ArchiveError, MissingFile
-from flambeau.torchserve.workflows.manifest import WorkflowManifest, write_workflow
+from flambeau.torchserve.workflows.source import WorkflowManifest, write_workflow
 
 
 class WorkflowArchiverError(ArchiveError):

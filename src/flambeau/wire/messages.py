@@ -6,6 +6,7 @@ They carry no tensors, pickles or exceptions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -127,3 +128,12 @@ class Samples(Struct, array_like=True, tag=8, frozen=True):
 
 ToWorker = Load | Run | Cancel | Stop
 ToServer = Ready | Part | Failed | Samples
+
+
+def header(headers: Iterable[tuple[str, str]], name: str) -> str | None:
+    """The value of the first header of this name, in any case; `name` is in lower case."""
+    size = len(name)
+    for key, value in headers:
+        if len(key) == size and key.lower() == name:
+            return value
+    return None

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from flambeau.metrics.definitions import Definition
-from flambeau.metrics.samples import Sample, SampleSource
+from flambeau.metrics.definitions import Definition, Sample, SampleSource
 from flambeau.wire.messages import Request
 
 _NEVER_COPIED = {"cl_socket", "metrics", "_requests", "_types", "_request_ids", "_processors", "_read_headers"}

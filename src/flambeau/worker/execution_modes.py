@@ -19,11 +19,10 @@ from flambeau.worker.context import Context
 from flambeau.worker.failures import to_failed
 from flambeau.worker.generation import Generation, StepResult
 from flambeau.worker.inputs import Row, types_of
-from flambeau.worker.loop import Mode, WorkerLoop
+from flambeau.worker.loop import BatchRunner, Mode, WorkerLoop, is_stream
 from flambeau.worker.model import LoadedModel, ModeName
 from flambeau.worker.outbox import Outbox
 from flambeau.worker.results import check_result, stream_goes_on
-from flambeau.worker.runner import BatchRunner, is_stream
 
 logger = logging.getLogger(__name__)
 

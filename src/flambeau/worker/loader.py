@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flambeau.archive.builtin_handlers import BUILT_IN, UNSUPPORTED
+from flambeau.archive.manifest import BUILT_IN, UNSUPPORTED
 from flambeau.errors import HandlerError
 from flambeau.file_import import import_file
 from flambeau.worker.context import Context

@@ -1,13 +1,190 @@
-"""The worker's loop: receives the server's messages and hands them to the mode that runs the jobs."""
+"""WorkerLoop: receives messages and hands them to a mode. BatchRunner: runs a batch through the handler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import copy
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from flambeau.wire.messages import Cancel, Ready, Run, Stop, ToWorker
+from flambeau.errors import BadRequest
+from flambeau.wire.messages import Cancel, Ready, Request, Run, Stop, ToWorker
+from flambeau.worker.context import Context
+from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
+from flambeau.worker.loader import Handle
 from flambeau.worker.model import LoadedModel
 from flambeau.worker.outbox import Channel, Outbox
-from flambeau.worker.runner import BatchRunner
+from flambeau.worker.results import check_result
+
+GENERATES_NOTHING = "The model generates no text; its handler must be gpt_handler, or another that generates."
+
+
+class BatchRunner:
+    """Reads the inputs of a batch, calls the handler and sends the replies."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        reader: InputReader,
+        context: Context,
+        outbox: Outbox,
+        *,
+        wrap: Callable[[str], Handle] | None = None,
+        new_context: Callable[[Context], Context] = copy.copy,
+    ) -> None:
+        self.handle = handle
+        self.context = context
+        self._wrap = wrap
+        self._wrapped: dict[str, Handle] = {}
+        self._reader = reader
+        self._outbox = outbox
+        self._new_context = new_context
+        context.connect(outbox, read_headers)
+
+    def _handle_in(self, envelope: str) -> Handle:
+        if not envelope or self._wrap is None:
+            return self.handle
+        if envelope not in self._wrapped:
+            self._wrapped[envelope] = self._wrap(envelope)
+        return self._wrapped[envelope]
+
+    def new_context(self) -> Context:
+        """A context for a batch that runs beside others."""
+        context = self._new_context(self.context)
+        context.metrics = copy.copy(context.metrics)  # each batch measures for its own requests
+        return context
+
+    def read(self, request: Request) -> Row | None:
+        """The input of a request; None if it is invalid, and the job has failed."""
+        try:
+            return self._reader.read(request)
+        except Exception as error:
+            self._outbox.fail([request], error)
+            return None
+
+    def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
+        """Open the jobs and read their inputs; cancelled jobs and those with invalid input are answered here."""
+        self._outbox.poll_cancellations()
+        rows, requests = [], []
+        for request in jobs:
+            if self._outbox.reject_cancelled(request):
+                continue
+            self._outbox.open([request])
+            if request.kind == "generate":  # front ends learn what a model can do when it is loaded
+                self._outbox.fail([request], BadRequest(GENERATES_NOTHING))
+            elif (row := self.read(request)) is not None:
+                rows.append(row)
+                requests.append(request)
+        context.begin(requests, [types_of(row) for row in rows])
+        return rows
+
+    # ---- one batch at a time ----
+
+    def run(self, run: Run) -> None:
+        context = self.context
+        rows = self.begin(context, run.jobs)
+        if rows:
+            self.answer(context, lambda: self._handle_in(run.jobs[0].envelope)(rows, context))
+
+    def answer(self, context: Context, call: Callable[[], Any]) -> None:
+        """Call the handler and send what it returns."""
+        began = time.perf_counter()
+        try:
+            result = call()
+            if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
+                self._outbox.finish(context, result, time.perf_counter() - began)
+            else:
+                self.reply(context, result, began)
+        except Exception as error:
+            if self._outbox.can_split(context):
+                for request in [*context.requests]:
+                    self.run(Run([request]))
+                return
+            self._outbox.fail(context.requests, error)
+        self._outbox.send_samples(context)
+
+    def reply(self, context: Context, result: Any, began: float) -> None:
+        """Send a result that is no plain list: a generator for the batch, or generators in the list."""
+        if inspect.isgenerator(result):
+            self._stream_batch(context, result, began)
+            return
+        values = check_result(result, len(context.requests))
+        self._stream_each(context, values)
+
+    def _stream_batch(self, context: Context, chunks: Iterator[Any], began: float) -> None:
+        """Send each item as one chunk for every request; the end of the generator ends all replies."""
+        try:
+            for item in chunks:
+                self._outbox.send_values(context, as_values(context, item))
+                if self._outbox.all_cancelled(context):
+                    break
+        finally:
+            chunks.close()  # type: ignore[attr-defined]
+        self._outbox.finish(context, [b""] * len(context.requests), time.perf_counter() - began)
+
+    def _stream_each(self, context: Context, values: Sequence[Any]) -> None:
+        """Advance the generators in turn; send plain values at once."""
+        streams: dict[int, Iterator[Any]] = {}
+        context.has_sent = True
+        for i, value in enumerate(values):
+            if is_stream(value):
+                streams[i] = value
+            else:
+                self._outbox.send(context, i, value, last=True)
+        while streams:
+            for i, stream in [*streams.items()]:
+                job_id = context.requests[i].job_id
+                try:
+                    self._outbox.send(context, i, next(stream), last=False)
+                    if self._outbox.is_cancelled(job_id):
+                        stream.close()  # type: ignore[attr-defined]
+                except StopIteration:
+                    del streams[i]
+                    self._outbox.send(context, i, b"", last=True)
+                except Exception as error:  # the other streams continue
+                    del streams[i]
+                    self._outbox.fail([context.requests[i]], error)
+
+    # ---- many batches at a time ----
+
+    async def run_async(self, run: Run) -> None:
+        """Run a batch of an `async def` handler."""
+        context = self.new_context()
+        rows = self.begin(context, run.jobs)
+        if not rows:
+            return
+        began = time.perf_counter()
+        try:
+            result: Any = self._handle_in(run.jobs[0].envelope)(rows, context)
+            if inspect.isawaitable(result):
+                result = await result
+            if inspect.isasyncgen(result):
+                async for item in result:
+                    self._outbox.send_values(context, as_values(context, item))
+                    if self._outbox.all_cancelled(context):
+                        await result.aclose()
+                        break
+                self._outbox.finish(context, [b""] * len(context.requests))
+            else:
+                self._outbox.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
+        except (Exception, asyncio.CancelledError) as error:
+            if self._outbox.can_split(context):
+                for request in [*context.requests]:
+                    await self.run_async(Run([request]))
+                return
+            self._outbox.fail(context.requests, error)
+        self._outbox.send_samples(context)
+
+
+def as_values(context: Context, item: Any) -> Sequence[Any]:
+    """The item of a generator as one value for each request; with one request it may come without a list."""
+    return item if isinstance(item, list) or len(context.requests) > 1 else [item]
+
+
+def is_stream(value: Any) -> bool:
+    return inspect.isgenerator(value)
 
 
 class Mode:

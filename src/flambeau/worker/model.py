@@ -1,31 +1,33 @@
-"""LoadedModel: a model's handler, ready to run, and the mode its jobs run in."""
+"""LoadedModel: a model's handler, warmed up and ready to run, and the mode its jobs run in."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from flambeau import __version__
-from flambeau.archive.model_folder import manifest_of
+from flambeau.archive.manifest import manifest_of
 from flambeau.config.model import read_options
 from flambeau.errors import HandlerError
 from flambeau.metrics.definitions import Definition
-from flambeau.wire.messages import Load
+from flambeau.wire.messages import Load, Request
 from flambeau.worker.context import Context, new_metrics
 from flambeau.worker.generation import Generation, generation_of
-from flambeau.worker.inputs import InputReader
-from flambeau.worker.loader import LoadedHandler, in_envelope, load_handler
-from flambeau.worker.warmup import read_warmup, warm_up
+from flambeau.worker.inputs import InputReader, types_of
+from flambeau.worker.loader import LoadedHandler, finish, in_envelope, load_handler
 
 logger = logging.getLogger(__name__)
 
 ModeName = Literal["batches", "pipeline", "async", "continuous", "generation", "follower"]
 Pipeline = tuple[Callable[[Any], Any], Callable[[Any, Context], Any]]  # rows → inputs, (inputs, context) → result
+USAGE = "warmup: {body: <JSON>} or warmup: {file: <a file of the model>}, optionally with batch_sizes: [1, 8]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,3 +152,60 @@ def iterate(chunks: AsyncGenerator[Any, Any], event_loop: asyncio.AbstractEventL
                 return
     finally:
         event_loop.run_until_complete(chunks.aclose())
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """An example request, and the batch sizes to run it in."""
+
+    body: bytes
+    content_type: str
+    batch_sizes: Sequence[int]
+
+
+def read_warmup(options: Mapping[str, Any], folder: Path, batch_size: int) -> Warmup | None:
+    """The `warmup` section of a model's configuration; raises HandlerError if it is invalid."""
+    section = options.get("warmup")
+    if not section:
+        return None
+    if section is True and "example" in options:
+        section = {"body": options["example"]}
+    if not isinstance(section, dict) or ("body" in section) == ("file" in section):
+        raise HandlerError(f"the warmup section of the model's configuration is invalid; write {USAGE}")
+    sizes = section.get("batch_sizes", sorted({1, batch_size}))
+    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
+        raise HandlerError(f"warmup: batch_sizes must be a list of whole numbers from 1 on, not {sizes!r}")
+    if "body" in section:
+        body = section["body"]
+        text = body if isinstance(body, str) and options.get("warmup") is True else json.dumps(body)
+        return Warmup(text.encode(), "application/json", sizes)
+    import mimetypes
+
+    file = folder / str(section["file"])
+    try:
+        return Warmup(file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream", sizes)
+    except OSError as error:
+        raise HandlerError(f"warmup: {section['file']} cannot be read: {error.strerror}") from None
+
+
+def warm_up(
+    handler: LoadedHandler, context: Context, reader: InputReader, loop: asyncio.AbstractEventLoop, warmup: Warmup
+) -> None:
+    """Run the example in each batch size; raises HandlerError if the handler fails."""
+    began = time.perf_counter()
+    for size in warmup.batch_sizes:
+        headers = [("content-type", warmup.content_type)]
+        requests = [Request(-1 - i, f"warm-up-{i}", headers, warmup.body) for i in range(size)]
+        rows = [reader.read(request) for request in requests]
+        context.begin(requests, [types_of(row) for row in rows])
+        try:
+            result = handler.handle(rows, context)
+            for value in result if isinstance(result, list) else [result]:
+                finish(value, loop)
+        except Exception as error:
+            text = f"the handler failed on its warm-up example: {error}"
+            raise HandlerError(text, is_final=False) from error
+    context.begin([], [])
+    context.take_samples()  # those of the warm-up are not reported
+    sizes = ", ".join(map(str, warmup.batch_sizes))
+    logger.info("warmed up with batches of %s in %.2f s", sizes, time.perf_counter() - began)

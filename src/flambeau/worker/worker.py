@@ -22,10 +22,9 @@ from flambeau.worker.context import Context
 from flambeau.worker.execution_modes import MODES
 from flambeau.worker.failures import load_failed
 from flambeau.worker.loader import Handle, LoadedHandler, in_envelope
-from flambeau.worker.loop import WorkerLoop
+from flambeau.worker.loop import BatchRunner, WorkerLoop
 from flambeau.worker.model import LoadedModel, load_model
 from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
-from flambeau.worker.runner import BatchRunner
 
 MAX_FRAME_BYTES = (1 << 32) - 1  # the server limits what it sends
 

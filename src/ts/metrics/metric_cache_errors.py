@@ -1,6 +1,6 @@
-from flambeau.torchserve.metrics.errors import GeneralMetricsCacheError as GeneralMetricsCacheError
-from flambeau.torchserve.metrics.errors import MetricsCacheIOError as MetricsCacheIOError
-from flambeau.torchserve.metrics.errors import MetricsCacheKeyError as MetricsCacheKeyError
-from flambeau.torchserve.metrics.errors import MetricsCachePyYamlError as MetricsCachePyYamlError
-from flambeau.torchserve.metrics.errors import MetricsCacheTypeError as MetricsCacheTypeError
-from flambeau.torchserve.metrics.errors import MetricsCacheValueError as MetricsCacheValueError
+from flambeau.torchserve.metrics.metric import GeneralMetricsCacheError as GeneralMetricsCacheError
+from flambeau.torchserve.metrics.metric import MetricsCacheIOError as MetricsCacheIOError
+from flambeau.torchserve.metrics.metric import MetricsCacheKeyError as MetricsCacheKeyError
+from flambeau.torchserve.metrics.metric import MetricsCachePyYamlError as MetricsCachePyYamlError
+from flambeau.torchserve.metrics.metric import MetricsCacheTypeError as MetricsCacheTypeError
+from flambeau.torchserve.metrics.metric import MetricsCacheValueError as MetricsCacheValueError

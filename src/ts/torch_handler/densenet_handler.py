@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.densenet_handler`."""
 
-from flambeau.torchserve.handlers.densenet import DenseNetHandler as DenseNetHandler
+from flambeau.torchserve.handlers.legacy import DenseNetHandler as DenseNetHandler

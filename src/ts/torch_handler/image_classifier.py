@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.image_classifier`."""
 
-from flambeau.handlers.vision.handlers import ImageClassifier as ImageClassifier
+from flambeau.handlers.vision_handlers import ImageClassifier as ImageClassifier

@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.image_segmenter`."""
 
-from flambeau.handlers.vision.handlers import ImageSegmenter as ImageSegmenter
+from flambeau.handlers.vision_handlers import ImageSegmenter as ImageSegmenter

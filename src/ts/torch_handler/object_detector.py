@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.object_detector`."""
 
-from flambeau.handlers.vision.handlers import ObjectDetector as ObjectDetector
+from flambeau.handlers.vision_handlers import ObjectDetector as ObjectDetector

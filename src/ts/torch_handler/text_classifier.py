@@ -1,3 +1,3 @@
 """What handlers import from `ts.torch_handler.text_classifier`."""
 
-from flambeau.handlers.text.classifier import TextClassifier as TextClassifier
+from flambeau.handlers.text_classifier import TextClassifier as TextClassifier

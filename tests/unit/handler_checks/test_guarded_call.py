@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 
 import pytest
 
-from flambeau.handler_checks.guarded_call import guarded, guarded_call
+from flambeau.handler_checks.guarded_call import JSON, Sample, guarded, guarded_call, malformed_samples
 
 
 def hang() -> None:
@@ -44,3 +45,16 @@ def test_guard_restores_what_it_replaced():
     with guarded(1):
         assert os._exit is not before[0]
     assert (os._exit, signal.getsignal(signal.SIGALRM)) == before
+
+
+def test_malformed_requests_are_of_every_kind():
+    bad = {sample.name: sample for sample in malformed_samples(Sample("x.png", "image/png", b"12345678"))}
+    assert bad["truncated sample"].body == b"1234"
+    assert bad["a good body as application/json"].content_type == JSON
+    assert bad["random bytes as image/png"].body == bad["random bytes"].body
+    assert json.loads(bad["huge string"].body)
+    assert len(bad) == 11
+
+
+def test_one_byte_cannot_be_truncated():
+    assert "truncated sample" not in {sample.name for sample in malformed_samples(Sample("x", JSON, b"1"))}

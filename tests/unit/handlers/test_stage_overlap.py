@@ -5,8 +5,8 @@ import pytest
 from flambeau.errors import HandlerError
 from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.stage_overlap import find_shared_state
-from flambeau.handlers.text.classifier import TextClassifier
-from flambeau.handlers.vision.handlers import ImageClassifier
+from flambeau.handlers.text_classifier import TextClassifier
+from flambeau.handlers.vision_handlers import ImageClassifier
 
 
 class Clean(BaseHandler):

@@ -13,7 +13,7 @@ from house import House  # noqa: E402
 
 BOTTOM = {
     "flambeau.serving.job",
-    "flambeau.serving.priorities",
+    "flambeau.serving.scheduling.queue",
     "flambeau.serving.crash_recovery",
     "flambeau.serving.events",
 }

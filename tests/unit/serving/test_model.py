@@ -11,6 +11,7 @@ from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.errors import DeadlinePassed, QueueFull, Unavailable, WorkerDied, WorkersFailed
 from flambeau.serving.crash_recovery import WorkerExit
+from flambeau.serving.model import REMEDY, no_worker, not_loaded, queue_full, rejected
 from flambeau.serving.server import Server
 from support.fake_workers import CRASH, FakeWorker, until
 from support.jobs import new_job
@@ -188,3 +189,21 @@ async def test_closed_model_gets_no_workers_and_rejects_what_waits(folder, worke
         with pytest.raises(Unavailable, match="unregistered"):
             await model.scale(2, 2, wait=False)
         assert len(workers) == 1
+
+
+def test_text_is_torchserves_quotes_and_all():
+    assert str(rejected("m", None)) == f'Model "m" has no worker to serve inference request. {REMEDY}'
+    assert str(rejected("m", "2")) == f'Model "m" Version 2" has no worker to serve inference request. {REMEDY}'
+
+
+def test_what_is_ours_follows():
+    assert str(no_worker("m", None, CRASH)).endswith(f"{REMEDY}. The last worker: exited with code 1")
+    assert str(no_worker("m", None, None)).endswith(REMEDY)
+    assert str(not_loaded("m", CRASH)) == 'Model "m" has no worker yet and is tried again: exited with code 1'
+
+
+def test_full_queue_says_when_to_come_again():
+    assert queue_full("m", None, 10, drained_in_s=0.1).retry_after_s == 1
+    error = queue_full("m", "1", 10, drained_in_s=7.6)
+    assert error.retry_after_s == 8
+    assert "All 10 places" in str(error)

@@ -12,7 +12,7 @@ from flambeau.archive.manifest import MANIFEST
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.errors import ConfigError, DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
-from flambeau.serving import registration
+from flambeau.serving import registry as registration
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.server import Server
 from support.fake_workers import FakeWorker, until

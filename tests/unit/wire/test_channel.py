@@ -4,9 +4,22 @@ import asyncio
 import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flambeau.wire.channel import BURST_READS, ServerChannel, WorkerChannel
-from flambeau.wire.messages import Cancel, Part, Stop
+from flambeau.wire.channel import (
+    BURST_READS,
+    PREFIX,
+    ROOM,
+    BadFrame,
+    FrameBuffer,
+    ServerChannel,
+    WorkerChannel,
+    decode_to_server,
+    decode_to_worker,
+    to_frame,
+)
+from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Shared, Stop
 
 
 @pytest.fixture
@@ -70,7 +83,7 @@ def test_poll_returns_waiting_messages_without_taking_them():
     ours, theirs = socket.socketpair()
     worker = WorkerChannel(theirs, 1 << 20)
     assert not worker.poll()
-    from flambeau.wire.frames import to_frame
+    from flambeau.wire.channel import to_frame
 
     ours.sendall(to_frame([Cancel([1])]))
     assert [*worker.poll()] == [Cancel([1])]
@@ -78,3 +91,67 @@ def test_poll_returns_waiting_messages_without_taking_them():
     ours.close()
     assert worker.receive() is None
     theirs.close()
+
+
+TO_WORKER = [
+    Load("m", "1.0", "/tmp", "handler.py", 4, None, True, True, 100, Shared(1, "/proc/1/fd/3", 1)),
+    Run([Request(1, "id", [("Name", "value")], b"body"), Request(2, "id", [], Shared(7, "/x", 9), "explain", "a/b")]),
+    Cancel([1, 2]),
+    Stop(),
+]
+TO_SERVER = [
+    Ready(True, False),
+    Part(1, b"body", False, 418, "Teapot", [("a", "b")]),
+    Failed([1], 503, "Prediction failed", "Traceback"),
+    Samples([("name", "gauge", "ms", 1.5, [("Level", "Model")], "r-1")]),
+]
+
+
+def feed(buffer: FrameBuffer, data: bytes, step: int) -> list[bytes]:
+    payloads = []
+    while data:
+        space = buffer.space()
+        count = min(step, len(space), len(data))
+        space[:count] = data[:count]
+        data = data[count:]
+        payloads += [bytes(payload) for payload in buffer.filled(count)]
+    return payloads
+
+
+def test_messages_are_equal_after_encoding_and_decoding():
+    for messages, decode in ((TO_WORKER, decode_to_worker), (TO_SERVER, decode_to_server)):
+        frame = to_frame(messages)
+        assert decode(memoryview(frame)[PREFIX:]) == messages
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3 * ROOM), max_size=8),
+    step=st.sampled_from([1000, 4096, 65536, ROOM - 1, ROOM, 10 * ROOM]),
+)
+def test_frames_come_out_whole_however_they_arrive(sizes, step):
+    frames = [to_frame([Part(i, b"x" * size)]) for i, size in enumerate(sizes)]
+    payloads = feed(FrameBuffer(10 * ROOM), b"".join(frames), step)
+    assert payloads == [frame[PREFIX:] for frame in frames]
+
+
+def test_frame_split_at_every_byte():
+    data = to_frame(TO_SERVER) * 3
+    for step in range(1, 40):
+        assert len(feed(FrameBuffer(ROOM), data, step)) == 3
+
+
+def test_buffer_gives_back_the_room_of_a_long_frame():
+    buffer = FrameBuffer(10 * ROOM)
+    feed(buffer, to_frame([Part(1, b"x" * 5 * ROOM)]), ROOM)
+    assert len(buffer.space()) == ROOM
+
+
+def test_frame_over_the_limit_is_rejected_before_it_is_read():
+    with pytest.raises(BadFrame, match="at most 100"):
+        feed(FrameBuffer(100), to_frame([Part(1, b"x" * 200)])[:10], 10)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1\xc1", b"\x91\x00", b"\x91\x92\x63\x01", b"\xff" * 10])
+def test_payload_that_is_no_message_is_rejected(payload):
+    with pytest.raises(BadFrame):
+        decode_to_server(memoryview(payload))

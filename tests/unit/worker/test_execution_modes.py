@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from flambeau.wire.channel import WorkerChannel
-from flambeau.wire.frames import to_frame
+from flambeau.wire.channel import WorkerChannel, to_frame
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Stop
 from flambeau.worker.worker import serve
 from support.channels import Peer

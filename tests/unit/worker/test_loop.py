@@ -14,10 +14,9 @@ from flambeau.worker.execution_modes import MODES
 from flambeau.worker.generation import complete
 from flambeau.worker.inputs import InputReader
 from flambeau.worker.loader import LoadedHandler
-from flambeau.worker.loop import WorkerLoop
+from flambeau.worker.loop import BatchRunner, WorkerLoop
 from flambeau.worker.model import LoadedModel
 from flambeau.worker.outbox import Outbox
-from flambeau.worker.runner import BatchRunner
 from flambeau.worker.worker import serve
 from support.channels import FakeChannel
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flambeau.cli.stage_table import median_call, stage_rows
+from flambeau.cli.output import median_call, stage_rows
 from flambeau.worker.loader import LoadedHandler
 from flambeau.worker.stage_timings import CallProfile, Stage, StageObserver, describe, device_of, size_text
 

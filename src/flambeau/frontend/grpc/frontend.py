@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[i
 
 from flambeau.config.server import Address, ServerConfig, Tls
 from flambeau.errors import CannotListen, ConfigError
-from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import health
 from flambeau.frontend.grpc.inference import InferenceService
 from flambeau.frontend.grpc.management import ManagementService

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau.errors import BadRequest, NotAllowed
-from flambeau.frontend.common import operations
-from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend import operations
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc.messages import management
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.http.errors import to_json

@@ -12,17 +12,17 @@ from typing import Any
 
 from flambeau import __version__
 from flambeau.errors import BadRequest, JobFailed
-from flambeau.frontend.common.authorization import Keys
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import status, tensors
 from flambeau.frontend.grpc.messages import MalformedMessage, open_inference
 from flambeau.frontend.grpc.predictions import Headers, UnaryReply, add, find_model, to_body
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.http.exchange import new_request_id
 from flambeau.frontend.http.kserve import EXTENSIONS, SERVER_NAME, V2_ENVELOPES
-from flambeau.http_headers import header
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
+from flambeau.wire.messages import header
 
 # The name that existing clients call, and the name in the protocol.
 SERVICES = ("org.pytorch.serve.grpc.openinference.GRPCInferenceService", "inference.GRPCInferenceService")

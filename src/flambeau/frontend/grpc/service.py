@@ -13,10 +13,10 @@ import grpc
 from grpc import StatusCode
 
 from flambeau.errors import DeadlinePassed, FlambeauError, JobFailed
-from flambeau.frontend.common.authorization import Keys, Kind
+from flambeau.frontend.authorization import Keys, Kind
 from flambeau.frontend.grpc.messages import MalformedMessage, parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
-from flambeau.http_headers import header
+from flambeau.wire.messages import header
 
 logger = logging.getLogger(__name__)
 

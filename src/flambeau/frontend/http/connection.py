@@ -20,7 +20,7 @@ import httptools
 from flambeau.frontend.http.exchange import Exchange, is_request_id, new_request_id, target_of
 from flambeau.frontend.http.listener import Listener
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
-from flambeau.logs.access import remote_of
+from flambeau.logs.writer import remote_of
 from flambeau.serving.job import RequestBody
 from flambeau.wire.shared_memory import Segment
 

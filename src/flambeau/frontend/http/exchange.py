@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from flambeau.http_headers import header
 from flambeau.serving.job import RequestBody
+from flambeau.wire.messages import header
 
 Header = tuple[str, str]
 

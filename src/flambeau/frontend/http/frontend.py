@@ -19,12 +19,12 @@ from typing import Self
 
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen
-from flambeau.frontend.common.authorization import Keys
-from flambeau.frontend.common.tls import server_context
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.connection import HttpConnection
 from flambeau.frontend.http.exchange import common_headers
 from flambeau.frontend.http.listener import HttpLimits, Listener
 from flambeau.frontend.http.router import Endpoint, Router
+from flambeau.frontend.tls import server_context
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)

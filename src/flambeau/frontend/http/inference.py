@@ -12,12 +12,10 @@ from flambeau.frontend.http.bodies import field_of, is_form
 from flambeau.frontend.http.errors import error_event, respond_error, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
-from flambeau.http_headers import header
-from flambeau.serving.job import Job
+from flambeau.serving.job import Job, priority_named
 from flambeau.serving.model import Model
-from flambeau.serving.priorities import priority_named
 from flambeau.serving.server import Server
-from flambeau.wire.messages import Kind, Part
+from flambeau.wire.messages import Kind, Part, header
 
 logger = logging.getLogger(__name__)
 

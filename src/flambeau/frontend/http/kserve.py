@@ -10,11 +10,10 @@ from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found
-from flambeau.http_headers import header
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.wire.messages import Kind, Part
+from flambeau.wire.messages import Kind, Part, header
 
 READING = frozenset({"GET", "HEAD"})
 VERBS: dict[str, Kind] = {"predict": "predict", "infer": "predict", "explain": "explain"}

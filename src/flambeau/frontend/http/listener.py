@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from flambeau.frontend.http.exchange import COMMON, Exchange
-from flambeau.logs.access import AccessLog
+from flambeau.logs.writer import AccessLog
 from flambeau.metrics.traffic import HostTraffic
 from flambeau.wire.shared_memory import SegmentPool
 

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import httptools
 
 from flambeau.frontend.http.exchange import Header
-from flambeau.serving import priorities
+from flambeau.serving.job import PRIORITY_HEADER
 
 MAX_HEAD_BYTES = 64 * 1024  # received in a row without a body: a head, a trailer, the extension of a chunk
 MAX_OVERHEAD = 8  # bytes of chunk framing for each byte of a body; one-byte chunks have five
 MAX_UPGRADES = 16  # requests for another protocol that are ignored in one read
-PRIORITY = priorities.HEADER.encode()
+PRIORITY = PRIORITY_HEADER.encode()
 PRIORITY_SIZE = len(PRIORITY)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from flambeau.errors import BadRequest, InvalidField
+from flambeau.errors import BadRequest, InvalidField, suggest
 from flambeau.frontend.http.openapi import Schema
 from flambeau.frontend.openai.fields import (
     ANYTHING,
@@ -32,7 +32,6 @@ from flambeau.frontend.openai.fields import (
     text,
 )
 from flambeau.llm.sampling_params import MAX_BIAS, SAMPLING_FIELDS, SamplingField
-from flambeau.suggestions import suggest
 
 MAX_NAME = 100  # characters of an unknown field in its error message
 Object = dict[str, Any]

@@ -1,18 +1,24 @@
-"""Reads the files of a sentence-transformers folder."""
+"""Reads the files of a sentence-transformers folder; pools token vectors into one of each text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.embedding.pooling import Mode, read_modes
 
 WEIGHTS = ("model.safetensors", "model.onnx", "onnx/model.onnx")
 DEFAULT_MAX_LENGTH = 512  # tokens, if no file has a limit
+MODES: Mapping[str, Mode] = {  # in the order in which several are joined
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+}
+TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +94,37 @@ def find_file(folder: Path, *names: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise HandlerError(f"there is no {' or '.join(names)} in {folder}; pack it with --extra-files, or set model_path")
+
+
+Mode = Literal["cls", "max", "mean", "mean_sqrt_len"]
+
+
+def read_modes(document: Mapping[str, Any]) -> tuple[Mode, ...]:
+    """The modes that a pooling config enables; mean if it enables none."""
+    wanted = [key for key, value in document.items() if key.startswith("pooling_mode_") and value is True]
+    unknown = sorted(set(wanted) - MODES.keys())
+    if unknown:
+        raise HandlerError(f"the pooling config enables {', '.join(unknown)}; supported: {', '.join(MODES)}")
+    if document.get("include_prompt", True) is False:
+        raise HandlerError("the pooling config leaves prompts out of the mean (include_prompt), which is not supported")
+    return tuple(mode for key, mode in MODES.items() if key in wanted) or ("mean",)
+
+
+def pool(hidden_BTD: Any, mask_BT: Any, modes: Sequence[Mode]) -> list[Any]:
+    """One result BD per mode; the mask is 1.0 for tokens and 0.0 for padding."""
+    return [pool_one(hidden_BTD, mask_BT[:, :, None], mode) for mode in modes]
+
+
+def pool_one(hidden_BTD: Any, mask_BT1: Any, mode: Mode) -> Any:
+    if mode == "cls":
+        return hidden_BTD[:, 0]
+    if mode == "max":
+        found = (hidden_BTD - (1.0 - mask_BT1) * 1e9).max(1)
+        return getattr(found, "values", found)  # torch returns (values, indices), NumPy the values
+    total, count = (hidden_BTD * mask_BT1).sum(1), mask_BT1.sum(1)
+    return total / (count if mode == "mean" else count**0.5)
+
+
+def normalize(vectors_BD: Any) -> Any:
+    """Scale vectors to length one."""
+    return vectors_BD / ((vectors_BD * vectors_BD).sum(1)[:, None] ** 0.5).clip(TINY)

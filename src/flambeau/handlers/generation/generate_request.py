@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, suggest
 from flambeau.llm.errors import InvalidRequest as Refused
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingKind, SamplingParams
-from flambeau.suggestions import suggest
 
 PROMPTS = ("data", "prompt", "body", "messages")
 SAMPLING = {name: known for known in SAMPLING_FIELDS.values() for name in (*known.aliases, known.name)}

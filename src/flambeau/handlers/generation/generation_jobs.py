@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.reply_formats import ChoiceOutput, ReplyFormat
-from flambeau.handlers.generation.request_reader import Prompted
-from flambeau.handlers.generation.resume_state import ResumeState, encode_step, read_state
+from flambeau.handlers.generation.request_reader import Prompted, ResumeState, encode_step, read_state
 from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+from msgspec import MsgspecError, Struct, msgpack
 
 from flambeau.errors import BadRequest
 from flambeau.handlers.generation.generate_request import (
@@ -21,11 +23,10 @@ from flambeau.handlers.generation.reply_formats import (
     ReplyFormat,
     TextFormat,
 )
-from flambeau.handlers.generation.resume_state import ResumeState
-from flambeau.http_headers import header
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.generation import Generate, decode_request, given_options
+from flambeau.wire.messages import header
 
 MAX_CHOICES = 1024  # of one request: prompts times n
 CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
@@ -164,3 +165,44 @@ class RequestReader:
 
     def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)
+
+
+class ResumeStep(Struct, array_like=True, frozen=True):
+    """What one part adds: (choice, its tokens since the part before, whether the choice is finished)."""
+
+    made: list[tuple[int, list[int], bool]]
+    seed: int | None = None  # in the first part only
+
+
+_encode = msgpack.Encoder().encode
+_decode = msgpack.Decoder(ResumeStep).decode
+
+
+@dataclass(slots=True)
+class ResumeState:
+    """The tokens of each choice so far, the finished choices, and the seed they are sampled with."""
+
+    seed: int
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+
+
+def encode_step(made: dict[int, list[int]], finished: set[int], seed: int | None) -> bytes:
+    return _encode(ResumeStep([(index, tokens, index in finished) for index, tokens in made.items()], seed))
+
+
+def read_state(steps: Sequence[bytes]) -> ResumeState | None:
+    """The sum of all steps; None if the first one is missing or one cannot be decoded."""
+    try:
+        decoded = [_decode(step) for step in steps]
+    except MsgspecError:
+        return None
+    if not decoded or decoded[0].seed is None:
+        return None
+    state = ResumeState(decoded[0].seed)
+    for step in decoded:
+        for index, tokens, is_finished in step.made:
+            state.tokens.setdefault(index, []).extend(tokens)
+            if is_finished:
+                state.finished.add(index)
+    return state

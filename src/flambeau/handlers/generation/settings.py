@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.errors import HandlerError
+from flambeau.errors import HandlerError, suggest
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
-from flambeau.suggestions import suggest
 
 logger = logging.getLogger(__name__)
 

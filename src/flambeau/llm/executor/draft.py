@@ -24,8 +24,14 @@ from flambeau.llm.executor.inputs import InputBuilder, StepInputs, to_tensor
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.speculation.adaptive_k import candidate_numbers
 from flambeau.llm.speculation.ngram import LONG_REPEAT, NgramFirstProposer, NgramProposer
-from flambeau.llm.speculation.proposal import Proposal, Proposer, gather_rows, scatter_rows, split_by_exactness
-from flambeau.llm.speculation.speculator import Speculator
+from flambeau.llm.speculation.speculator import (
+    Proposal,
+    Proposer,
+    Speculator,
+    gather_rows,
+    scatter_rows,
+    split_by_exactness,
+)
 
 # The draft lacks the last token, and its own last one if all were accepted. More than that is computed as a prompt.
 MAX_FED = 2

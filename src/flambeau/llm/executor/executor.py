@@ -19,9 +19,8 @@ from flambeau.llm.core.sequence import Sequence
 from flambeau.llm.executor.backend import Backend, Greedy
 from flambeau.llm.executor.inputs import InputBuilder, to_tensor
 from flambeau.llm.sampling.sampler import Sampler, token_infos
-from flambeau.llm.speculation.proposal import Proposal
 from flambeau.llm.speculation.rejection_sampler import verify, verify_draws
-from flambeau.llm.speculation.speculator import Speculator
+from flambeau.llm.speculation.speculator import Proposal, Speculator
 
 
 class ModelExecutor:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.core.sequence import SamplingState
-from flambeau.llm.sampling.filters import SMALL_TOP_K, TokenFilter, largest, sort_ascending
-from flambeau.llm.sampling.top_k_numpy import TopKDraws
+from flambeau.llm.sampling.filters import SMALL_TOP_K, TokenFilter, TopKDraws, largest, sort_ascending
 from flambeau.llm.sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-30  # as good as greedy; below it, logits overflow

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 import torch
 
 from flambeau.llm.core.sequence import Sequence
-from flambeau.llm.speculation.proposal import Proposal, Proposer
+from flambeau.llm.speculation.speculator import Proposal, Proposer
 
 MIN_MATCH, MAX_MATCH = 1, 3  # tokens of the n-grams that are indexed
 LONG_REPEAT = 6  # tokens: a text that repeats this many mostly goes on repeating, which is rare in running text

@@ -18,7 +18,7 @@ from torch import Tensor
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling import rng
 from flambeau.llm.sampling.sampler import Sampler, argmax_tokens
-from flambeau.llm.speculation.proposal import Proposal, gather_rows, split_by_exactness
+from flambeau.llm.speculation.speculator import Proposal, gather_rows, split_by_exactness
 
 
 def verify(sampler: Sampler, logits_SWV: Tensor, states: Many[SamplingState], proposal: Proposal) -> list[list[int]]:

@@ -9,10 +9,8 @@ from typing import Any
 
 from flambeau.llm.text.chat_template import ChatTemplate, Message, plain_text, read_messages
 from flambeau.llm.text.detokenizer import ByteDecoder, CharacterDecoder, Detokenizer, WindowDecoder, strip_leading
-from flambeau.llm.text.sentencepiece_vocabulary import SentencePieceVocabulary
 from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates
-from flambeau.llm.text.tokenizers_vocabulary import TokenizersVocabulary
-from flambeau.llm.text.vocabulary import Vocabulary
+from flambeau.llm.text.vocabulary import SentencePieceVocabulary, TokenizersVocabulary, Vocabulary
 
 MASK = "\ufdd0"  # a noncharacter: breaks up the names of special tokens in user text
 

@@ -1,14 +1,20 @@
-"""Vocabulary: what a tokenizer file provides: text → ids, and the bytes of each id."""
+"""Vocabulary: text → ids, and the bytes of each id, from tokenizers' or SentencePiece's file."""
 
 from __future__ import annotations
 
+import json
+import re
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.errors import InvalidRequest, TokenizerError
 from flambeau.llm.text.detokenizer import LeadingSpaces
+from flambeau.llm.text.tokenizer_files import AddedToken
 
 SPACE = "\u2581"  # how SentencePiece writes a space
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Vocabulary(Protocol):
@@ -44,3 +50,174 @@ def check_unicode(text: str) -> None:
         raise InvalidRequest(
             f"the text is not valid Unicode: {error.reason} at character {error.start}", "prompt"
         ) from None
+
+
+class SentencePieceVocabulary:
+    """A SentencePiece `.model`. Text never produces a control piece such as "<s>"; only its id does."""
+
+    has_bytes = True
+    finds_special = False
+
+    def __init__(self, path: Path, added: Mapping[str, AddedToken], add_bos: bool = True) -> None:
+        self._processor = p = open_sentencepiece(path)
+        self._pieces = p.vocab_size()
+        added = {text: token for text, token in added.items() if token.token_id >= self._pieces}
+        self._added = {token.token_id: text for text, token in added.items()}
+        self.size = max(self._pieces, *self._added, -1) + 1 if self._added else self._pieces
+        self.bos_id = p.bos_id() if p.bos_id() >= 0 else None
+        self.eos_id = p.eos_id() if p.eos_id() >= 0 else None
+        self._add_bos = add_bos and self.bos_id is not None
+        controls = {p.id_to_piece(i): i for i in range(self._pieces) if p.is_control(i)}
+        special = {text: token.token_id for text, token in added.items() if token.is_special}
+        self.special_ids: Mapping[str, int] = controls | special
+        self.named_ids: Mapping[str, int] = controls | {text: token.token_id for text, token in added.items()}
+        self.leading_spaces: LeadingSpaces = dropped_spaces(p)
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """The ids of a text, with BOS before them."""
+        begin = [self.bos_id] if add_special and self._add_bos and self.bos_id is not None else []
+        return begin + self.encode_plain(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        check_unicode(text)
+        ids: list[int] = self._processor.encode(text)
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self._pieces:
+            return self._added.get(token_id, "").encode()
+        piece: str = self._processor.id_to_piece(token_id)
+        if self._processor.is_byte(token_id):
+            return bytes([int(piece[3:5], 16)])
+        if self._processor.is_unknown(token_id):
+            return " \u2047 ".encode()  # as SentencePiece shows it
+        return piece.replace(SPACE, " ").encode()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Not used: pieces have bytes."""
+        raise NotImplementedError
+
+
+def open_sentencepiece(path: Path) -> Any:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise TokenizerError(f"{path} needs sentencepiece: pip install flambeau[llm]") from error
+    try:
+        return SentencePieceProcessor(model_proto=path.read_bytes())
+    except Exception as error:  # the library raises several kinds of exceptions
+        raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from error
+
+
+def dropped_spaces(processor: Any) -> LeadingSpaces:
+    """What a model does with leading spaces, found by decoding some."""
+    starts = (i for i in range(processor.vocab_size()) if processor.id_to_piece(i).startswith(SPACE))
+    first = next(starts, None)
+    if first is None or processor.decode([first]).startswith(" "):
+        return "keep"
+    space = processor.piece_to_id(SPACE)
+    return "drop one" if processor.decode([space, space]) == " " else "drop all"
+
+
+class TokenizersVocabulary:
+    """A `tokenizer.json`. Added tokens are found in text, special ones too, as in the original library."""
+
+    finds_special = True
+
+    def __init__(self, path: Path, tokens: Mapping[str, str]) -> None:
+        self._tokenizer = t = open_tokenizers(path)
+        self._lock = threading.Lock()  # `encode_plain` changes a setting of the library's object
+        self._added = {i: token.content for i, token in t.get_added_tokens_decoder().items()}
+        self.special_ids: Mapping[str, int] = {
+            token.content: i for i, token in t.get_added_tokens_decoder().items() if token.special
+        }
+        self.named_ids: Mapping[str, int] = self.special_ids  # other added tokens are found in any text
+        self.size = max(t.get_vocab_size(), *(i + 1 for i in self._added), 0)
+        begin = t.encode("").ids  # the ids before an empty text: BOS, if there is one
+        self.bos_id = t.token_to_id(tokens["bos_token"]) if "bos_token" in tokens else begin[0] if begin else None
+        self.eos_id = t.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
+        steps = decoder_steps(json.loads(t.to_str()).get("decoder"))
+        self.has_bytes = steps is not None
+        self._is_byte_level = steps == ["ByteLevel"]
+        self._has_byte_fallback = steps is not None and "ByteFallback" in steps
+        self.leading_spaces: LeadingSpaces = "drop one" if steps is not None and "Strip" in steps else "keep"
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """The ids of a text, with those that the post-processor adds."""
+        check_unicode(text)
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of a text; names of special tokens are plain text."""
+        check_unicode(text)
+        with self._lock:
+            self._tokenizer.encode_special_tokens = True
+            try:
+                return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            finally:
+                self._tokenizer.encode_special_tokens = False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.size:
+            return b""
+        if token_id in self._added:
+            return str(self._added[token_id]).encode()
+        token: str = self._tokenizer.id_to_token(token_id) or ""
+        if not self.has_bytes:
+            return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
+        if self._is_byte_level:
+            return byte_level_bytes(token)
+        byte = BYTE_PIECE.fullmatch(token) if self._has_byte_fallback else None
+        return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def open_tokenizers(path: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise TokenizerError(f"{path} needs tokenizers: pip install flambeau[llm]") from error
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{path} is not a tokenizer.json: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def decoder_steps(decoder: Mapping[str, Any] | None) -> list[str] | None:
+    """The steps of a decoder that gives each token bytes of its own; None for other decoders."""
+    if decoder is None:
+        return None
+    if decoder["type"] == "Metaspace" and decoder.get("replacement") == SPACE:
+        return ["Replace"] if decoder.get("prepend_scheme") == "never" else ["Replace", "Strip"]
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    known = all(
+        step["type"] in ("ByteLevel", "ByteFallback", "Fuse")
+        or (step["type"] == "Replace" and step["pattern"] == {"String": SPACE} and step["content"] == " ")
+        or (step["type"] == "Strip" and (step["content"], step["start"], step["stop"]) == (" ", 1, 0))
+        for step in steps
+    )
+    names = [step["type"] for step in steps if step["type"] != "Fuse"]
+    return names if known and (names == ["ByteLevel"] or names[:1] == ["Replace"]) else None
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """The byte of each character of byte-level tokens: printable bytes map to themselves, others to 256 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = byte_level_alphabet()
+
+
+def byte_level_bytes(token: str) -> bytes:
+    try:
+        return bytes([BYTE_OF_CHARACTER[character] for character in token])
+    except KeyError:
+        return token.encode()

@@ -14,8 +14,16 @@ import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flambeau.archive.manifest import MANIFEST, Manifest, read_manifest
-from flambeau.archive.model_folder import CONFIG, MODEL_SUFFIXES, handler_of, manifest_of, read_config
+from flambeau.archive.manifest import (
+    CONFIG,
+    MANIFEST,
+    MODEL_SUFFIXES,
+    Manifest,
+    handler_of,
+    manifest_of,
+    read_config,
+    read_manifest,
+)
 from flambeau.archive.unpack import unpack
 from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
 from flambeau.logs.line_formats import printable

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from flambeau.serving.job import Job
-from flambeau.serving.priorities import NORMAL, PRIORITIES, next_priority
+from flambeau.serving.job import NORMAL, PRIORITIES, Job, next_priority
 
 Lane = OrderedDict[int, Job]
 

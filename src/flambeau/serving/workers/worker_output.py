@@ -10,9 +10,9 @@ from pathlib import Path
 
 from flambeau.logs.line_formats import MODEL
 from flambeau.logs.writer import Logs
+from flambeau.metrics.definitions import Sample
 from flambeau.metrics.log_lines import MARK as METRICS_MARK
 from flambeau.metrics.log_lines import parse_line
-from flambeau.metrics.samples import Sample
 from flambeau.serving.events import ServerEvents
 
 MARK = METRICS_MARK.encode()

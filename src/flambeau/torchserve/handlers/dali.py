@@ -10,7 +10,7 @@ import torch
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.request_rows import decode_base64, value_of
-from flambeau.handlers.vision.handlers import ImageClassifier, VisionHandler
+from flambeau.handlers.vision_handlers import ImageClassifier, VisionHandler
 from flambeau.torchserve.handlers.functions import need
 
 if TYPE_CHECKING:

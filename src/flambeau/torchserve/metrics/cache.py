@@ -9,10 +9,17 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flambeau.metrics.definitions import Definition, MetricTypes
-from flambeau.metrics.samples import HasRequestId, Sample, SampleSource
-from flambeau.torchserve.metrics import errors
-from flambeau.torchserve.metrics.metric import CachingMetric, Dimension
+from flambeau.metrics.definitions import Definition, HasRequestId, MetricTypes, Sample, SampleSource
+from flambeau.torchserve.metrics.metric import (
+    CachingMetric,
+    Dimension,
+    GeneralMetricsCacheError,
+    MetricsCacheIOError,
+    MetricsCacheKeyError,
+    MetricsCachePyYamlError,
+    MetricsCacheTypeError,
+    MetricsCacheValueError,
+)
 
 RequestIds = Mapping[int, str] | None
 COUNTER, GAUGE = MetricTypes.COUNTER, MetricTypes.GAUGE
@@ -31,7 +38,7 @@ class MetricCacheAbstract(abc.ABC):
         try:
             os.path.exists(config_file_path)
         except TypeError as error:
-            raise errors.MetricsCacheTypeError(f"Error loading {config_file_path} file: {error}") from None
+            raise MetricsCacheTypeError(f"Error loading {config_file_path} file: {error}") from None
 
     @property
     def request_ids(self) -> Any:
@@ -82,7 +89,7 @@ class MetricCacheAbstract(abc.ABC):
     ) -> None:
         """Record a time in ms or s."""
         if unit not in ("ms", "s"):
-            raise errors.MetricsCacheValueError("the unit for a timed metric should be one of ['ms', 's']")
+            raise MetricsCacheValueError("the unit for a timed metric should be one of ['ms', 's']")
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
     def add_size(
@@ -117,7 +124,7 @@ class MetricCacheAbstract(abc.ABC):
     ) -> None:
         try:
             metric = self.get_metric(name, kind)
-        except errors.MetricsCacheKeyError:
+        except MetricsCacheKeyError:
             metric = self.add_metric_to_cache(name, unit, [dimension.name for dimension in dimensions], kind)
         metric.add_or_update(value, [dimension.value for dimension in dimensions], ids)
 
@@ -161,17 +168,17 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
     def initialize_cache(self) -> None:
         section = self._parse_metrics_section("model_metrics")
         if not section:
-            raise errors.MetricsCacheValueError("Missing `model_metrics` specification")
+            raise MetricsCacheValueError("Missing `model_metrics` specification")
         for kind, entries in section.items():
             try:
                 metric_type = MetricTypes(kind)
             except ValueError as error:
-                raise errors.MetricsCacheKeyError(f"Invalid metric type: {error}") from None
+                raise MetricsCacheKeyError(f"Invalid metric type: {error}") from None
             for entry in entries:
                 try:
                     self.add_metric_to_cache(entry["name"], entry["unit"], entry["dimensions"], metric_type)
                 except KeyError as error:
-                    raise errors.MetricsCacheKeyError(f"Key not found in cache spec: {error}") from None
+                    raise MetricsCacheKeyError(f"Key not found in cache spec: {error}") from None
 
     def get_metric(self, metric_name: str, metric_type: MetricTypes = COUNTER) -> CachingMetric:
         check_type(metric_name, str, "`metric_name` must be a str")
@@ -179,7 +186,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
         found = self.cache.get(metric_type, {}).get(metric_name)
         if found is None:
             text = f"Metric of type '{metric_type}' and name '{metric_name}' doesn't exist"
-            raise errors.MetricsCacheKeyError(text)
+            raise MetricsCacheKeyError(text)
         return found
 
     def add_metric_to_cache(
@@ -203,25 +210,25 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
 
     def _parse_yaml_file(self, config_file_path: Any) -> None:
         if not config_file_path:
-            raise errors.MetricsCacheTypeError("Config file not initialized")
+            raise MetricsCacheTypeError("Config file not initialized")
         import yaml
 
         try:
             with open(config_file_path, encoding="utf-8") as file:
                 self._parsed_file = yaml.safe_load(file)
         except yaml.YAMLError as error:
-            raise errors.MetricsCachePyYamlError(f"Error parsing file {config_file_path}: {error}") from None
+            raise MetricsCachePyYamlError(f"Error parsing file {config_file_path}: {error}") from None
         except OSError as error:
-            raise errors.MetricsCacheIOError(f"Error reading file {config_file_path}: {error}") from None
+            raise MetricsCacheIOError(f"Error reading file {config_file_path}: {error}") from None
         except ValueError as error:
-            raise errors.GeneralMetricsCacheError(f"General error found in file {config_file_path}: {error}") from None
+            raise GeneralMetricsCacheError(f"General error found in file {config_file_path}: {error}") from None
         logging.info("Successfully loaded %s.", config_file_path)
 
     def _parse_metrics_section(self, key: str = "model_metrics") -> Any:
         try:
             return self._parsed_file[key]
         except KeyError as error:
-            raise errors.MetricsCacheKeyError(f"'{key}' key not found in yaml file: {error}") from None
+            raise MetricsCacheKeyError(f"'{key}' key not found in yaml file: {error}") from None
 
 
 class WorkerMetrics(MetricsCacheYamlImpl, SampleSource):
@@ -254,4 +261,4 @@ class WorkerMetrics(MetricsCacheYamlImpl, SampleSource):
 
 def check_type(value: object, expected: type, text: str) -> None:
     if not isinstance(value, expected):
-        raise errors.MetricsCacheTypeError(text)
+        raise MetricsCacheTypeError(text)

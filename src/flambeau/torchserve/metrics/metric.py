@@ -1,4 +1,4 @@
-"""CachingMetric: one metric of a handler. Its values go to the server, or to the log outside of a worker."""
+"""CachingMetric: one metric of a handler. Its values go to the server, or to the log outside of a worker. Errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from functools import cache
 from socket import gethostname
 from typing import Any
 
-from flambeau.metrics.definitions import MetricTypes
-from flambeau.metrics.samples import Sample
+from flambeau.metrics.definitions import MetricTypes, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -126,3 +125,45 @@ class CachingMetric(MetricAbstract):
 
     def _dimension_text(self, values: Sequence[Any]) -> str:
         return ",".join(f"{name}:{value}" for name, value in zip(self.dimension_names, values, strict=True))
+
+
+class GeneralMetricsCacheError(Exception):
+    """An error without a class of its own."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Generic error: {message}")
+
+
+class MetricsCacheIOError(IOError):
+    """The metrics configuration cannot be read."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Error reading file: {message}")
+
+
+class MetricsCacheTypeError(TypeError):
+    pass
+
+
+class MetricsCacheValueError(ValueError):
+    pass
+
+
+class MetricsCacheKeyError(KeyError):
+    """No such metric, or no such key in the metrics configuration."""
+
+
+def __getattr__(name: str) -> Any:
+    """Create MetricsCachePyYamlError on first use: its base is PyYAML's, which few workers load."""
+    if name != "MetricsCachePyYamlError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import yaml
+
+    class MetricsCachePyYamlError(yaml.YAMLError):
+        """The metrics configuration is not YAML."""
+
+        def __init__(self, message: str) -> None:
+            super().__init__(f"Error parsing file: {message}")
+
+    globals()[name] = MetricsCachePyYamlError
+    return MetricsCachePyYamlError

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import FlambeauError, NodeFailed
-from flambeau.serving.job import Job, ReplyCollector, RequestBody
+from flambeau.serving.job import Job, ReplyCollector, RequestBody, priority_of
 from flambeau.serving.model import Model
-from flambeau.serving.priorities import priority_of
 from flambeau.torchserve.workflows.spec import WorkflowNode, WorkflowSpec
 
 logger = logging.getLogger(__name__)

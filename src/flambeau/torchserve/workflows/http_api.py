@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest
-from flambeau.frontend.common import operations
+from flambeau.frontend import operations
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange

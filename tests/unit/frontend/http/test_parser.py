@@ -6,7 +6,7 @@ import httptools
 import pytest
 
 from flambeau.frontend.http.parser import MAX_HEAD_BYTES, MAX_UPGRADES, MalformedRequest, RequestParser
-from flambeau.serving import priorities
+from flambeau.serving.job import PRIORITY_HEADER
 
 
 class Receiver:
@@ -74,7 +74,7 @@ def test_pipelined_requests_are_reported_in_order(receiver):
 
 
 def test_headers_keep_the_clients_spelling_and_the_known_ones_are_read(receiver):
-    name = priorities.HEADER
+    name = PRIORITY_HEADER
     head = f"GET / HTTP/1.0\r\nX-My-Header: \xe4\r\nX-Request-ID: 7\r\n{name.upper()}: high\r\n\r\n"
     receiver.feed(head.encode("latin-1"))
     parser = receiver.parser

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flambeau.frontend.openai.chat_responses import ToolChatWriter
+from flambeau.frontend.openai.chat import ToolChatWriter
 from flambeau.frontend.openai.responses import ResponseHead
 from flambeau.frontend.openai.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
 from flambeau.wire.generation import Piece, Token

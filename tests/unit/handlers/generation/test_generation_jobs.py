@@ -11,8 +11,7 @@ pytest.importorskip("torch")
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
 from flambeau.handlers.generation.reply_formats import TextFormat
-from flambeau.handlers.generation.request_reader import Prompted
-from flambeau.handlers.generation.resume_state import encode_step, read_state
+from flambeau.handlers.generation.request_reader import Prompted, encode_step, read_state
 from flambeau.llm.core.outputs import Output, SequenceCounts
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams

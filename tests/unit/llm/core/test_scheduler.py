@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import NO_TOKEN, SampledTokens
-from flambeau.llm.core.scheduler import Scheduler, StepPlan
+from flambeau.llm.core.scheduler import Scheduler, StepPlan, append_tokens, cut_at_end
 from flambeau.llm.core.sequence import NoDetokenizer, Sequence
 from flambeau.llm.sampling_params import SamplingParams
 
@@ -215,3 +217,48 @@ def test_logits_that_are_not_finite_end_the_sequence_with_an_error():
     plan = plans.plan()
     (output,) = plans.update(plan, sample(plan, NO_TOKEN))
     assert (output.finish_reason, output.token_ids, "logit_bias" in output.error) == ("error", [], True)
+
+
+EOS = 9
+
+
+def sequence(max_length: int = 64, **params: object) -> Sequence:
+    return Sequence(
+        request_id="a",
+        index=0,
+        tokens=[1, 2, 3],
+        num_prompt=3,
+        params=SamplingParams(**params),
+        seed=0,
+        max_length=max_length,
+        detokenizer=NoDetokenizer(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "new", "kept", "reason"),
+    [
+        ({}, [5, 6], [5, 6], None),
+        ({}, [5, EOS, 6], [5, EOS], "stop"),
+        ({"ignore_eos": True}, [5, EOS, 6], [5, EOS, 6], None),
+        ({"stop_token_ids": [6]}, [5, 6, 7], [5, 6], "stop"),
+        ({"min_tokens": 2}, [EOS, 5, EOS], [EOS, 5, EOS], "stop"),
+        ({"max_length": 5}, [5, 6, 7], [5, 6], "length"),
+        ({"max_length": 5}, [5, EOS, 7], [5, EOS], "stop"),
+    ],
+)
+def test_tokens_after_the_end_are_dropped(settings, new, kept, reason):
+    assert cut_at_end(sequence(**settings), new, {EOS}) == (kept, reason)
+
+
+class StopsAfterOne(NoDetokenizer):
+    def push(self, token_ids):
+        self.stopped_after = 1
+        return "text"
+
+
+def test_a_stop_string_ends_the_sequence_where_it_is_complete():
+    one = sequence()
+    one.detokenizer = StopsAfterOne()
+    assert append_tokens(one, [5, 6], {EOS}) == "text"
+    assert (one.tokens, one.finish_reason) == ([1, 2, 3, 5], "stop")

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.workers.rank_group import RankGroup
+from flambeau.serving.workers.rank_group import Lockstep, RankGroup
 from flambeau.serving.workers.worker_process import WorkerSpec
-from flambeau.wire.messages import Load, Ready
+from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop, cancelled
 
 LOAD = Load("m", "1.0", "/", "h.py", 1, None, True, True, 1)
 
@@ -35,3 +35,80 @@ def test_group_is_ready_when_its_last_rank_is(keeps_step, heard):
     assert told == []
     group._receive(1, [Ready()])
     assert told == [heard]
+
+
+def batch(*job_ids):
+    return Run([Request(job_id, "", [], b"") for job_id in job_ids])
+
+
+def test_batches_are_given_one_at_a_time():
+    step = Lockstep(2)
+    assert step.to_ranks(batch(1)) == [batch(1)]
+    assert step.to_ranks(batch(2)) == []
+    assert step.from_rank(0, [Part(1, b"answer")]) == ([], [])
+    assert step.from_rank(1, [Part(1, b"")]) == ([Part(1, b"answer")], [batch(2)])
+
+
+def test_rank_that_is_done_first_changes_nothing():
+    step = Lockstep(2)
+    step.to_ranks(batch(1))
+    assert step.from_rank(1, [Part(1, b"")]) == ([], [])
+    assert step.stragglers == []  # rank 0 may take its time
+    assert step.from_rank(0, [Part(1, b"answer")]) == ([Part(1, b"answer")], [])
+    assert step.to_ranks(batch(2)) == [batch(2)]  # nothing runs
+
+
+def test_chunks_and_measurements_of_rank_0_pass_at_once():
+    step = Lockstep(2)
+    step.to_ranks(batch(1))
+    chunk, samples = Part(1, b"a", last=False), Samples([])
+    assert step.from_rank(0, [chunk, samples]) == ([chunk, samples], [])
+    assert step.from_rank(1, [chunk, samples]) == ([], [])
+
+
+def test_what_rank_0_says_of_a_failure_counts():
+    step = Lockstep(2)
+    step.to_ranks(batch(1, 2))
+    assert step.from_rank(1, [Failed([1, 2], 503, "theirs")]) == ([], [])
+    told, _ = step.from_rank(0, [Failed([1, 2], 503, "ours", "trace")])
+    assert told == [Failed([1], 503, "ours", "trace"), Failed([2], 503, "ours", "trace")]
+
+
+def test_ranks_that_are_not_done_though_rank_0_is_are_known():
+    step = Lockstep(3)
+    step.to_ranks(batch(1))
+    step.from_rank(1, [Part(1, b"")])
+    step.from_rank(0, [Failed([1], 503, "no")])
+    assert step.stragglers == [2]
+
+
+def test_cancellation_reaches_nobody_who_has_begun():
+    step = Lockstep(2)
+    step.to_ranks(batch(1))
+    step.to_ranks(batch(2, 3))
+    assert step.cancel(Cancel([1])) == []
+    assert step.cancel(Cancel([2])) == [cancelled(2)]
+    step.from_rank(0, [Part(1, b"")])
+    assert step.from_rank(1, [Part(1, b"")])[1] == [batch(3)]
+
+
+def test_batch_that_was_cancelled_whole_is_left_out():
+    step = Lockstep(1)
+    step.to_ranks(batch(1))
+    step.to_ranks(batch(2))
+    step.to_ranks(Stop())
+    step.cancel(Cancel([2]))
+    assert step.from_rank(0, [Part(1, b"")])[1] == [Stop()]
+
+
+def test_stop_waits_for_what_was_sent_before_it():
+    step = Lockstep(2)
+    step.to_ranks(batch(1))
+    assert step.to_ranks(Stop()) == []
+    step.from_rank(0, [Part(1, b"")])
+    assert step.from_rank(1, [Part(1, b"")])[1] == [Stop()]
+    assert Lockstep(2).to_ranks(Stop()) == [Stop()]
+
+
+def test_word_on_a_job_that_is_over_is_ignored():
+    assert Lockstep(2).from_rank(0, [Part(7, b""), Failed([8], 503, "late")]) == ([], [])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from flambeau.metrics.log_lines import parse_line
-from flambeau.serving.host_metrics import parse_output
+from flambeau.serving.server_metrics import parse_output
 
 METRICS = {
     "CPUUtilization",

@@ -1,1 +1,0 @@
-"""What the HTTP and gRPC APIs share: management operations, keys and certificates."""

@@ -1,0 +1,273 @@
+"""Operations of the management APIs, for HTTP and gRPC, and the documents that describe models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from flambeau.config.model import ModelConfig
+from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
+from flambeau.logs.line_formats import masked
+from flambeau.metrics.system import resident_bytes
+from flambeau.serving.crash_recovery import WorkerExit
+from flambeau.serving.job import Job, ReplyCollector, RequestBody
+from flambeau.serving.model import Model
+from flambeau.serving.server import Server
+from flambeau.serving.workers.host_resources import gpu_usage, resident_bytes_of
+from flambeau.serving.workers.supervisor import Slot
+
+PAGE = 100
+MAX_WORKERS = 10_000  # of a model; more are a mistake or an attack
+NO_GPUS: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """The parameters of a register call; None: not given."""
+
+    url: str | None
+    model_name: str | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    batch_size: int | None = None
+    max_batch_delay_ms: int | None = None
+    response_timeout_s: int | None = None
+    startup_timeout_s: int | None = None
+    initial_workers: int | None = None
+    synchronous: bool = True
+    s3_sse_kms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """The result of a call, in the words that existing clients match; `code` is the HTTP status."""
+
+    code: int
+    text: str
+
+
+async def register(server: Server, registration: Registration) -> OperationResult:
+    """Register a model. A registration that has started is finished even if its client disconnects."""
+    check_model_api(server)
+    if registration.url is None:
+        raise BadRequest("Parameter url is required.")
+    defaults = server.config
+    workers = max(0, defaults.default_workers if registration.initial_workers is None else registration.initial_workers)
+    check_workers(workers)
+    config = ModelConfig(
+        min_workers=workers,
+        max_workers=workers,
+        response_timeout_s=defaults.default_response_timeout_s
+        if registration.response_timeout_s is None
+        else registration.response_timeout_s,
+        startup_timeout_s=registration.startup_timeout_s or defaults.default_startup_timeout_s,
+        queue_size=defaults.job_queue_size,
+    )
+    overrides: dict[str, Any] = {}  # these two override the model's own YAML
+    if registration.batch_size:
+        overrides["batch_size"] = registration.batch_size
+    if registration.max_batch_delay_ms is not None:
+        overrides["batch_delay_s"] = registration.max_batch_delay_ms / 1000
+    model = await asyncio.shield(
+        server.register(
+            registration.url,
+            name=registration.model_name,
+            handler=registration.handler,
+            runtime=registration.runtime,
+            config=config,
+            overrides=overrides,
+            wait=registration.synchronous,
+            signed=registration.s3_sse_kms,
+        )
+    )
+    named = f'Model "{model.name}" Version: {model.version} registered with'
+    if not model.config.min_workers:
+        return OperationResult(200, f"{named} 0 initial workers. Use scale workers API to add workers for the model.")
+    if registration.synchronous:
+        return OperationResult(200, f"{named} {model.config.min_workers} initial workers")
+    return OperationResult(202, "Processing worker updates...")
+
+
+async def scale(
+    server: Server, name: str, version: str | None, minimum: int, maximum: int, *, synchronous: bool
+) -> OperationResult:
+    check_workers(minimum)
+    await asyncio.shield(server.scale(name, version, minimum, maximum, wait=synchronous))
+    if not synchronous:
+        return OperationResult(202, "Processing worker updates...")
+    named = f", version: {version}" if version else ""
+    return OperationResult(200, f"Workers scaled to {minimum} for model: {name}{named}")
+
+
+async def unregister(server: Server, name: str, version: str | None) -> OperationResult:
+    """Finish the requests that the model has accepted, then remove it."""
+    check_model_api(server)
+    await asyncio.shield(server.unregister(name, version))
+    return OperationResult(200, f'Model "{name}" unregistered')
+
+
+def set_default(server: Server, name: str, version: str) -> OperationResult:
+    """Make this version the one for requests that name none."""
+    server.set_default(name, version)
+    return OperationResult(200, f'Default version successfully updated for model "{name}" to "{version}"')
+
+
+def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
+    """A page of the default versions, by name."""
+    start, limit = max(0, start), limit if 0 <= limit <= PAGE else PAGE
+    everything = [model for model in server.registry.defaults() if model.is_listed]
+    document: dict[str, Any] = {}
+    if start + limit < len(everything):
+        document["nextPageToken"] = str(start + limit)
+    page = everything[start : start + limit]
+    document["models"] = [{"modelName": model.name, "modelUrl": masked(model.source.url)} for model in page]
+    return document
+
+
+async def describe(server: Server, name: str, version: str | None, *, customized: bool) -> list[dict[str, Any]]:
+    """Settings, workers and their last failures, of one version or of `all`."""
+    details = server.config.shows_error_details
+    models = server.registry.versions(name) if version == "all" else [server.registry.find(name, version)]
+    on_gpu = any(slot.device is not None for model in models for slot in model.pool.slots)
+    gpus = await asyncio.to_thread(gpu_usage) if on_gpu else {}
+    if version == "all":
+        return [model_document(model, details=details, gpus=gpus) for model in models]
+    [model] = models
+    document = model_document(model, details=details, gpus=gpus)
+    if customized and (metadata := await ask_handler(model)):
+        document["customizedMetadata"] = metadata
+    return [document]
+
+
+def check_model_api(server: Server) -> None:
+    """Raise NotAllowed unless the configuration allows models to be registered and removed."""
+    if not server.config.model_api:
+        raise NotAllowed("Requested method is not allowed, please refer to API document.")
+
+
+def check_workers(count: int) -> None:
+    """Reject more workers than any machine can run."""
+    if count > MAX_WORKERS:
+        raise BadRequest(f"{count} workers are too many; a model may have {MAX_WORKERS}")
+
+
+async def ask_handler(model: Model) -> dict[str, Any]:
+    """The handler's own description; empty if it is not a JSON object."""
+    if not (model.pool.may_recover or model.pool.is_sleeping):
+        raise Unavailable(
+            f'Model "{model.name}" has no worker to serve describe request. '
+            "Please use scale workers API to add workers."
+        )
+    answer = ReplyCollector()
+    now = asyncio.get_running_loop().time()
+    job = Job(answer, request_id=str(uuid.uuid4()), headers=[], body=RequestBody(b""), arrived=now, kind="describe")
+    model.add(job)
+    try:
+        async with asyncio.timeout(model.config.response_timeout_s):
+            document = json.loads(await answer.done)
+    except TimeoutError:
+        raise JobFailed("Failed to get customized model matadata.", status=500) from None  # codespell:ignore matadata
+    except ValueError:
+        return {}
+    finally:
+        job.cancel()
+    return document if isinstance(document, dict) else {}
+
+
+def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
+    """One model with its settings and workers; `gpus` holds the usage of each device."""
+    config = model.config
+    is_bounded = config.sequence_max_idle_s > 0
+    document: dict[str, Any] = {
+        "modelName": model.name,
+        "modelVersion": model.version,
+        "modelUrl": masked(model.source.url),
+        "runtime": model.source.manifest.runtime if model.source.manifest else "python",
+        "minWorkers": model.pool.min_workers,
+        "maxWorkers": model.pool.max_workers,
+        "batchSize": config.batch_size,
+        "maxBatchDelay": config.batch_delay_ms,
+        "responseTimeout": round(config.response_timeout_s),
+        "startupTimeout": round(config.startup_timeout_s),
+        "maxRetryTimeoutInSec": round(config.max_retry_s),
+        "clientTimeoutInMills": round((config.client_timeout_s or 0) * 1000),
+        "parallelType": config.parallel_type,
+        "parallelLevel": config.parallel_level,
+        "deviceType": "gpu" if any(slot.device is not None for slot in model.pool.slots) else "cpu",
+    }
+    if not model.is_listed:
+        del document["modelUrl"]  # a function of a workflow has no archive of its own
+    if config.device_ids:
+        document["deviceIds"] = [*config.device_ids]
+    document |= {
+        "continuousBatching": config.continuous_batching,
+        "useJobTicket": config.use_job_ticket,
+        "useVenv": config.use_venv,
+        "stateful": config.sequence_batching,
+        "sequenceMaxIdleMSec": round(config.sequence_max_idle_s * 1000),
+        "sequenceTimeoutMSec": round((config.sequence_timeout_s or 0) * 1000) if is_bounded else 0,
+        "maxNumSequence": config.max_sequences if is_bounded else 0,
+        "maxSequenceJobQueueSize": config.sequence_queue_size if is_bounded else 0,
+        "loadedAtStartup": model.loaded_at_startup,
+        "workers": [worker_document(slot, details=details, gpus=gpus) for slot in model.pool.slots],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, model.queue.capacity - model.num_waiting),
+            "pendingRequests": model.num_waiting,
+        },
+    }
+    if model.pool.limits.leave_room:
+        document["state"] = model.pool.state
+    return document
+
+
+def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
+    """One worker, with the cause of its last failure."""
+    worker = slot.worker
+    pids = worker.pids if worker else [-1]
+    started = datetime.fromtimestamp(slot.started_at, UTC)
+    document: dict[str, Any] = {
+        "id": str(slot.id),
+        "startTime": f"{started:%Y-%m-%dT%H:%M:%S}.{started.microsecond // 1000:03d}Z",
+        "status": "READY" if slot.is_ready else "UNLOADING",
+        "memoryUsage": resident_bytes_of(pids),
+        "pid": pids[0],
+        "gpu": slot.device is not None,
+        "gpuUsage": "N/A" if slot.device is None else gpus.get(slot.device, f"gpuId::{slot.device}"),
+        "state": state_of(slot),
+        "restarts": slot.restarts,
+    }
+    if len(pids) > 1:
+        document["ranks"] = [
+            {"rank": rank, "pid": pid, "memoryUsage": resident_bytes(pid)} for rank, pid in enumerate(pids)
+        ]
+    if slot.last_exit is not None:
+        document["lastFailure"] = failure_document(slot.last_exit, details=details)
+    return document
+
+
+def state_of(slot: Slot) -> str:
+    """The state of a slot in words; `status` has only the two values that existing clients know."""
+    if slot.is_abandoned:
+        return "failed"
+    if slot.worker is None:
+        return "waiting to restart"
+    return "ready" if slot.is_ready else "loading"
+
+
+def failure_document(death: WorkerExit, *, details: bool) -> dict[str, Any]:
+    document: dict[str, Any] = {"reason": death.reason}
+    if death.exit_code is not None and death.signal is None:
+        document["exitCode"] = death.exit_code
+    if death.signal is not None:
+        document["signal"] = death.signal
+    if death.out_of_memory:
+        document["outOfMemory"] = True
+    if details and death.last_lines:
+        document["lastLines"] = [*death.last_lines]
+    return document

@@ -1,1 +1,0 @@
-"""The text_classifier handler."""

@@ -1,1 +1,0 @@
-"""The image_classifier, image_segmenter and object_detector handlers."""

@@ -1,0 +1,38 @@
+"""The path of a checkpoint is checked before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flambeau.cli.options import check_checkpoint
+from flambeau.errors import ConfigError
+
+
+def test_folder_without_weights_is_not_a_checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds no weights"):
+        check_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    check_checkpoint(tmp_path)
+
+
+def test_file_without_weights_is_not_a_checkpoint(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"--draft .*notes.txt is not a checkpoint"):
+        check_checkpoint(tmp_path / "notes.txt", "--draft")
+
+
+def test_name_of_the_hub_gets_the_download_command():
+    with pytest.raises(ConfigError, match="hf download someone/some-model --local-dir some-model"):
+        check_checkpoint(Path("someone/some-model"))
+    with pytest.raises(ConfigError, match=r"folder or file$"):
+        check_checkpoint(Path("/no/such/folder"))
+
+
+def test_path_in_an_existing_folder_is_not_a_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ConfigError, match=r"folder or file$"):
+        check_checkpoint(Path("models/lama"))

@@ -1,0 +1,221 @@
+"""Keys: which one opens what, until when, and what becomes of them when the server starts again."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from flambeau.config.server import KeysConfig
+from flambeau.errors import ConfigError, InvalidKey
+from flambeau.frontend.authorization import Keys, bearer
+from support.log_records import logged
+
+LOGGER = "flambeau.frontend.authorization"
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture
+def clock():
+    return [NOW]
+
+
+@pytest.fixture
+def config(tmp_path):
+    return KeysConfig(file=tmp_path / "key_file.json", expiry_s=60)
+
+
+@pytest.fixture
+def new(config, clock):
+    def new_keys(environment=(), **changes):
+        return Keys(
+            KeysConfig(file=config.file, expiry_s=changes.get("expiry_s", 60)), dict(environment), lambda: clock[0]
+        )
+
+    return new_keys
+
+
+def secrets_in(keys):
+    return {kind: entry["key"] for kind, entry in json.loads(keys.file.read_text()).items()}
+
+
+def test_file_is_private_and_holds_three_long_keys_of_which_two_expire(new):
+    keys = new()
+    document = json.loads(keys.file.read_text())
+    assert keys.file.stat().st_mode & 0o777 == 0o600
+    assert [*document] == ["management", "inference", "API"]
+    assert all(len(entry["key"]) >= 32 for entry in document.values())
+    assert document["inference"]["expiration time"] == "2023-11-14T22:14:20Z"
+    assert "expiration time" not in document["API"]
+    assert [*keys.file.parent.iterdir()] == [keys.file]
+
+
+def test_each_key_opens_its_own_api_until_it_expires(new, clock):
+    keys = new()
+    found = secrets_in(keys)
+    keys.check("inference", f"Bearer {found['inference']}")
+    keys.check("management", f"Bearer   {found['management']}")
+    for kind, wrong in [("inference", "management"), ("management", "inference"), ("inference", "API")]:
+        with pytest.raises(InvalidKey, match=r"^Token Authorization failed. Token either incorrect, expired, or not"):
+            keys.check(kind, f"Bearer {found[wrong]}")
+    clock[0] += 60
+    with pytest.raises(InvalidKey):
+        keys.check("inference", f"Bearer {found['inference']}")
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "bearer k", "Basic k", "k", "Bearer a b", "XBearer k"]
+)
+def test_only_a_bearer_header_carries_a_key(header):
+    assert bearer(header) == ""
+
+
+def test_text_beyond_ascii_is_refused_like_any_other(new):
+    with pytest.raises(InvalidKey):
+        new().check("inference", "Bearer schlüssel")
+
+
+def test_api_key_renews_the_others_and_the_old_one_ends_at_once(new):
+    keys = new()
+    before = secrets_in(keys)
+    keys.renew("inference", f"Bearer {before['API']}")
+    after = secrets_in(keys)
+    assert after["inference"] != before["inference"]
+    assert {**after, "inference": ""} == {**before, "inference": ""}
+    keys.check("inference", f"Bearer {after['inference']}")
+    with pytest.raises(InvalidKey):
+        keys.check("inference", f"Bearer {before['inference']}")
+    assert keys.file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", [None, "", "API", "other"])
+def test_nothing_else_can_be_renewed(new, kind):
+    keys = new()
+    with pytest.raises(InvalidKey, match=r"^Token Authentication failed. Token either incorrect, expired, or not"):
+        keys.renew(kind, f"Bearer {secrets_in(keys)['API']}")
+
+
+def test_only_the_api_key_renews(new):
+    keys = new()
+    with pytest.raises(InvalidKey, match=r"^Token Authentication failed"):
+        keys.renew("inference", f"Bearer {secrets_in(keys)['management']}")
+
+
+def test_keys_survive_a_restart_until_they_expire(new, clock):
+    before = secrets_in(new())
+    clock[0] += 30
+    assert secrets_in(new()) == before
+    clock[0] += 40
+    after = secrets_in(new())
+    assert after["API"] == before["API"]
+    assert after["inference"] != before["inference"]
+
+
+def test_shorter_expiry_counts_for_keys_of_an_earlier_run(new, clock):
+    keys = new()
+    again = new(expiry_s=10)
+    clock[0] += 11
+    with pytest.raises(InvalidKey):
+        again.check("inference", f"Bearer {secrets_in(keys)['inference']}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{no",
+        '{"inference": 7}',
+        '{"inference": {"key": "8letters", "expiration time": "2099-01-01T00:00:00Z"}}',
+    ],
+)
+def test_short_keys_and_rubbish_in_the_file_are_replaced(new, config, text):
+    config.file.write_text(text)
+    assert all(len(secret) >= 32 for secret in secrets_in(new()).values())
+
+
+def test_own_keys_are_used_and_do_not_expire(new, clock):
+    own = "o" * 32
+    keys = new({"FLAMBEAU_INFERENCE_KEY": own})
+    clock[0] += 1e6
+    keys.check("inference", f"Bearer {own}")
+
+
+def test_own_keys_that_are_too_short_or_the_same_are_an_error(new):
+    with pytest.raises(ConfigError, match="FLAMBEAU_API_KEY must be at least 32"):
+        new({"FLAMBEAU_API_KEY": "short"})
+    with pytest.raises(ConfigError, match="must differ"):
+        new({"FLAMBEAU_API_KEY": "a" * 32, "FLAMBEAU_INFERENCE_KEY": "a" * 32})
+
+
+def test_folder_that_cannot_be_written_has_a_private_stand_in(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    keys = Keys(KeysConfig(file=tmp_path / "nowhere" / "key_file.json"), {})
+    assert keys.file is not None
+    assert keys.file.parent.stat().st_mode & 0o777 == 0o700
+    [(wanted, _, used)] = logged(caplog, LOGGER)
+    assert (wanted, used) == (tmp_path / "nowhere" / "key_file.json", keys.file)
+
+
+def test_without_any_place_to_write_keys_must_be_supplied(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    config = KeysConfig(file=Path("/proc/nowhere/key_file.json"))
+    with pytest.raises(ConfigError, match="supply the keys as FLAMBEAU_MANAGEMENT_KEY"):
+        Keys(config, {})
+    names = ("MANAGEMENT", "INFERENCE", "API")
+    keys = Keys(config, {f"FLAMBEAU_{name}_KEY": letter * 32 for name, letter in zip(names, "mia", strict=True)})
+    assert keys.file is None
+    keys.check("management", "Bearer " + "m" * 32)
+
+
+def private(file, document):
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    file.chmod(0o600)
+
+
+def test_renewal_that_cannot_be_written_leaves_the_old_key(new, monkeypatch):
+    keys = new()
+    old = secrets_in(keys)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("flambeau.frontend.authorization.write_private", full)
+    with pytest.raises(OSError, match="No space"):
+        keys.renew("inference", f"Bearer {old['API']}")
+    keys.check("inference", f"Bearer {old['inference']}")
+
+
+def test_key_file_that_others_may_read_is_replaced(new, config, caplog):
+    old = secrets_in(new())
+    config.file.chmod(0o644)
+    found = secrets_in(new())
+    assert not {*old.values()} & {*found.values()}
+    [(file, problem)] = logged(caplog, LOGGER)
+    assert file == config.file
+    assert "0644" in problem
+    assert config.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_key_file_of_another_user_is_replaced(new, config, monkeypatch, caplog):
+    old = secrets_in(new())
+    monkeypatch.setattr("flambeau.frontend.authorization.os.geteuid", lambda: 4242)
+    monkeypatch.setattr(
+        "flambeau.frontend.authorization.os.fstat",
+        lambda _: os.stat_result((0o100600, 1, 1, 1, 77, 77, 1, 1, 1, 1)),
+    )
+    assert not {*old.values()} & {*secrets_in(new()).values()}
+    assert [file for file, _ in logged(caplog, LOGGER)] == [config.file]
+
+
+def test_equal_keys_are_replaced(new, config, caplog):
+    private(config.file, {kind: {"key": "A" * 40} for kind in ("management", "inference", "API")})
+    assert len({*secrets_in(new()).values()} | {"A" * 40}) == 4
+    assert [file for file, _ in logged(caplog, LOGGER)] == [config.file]
+
+
+def test_key_file_that_is_nested_without_end_is_replaced(new, config):
+    private(config.file, "[" * 60_000)
+    assert len(secrets_in(new())) == 3
