@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,9 +241,8 @@ def test_compiled_steps_are_told_of_when_they_take_over(start, tmp_path):
 
 # ---- commands ----
 
-OWN_HANDLER = """
-from ts.torch_handler.gpt_handler import GptHandler
-"""
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "large_models" / "gpt_fast"
 SUBCLASS = """
 from ts.torch_handler.gpt_handler import GptHandler
 
@@ -249,14 +250,6 @@ class MyGptHandler(GptHandler):
     def postprocess(self, data):
         return [text.upper() for text in super().postprocess(data)]
 """
-ARCHIVE = """torch-model-archiver --model-name gpt_fast \
-    --handler examples/large_models/gpt_fast/handler.py \
-    --config-file model-config.yaml \
-    --archive-format no-archive"""
-START = "torchserve --start --ncs --model-store model_store --models gpt_fast=gpt_fast.mar"
-CURL = """curl -s -f -o answer -X POST http://localhost:{port}/predictions/gpt_fast \
-    -H "Content-Type: application/json" \
-    -d '{{"data": "The future of artificial intelligence is", "max_new_tokens": 128}}'"""
 QUESTION = "The future of artificial intelligence is"
 
 
@@ -290,26 +283,25 @@ def shell(command, line):
 
 
 def test_commands_of_the_example_work_word_for_word(command, checkpoint):
-    file = command.folder / "examples/large_models/gpt_fast/handler.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(OWN_HANDLER)
+    shutil.copytree(EXAMPLE, command.folder / EXAMPLE.relative_to(ROOT))
+    paths = command.folder / "path" / "to"
+    shutil.copytree(checkpoint, paths / "gpt_fast_model", ignore=shutil.ignore_patterns("tokenizer*"))
+    shutil.copy(checkpoint / "tokenizer.model", paths)
+    pack, start, request = re.findall(r"```bash\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
+    shell(command, pack)
     (command.folder / "loud.py").write_text(SUBCLASS)
-    paths = {"model_path": str(checkpoint), "tokenizer_path": str(checkpoint / "tokenizer.model")}
-    config = {"minWorkers": 1, "maxWorkers": 1, "handler": {**paths, **GREEDY, "speculative": False}}
-    (command.folder / "model-config.yaml").write_text(yaml.safe_dump(config))
-    shell(command, ARCHIVE)
     others = "--model-name loud --handler loud.py --config-file model-config.yaml --export-path model_store"
     shell(command, f"torch-model-archiver {others}")
-    shell(command, "mv gpt_fast model_store")
-    shell(command, START)
+    shell(command, start)
     command.until(lambda: is_ready(command, "gpt_fast"), LOADS_S)
-    shell(command, CURL.format(port=command.port))
+    shell(command, request.replace(":8080", f":{command.port}").replace("curl", "curl -s -f -o answer"))
     text = json.loads((command.folder / "answer").read_text())["generated_text"]
     assert text.startswith(QUESTION)
+    assert len(text) > len(QUESTION) + 20
     assert command.manage("POST", "/models?url=loud.mar&initial_workers=1&synchronous=true").status == 200
     loud = command.call("POST", "/predictions/loud", urlencode({"data": QUESTION}).encode()).json["generated_text"]
-    assert loud == text.upper()[: len(loud)]
-    assert len(loud) > len(QUESTION)
+    assert loud == loud.upper()
+    assert loud.startswith(QUESTION.upper())
 
 
 def is_ready(command, model):

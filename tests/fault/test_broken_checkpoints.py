@@ -22,6 +22,8 @@ CAUSES = {
     "foreign": "BertForMaskedLM is not supported; supported are LlamaForCausalLM",
     "misspelt": "has max_new_token, which gpt_handler does not know; did you mean max_new_tokens?",
     "misdrafted": "has 1000 tokens and the model 1536; a draft must have the vocabulary of the model",
+    "empty": "is an empty folder; put the files of a checkpoint into it",
+    "retokenized": "has 1536 tokens and the model 1000: it is the tokenizer of another model",
     "absent": "model_path is '/no/such/checkpoint', and there is no such file or folder",
 }
 
@@ -40,6 +42,11 @@ def spoil(kind: str, folder: Path) -> dict[str, object]:
         shutil.copytree(DRAFT, folder / "draft")
         edit(folder / "draft" / "config.json", vocab_size=1000)
         return {"draft_model_path": str(folder / "draft"), "speculative": True}
+    elif kind == "empty":
+        (folder / "nothing").mkdir()
+        return {"model_path": "nothing", "tokenizer_path": "tokenizer.model"}
+    elif kind == "retokenized":
+        edit(folder / "config.json", vocab_size=1000)
     elif kind == "absent":
         return {"model_path": "/no/such/checkpoint"}
     return {}

@@ -34,8 +34,9 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
-from flambeau.llm.text.tokenizer import load_tokenizer
+from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
+MIN_VOCABULARY = 0.9  # of the network's ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -91,6 +92,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     device = device_for(config)
     ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
+    check_vocabulary(tokenizer, read_architecture(path), config.tokenizer)
     loaded = load_network(path, config, device, ranks)
     return Engine(
         loaded.arch,
@@ -101,6 +103,23 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         tokenizer=tokenizer,
         draft=loaded.draft,
     )
+
+
+def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> None:
+    """Reject the tokenizer of another model, whose ids would mean other text; `named` is the tokenizer's own path.
+
+    A network may have more ids than its tokenizer: vocabularies are padded, usually by less than a tenth.
+    """
+    if tokenizer.num_base_tokens > arch.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {tokenizer.num_base_tokens} tokens and the model {arch.vocab_size}: it is the "
+            "tokenizer of another model; use the files that came with the checkpoint"
+        )
+    if named and tokenizer.vocab_size < arch.vocab_size * MIN_VOCABULARY:
+        raise CheckpointError(
+            f"the tokenizer {named} has {tokenizer.vocab_size} tokens and the model {arch.vocab_size}: it is the "
+            "tokenizer of another model; use the files that came with the checkpoint"
+        )
 
 
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +156,7 @@ def find_model(section: Mapping[str, Any], folder: Path) -> Path:
 
 
 def find(name: str, folder: Path, key: str) -> Path:
-    """Resolve a path from the model's folder, else from the working directory."""
+    """Resolve a path from the model's folder, else from the folder that the server was started in."""
     places = places_of(name, folder)
     for place in places:
         if place.exists():
@@ -178,7 +179,10 @@ def missing(places: list[Path]) -> str:
 
 def places_of(name: str, folder: Path) -> list[Path]:
     path = Path(name).expanduser()
-    return [path] if path.is_absolute() else [folder / path, Path.cwd() / path]
+    if path.is_absolute():
+        return [path]
+    start = Path(os.environ.get("FLAMBEAU_START_FOLDER") or Path.cwd())
+    return [*dict.fromkeys((folder / path, start / path))]
 
 
 def folder_of(path: Path) -> Path:
@@ -196,7 +200,7 @@ def fetch(name: str, download_dir: str | None, places: list[Path]) -> Path:
     """Download a checkpoint from the hub, but only if `download_dir` is set."""
     if download_dir is None:
         raise HandlerError(
-            f"handler: model_path is {name!r}, and there is neither {' nor '.join(map(str, places))}. A model of the "
+            f"handler: model_path is {name!r}, and there is {missing(places)}. A model of the "
             f"Hugging Face hub is downloaded first: `hf download {name} --local-dir FOLDER`, with model_path: FOLDER; "
             "or set download_dir, and it is downloaded when the model is loaded"
         )

@@ -71,6 +71,8 @@ def read_architecture(path: Path, files: list[WeightFile] | None = None) -> Arch
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint or one of its files")
     folder = path.parent if path.is_file() else path
+    if not any(folder.iterdir()):
+        raise CheckpointError(f"{path} is an empty folder; put the files of a checkpoint into it")
     if (folder / "config.json").is_file():
         return read_hugging_face(folder)
     if (folder / "params.json").is_file():

@@ -47,6 +47,11 @@ class Tokenizer:
         return self._vocabulary.size
 
     @property
+    def num_base_tokens(self) -> int:
+        """The number of ids without tokens that were added to the vocabulary."""
+        return self._vocabulary.num_base
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template; otherwise messages are joined as plain text."""
         return self.template is not None

@@ -20,7 +20,8 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Vocabulary(Protocol):
     """A tokenizer file as the Tokenizer uses it; there are two kinds."""
 
-    size: int
+    size: int  # added tokens too
+    num_base: int  # ids that text produces, without added tokens
     bos_id: int | None
     eos_id: int | None
     special_ids: Mapping[str, int]  # control tokens, which are not text
@@ -60,7 +61,7 @@ class SentencePieceVocabulary:
 
     def __init__(self, path: Path, added: Mapping[str, AddedToken], add_bos: bool = True) -> None:
         self._processor = p = open_sentencepiece(path)
-        self._pieces = p.vocab_size()
+        self._pieces = self.num_base = p.vocab_size()
         added = {text: token for text, token in added.items() if token.token_id >= self._pieces}
         self._added = {token.token_id: text for text, token in added.items()}
         self.size = max(self._pieces, *self._added, -1) + 1 if self._added else self._pieces
@@ -133,6 +134,7 @@ class TokenizersVocabulary:
         }
         self.named_ids: Mapping[str, int] = self.special_ids  # other added tokens are found in any text
         self.size = max(t.get_vocab_size(), *(i + 1 for i in self._added), 0)
+        self.num_base = t.get_vocab_size(with_added_tokens=False)
         begin = t.encode("").ids  # the ids before an empty text: BOS, if there is one
         self.bos_id = t.token_to_id(tokens["bos_token"]) if "bos_token" in tokens else begin[0] if begin else None
         self.eos_id = t.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -271,6 +272,8 @@ def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: 
     environment = {k: v for k, v in os.environ.items() if not (pattern and pattern.fullmatch(k))}
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(variable, str(threads))
+    with contextlib.suppress(OSError):  # the folder was deleted
+        environment["FLAMBEAU_START_FOLDER"] = os.getcwd()  # a worker runs in the folder of its model
     environment["TS_DECODE_INPUT_REQUEST"] = str(load.decode_input).lower()
     environment["TS_REQUEST_SEQUENCE_ID"] = sequence_headers.id
     environment["TS_REQUEST_SEQUENCE_START"] = sequence_headers.start
