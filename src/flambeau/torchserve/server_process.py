@@ -73,7 +73,8 @@ def base_config() -> ServerConfig:
 
 def settings(arguments: argparse.Namespace) -> Properties:
     """The settings of the file or snapshot, overridden by the flags, overridden by the environment."""
-    file = config_file(arguments)
+    skipped = "the snapshot %s is not used: %s. The one before it is tried; delete the file to remove this warning"
+    file = config_file(arguments, lambda path, problem: logger.warning(skipped, path, problem))
     written = read_file(file) if file else {}
     if file and file != named_config(arguments) and file.parent == snapshot_folder():
         logger.warning(
