@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.archives import pack_handler
 from support.running import HANDLERS, RunningServer
 
 
@@ -131,3 +132,15 @@ def test_deleted_log_folder_is_created_again(logging_server):
 def test_other_users_cannot_read_the_logs(logging_server):
     _, folder = logging_server
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o640}
+
+
+def test_worker_starts_again_after_the_temporary_folder_was_cleaned(tmp_path, start):
+    for name in ("tmp", "store"):
+        (tmp_path / name).mkdir()
+    archive = pack_handler(tmp_path / "store", "faulty")
+    server = start(archive, env={"TMPDIR": str(tmp_path / "tmp")}).wait_ready()
+    for scratch in (tmp_path / "tmp").iterdir():
+        shutil.rmtree(scratch)
+    assert server.predict("faulty", {"do": "exit"}).status == 500
+    assert server.predict("faulty", {"do": "answer"}).status == 200
+    assert server.logged("faulty.mar", "again", level="WARNING")
