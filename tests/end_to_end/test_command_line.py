@@ -210,6 +210,7 @@ def test_example_is_trained_once_and_answers(start, tmp_path):
     reply = server.predict("digits", json.loads(example))
     assert reply.json["digit"] == 7
     assert reply.json["score"] > 0.9
+    assert "index_to_name" not in server.log
     reply = server.predict("digits", [1, 2])
     assert (reply.status, "64 numbers" in reply.message) == (400, True)
     text = server.predict("shakespeare", {"prompt": "ROMEO:", "max_new_tokens": 8}).json["generated_text"]

@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from flambeau.config.model import DEFAULT_BATCH_DELAY_MS
 from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
@@ -23,6 +22,7 @@ from flambeau.serving.server import Server
 from flambeau.torchserve.java_properties import dump, parse
 
 Kind = Literal["startup", "snapshot", "shutdown"]
+DEFAULT_BATCH_DELAY_MS = 100  # TorchServe's; a model without a delay is saved with it
 _NAME = re.compile(r"(\d{17})-(startup|snapshot|shutdown)\.cfg")
 KEPT = 50  # snapshots in a folder
 DRAFT_S = 60  # after this time a draft belongs to a server that was killed
@@ -116,7 +116,7 @@ def to_document(model: Model, *, is_default: bool) -> dict[str, Any]:
         "minWorkers": model.pool.min_workers,
         "maxWorkers": model.pool.max_workers,
         "batchSize": config.batch_size,
-        "maxBatchDelay": config.batch_delay_ms,
+        "maxBatchDelay": DEFAULT_BATCH_DELAY_MS if config.batch_delay_s is None else config.batch_delay_ms,
         "responseTimeout": max(1, round(config.response_timeout_s)),
         "startupTimeout": max(1, round(config.startup_timeout_s)),
         "runtimeType": model.source.manifest.runtime if model.source.manifest else "python",

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 ARCHIVE_SUFFIXES = (".mar", ".tar.gz", ".tgz")
 PREFIX = "flambeau-models-"
+NO_STORE = "start the server with --model-store FOLDER (config.properties: model_store), or with the model's path"
 
 
 class Store:
@@ -79,7 +80,7 @@ class Store:
     def _check(self, url: str) -> Path:
         """Raise if the URL itself is not acceptable. Clients rely on the order of the checks."""
         if self.folder is None:
-            raise ModelNotFound("Model store has not been configured.")
+            raise ModelNotFound("Model store has not been configured.", cause=NO_STORE)
         if not url:
             raise ModelNotFound("empty url")
         if ".." in url:
