@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flambeau.handlers.base import BaseHandler, load_label_mapping, map_class_to_label
+from flambeau.handlers.base import BaseHandler
+from flambeau.handlers.labels import load_label_mapping, map_class_to_label
 
 
 def write(tmp_path, document):
