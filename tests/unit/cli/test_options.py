@@ -54,3 +54,10 @@ def test_help_has_no_types_of_python(words):
 def test_both_commands_that_serve_can_be_opened_without_keys():
     for words in (("serve",), ("llm", "serve")):
         assert "--allow-unprotected" in help_of(*words)
+
+
+def test_error_quotes_the_value():
+    words = [sys.executable, "-m", "flambeau.cli.main", "serve", "--log-level", "loud"]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "'loud' is not one of debug, info, warning, error" in result.stderr
