@@ -176,7 +176,7 @@ def test_doctor_looks_at_the_machine():
 def test_wrong_words_name_the_right_ones():
     result = flambeau("serve", "--worker-transport", "pigeon")
     assert result.returncode == 2
-    assert b"unix or tcp" in result.stderr
+    assert b"'pigeon' is not one of unix, tcp" in result.stderr
     assert flambeau("serve", "--log-level", "loud").returncode == 2
 
 
