@@ -131,7 +131,11 @@ class InvalidKey(FlambeauError):
 
 
 class ModelNotFound(FlambeauError):
-    """No model of that name, or nothing at that location."""
+    """No model of that name, or nothing at that location; `cause` has the remedy, if there is one."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class VersionNotFound(ModelNotFound):

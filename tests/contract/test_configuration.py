@@ -161,6 +161,21 @@ def test_snapshots_are_written_at_start_change_and_end_and_restored(command):
     assert command.manage("POST", "/models?url=echo.mar&model_name=three").status == 200, "settings are restored too"
 
 
+def test_torn_snapshot_is_skipped_for_the_one_before(command):
+    command.started("--models", "echo.mar")
+    assert command.manage("PUT", "/models/echo?min_worker=2").status == 202
+    command.until(lambda: command.snapshots("snapshot"))
+    command.run("--stop", "--foreground")
+    [shutdown] = command.snapshots("shutdown")
+    shutdown.write_bytes(shutdown.read_bytes()[:200])
+    [last] = command.snapshots("snapshot")
+    last.write_bytes(b"")
+    command.started()
+    assert command.describe("echo")["minWorkers"] == 1, "as in the snapshot of the start"
+    for torn in (shutdown, last):
+        assert command.logged(torn.name, level="WARN")
+
+
 def test_no_snapshots_when_told_so(command):
     command.started("--ncs", "--models", "echo.mar")
     command.run("--stop", "--foreground")

@@ -174,6 +174,7 @@ def test_checks_come_in_torchserves_order(configured, store):
     without = configured()
     assert problem(without.register("x.mar")) == (404, NOT_FOUND, "Model store has not been configured.")
     assert problem(without.register("")) == (404, NOT_FOUND, "Model store has not been configured.")
+    assert "--model-store" in without.register("x.mar").json["cause"][0]
 
 
 def test_archive_in_a_subfolder_is_found_by_its_name(configured, store):

@@ -26,6 +26,8 @@ def test_readme_can_be_followed(start, tmp_path):
     assert shells[0] == "make serve\n"
     assert shells[1] == "flambeau serve shout.py\n"
     server = start(tmp_path / "shout.py").wait_ready()
+    [hint] = server.until(lambda: server.logged("try: curl"))
+    assert run(f"curl -sS {hint.partition('curl ')[2]}", tmp_path).stdout.strip() == answer.strip()
     urls = {
         "FLAMBEAU_URL": f"http://127.0.0.1:{server.port}",
         "FLAMBEAU_MANAGEMENT_URL": f"http://127.0.0.1:{server.management_port}",

@@ -116,7 +116,7 @@ def test_settings_reach_the_model(client):
 def test_versions_of_a_model_have_names(client):
     assert client.chat.completions.create(model="scripted@2.0", messages=say("a")).model == "scripted@2.0"
     assert client.completions.create(model="scripted:1.0", prompt="a").model == "scripted:1.0"
-    with pytest.raises(openai.NotFoundError, match=r"'scripted@3.0' does not exist. There is scripted."):
+    with pytest.raises(openai.NotFoundError, match=r"'scripted@3.0' does not exist. Available: scripted."):
         client.completions.create(model="scripted@3.0", prompt="a")
 
 
@@ -277,7 +277,7 @@ def test_unknown_model(client):
     with pytest.raises(openai.NotFoundError) as found:
         client.chat.completions.create(model="gpt-9", messages=say("a"))
     assert found.value.body == {
-        "message": "The model 'gpt-9' does not exist. There is scripted.",
+        "message": "The model 'gpt-9' does not exist. Available: scripted.",
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",
@@ -507,7 +507,7 @@ def test_what_cannot_be_embedded(client):
         client.embeddings.create(model="embedder", input="a", dimensions=17)
     with pytest.raises(openai.BadRequestError, match="text 0 is empty"):
         client.embeddings.create(model="embedder", input="")
-    with pytest.raises(openai.NotFoundError, match="There is embedder"):
+    with pytest.raises(openai.NotFoundError, match="Available: embedder"):
         client.embeddings.create(model="ada", input="a")
 
 

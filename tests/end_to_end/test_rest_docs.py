@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
+from flambeau.frontend.http.api_descriptions import MANAGEMENT
 from support.snippets import run, snippets
 
 
@@ -20,3 +23,10 @@ def test_rest_docs_can_be_followed(start, tmp_path):
     program = (tmp_path / "client.py").read_text().replace("PORT", str(server.port))
     result = run(f"{sys.executable} - <<'END'\n{program}\nEND", tmp_path)
     assert "[[2. 2. 2.]]" in result.stdout, result.stderr
+
+
+def test_every_parameter_of_a_registration_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "rest.md").read_text()
+    table = page.partition("Parameters of a registration:")[2].partition("```")[0]
+    [registration] = [one for one in MANAGEMENT if (one.path, one.method) == ("/models", "post")]
+    assert {*re.findall(r"^\| `(\w+)`", table, re.MULTILINE)} == {one.name for one in registration.query}

@@ -9,6 +9,7 @@ import typer
 
 from flambeau.cli.options import (
     DEFAULT_INFERENCE,
+    AllowUnprotected,
     Host,
     Inference,
     Json,
@@ -52,6 +53,7 @@ def llm_serve(
     management_port: ManagementPort = 8081,
     metrics_port: MetricsPort = 8082,
     require_token: RequireToken = None,
+    allow_unprotected: AllowUnprotected = False,
     log_level: LogLevel = "info",
 ) -> None:
     """Serve a checkpoint with the OpenAI API.
@@ -66,6 +68,7 @@ def llm_serve(
         management=Address(host, management_port),
         metrics=Address(host, metrics_port) if metrics_port else None,
         keys=KeysConfig(is_on=require_token),
+        allow_unprotected=allow_unprotected,
         measure=MetricsConfig(auto_detect=True),
     )
     flags = work.LlmServeFlags(
@@ -119,7 +122,7 @@ def llm_bench(
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise typer.BadParameter("write positive numbers, separated by commas", param_hint="--streams")
+        raise typer.BadParameter(f"{streams!r} must be positive numbers, separated by commas", param_hint="--streams")
     params = work.BenchParams(streams=numbers, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     options = {} if draft is None else {"draft": str(draft)}
     work.bench(target, model, params, options=options, as_json=as_json)

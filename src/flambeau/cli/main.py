@@ -12,6 +12,7 @@ from flambeau.cli.llm_commands import llm_app
 from flambeau.cli.model_commands import archive_app, models_app
 from flambeau.cli.options import (
     DEFAULT_INFERENCE,
+    AllowUnprotected,
     Host,
     Inference,
     Json,
@@ -57,7 +58,7 @@ def flambeau(
 def serve(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Handler files, model files, archives, model folders or stores. Default: two examples."),
+        typer.Argument(hidden=True),  # typer would show its Python type
     ] = None,
     model_store: Annotated[
         Path | None, typer.Option(help="Folder from which models can be registered while the server runs.")
@@ -88,12 +89,12 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port of gRPC management; 0 disables it.")
     ] = 0,
     require_token: RequireToken = None,
-    allow_unprotected: Annotated[
-        bool, typer.Option("--allow-unprotected", help="Allow --no-token on an address that other machines can reach.")
-    ] = False,
+    allow_unprotected: AllowUnprotected = False,
     allow_url: Annotated[
         list[str] | None,
-        typer.Option(help="Regular expression of URLs from which models may be downloaded; repeatable."),
+        typer.Option(
+            metavar="PATTERN", help="Regular expression of URLs from which models may be downloaded; repeatable."
+        ),
     ] = None,
     allow_private_urls: Annotated[
         bool, typer.Option("--allow-private-urls", help="Allow downloads from addresses in private networks.")
@@ -119,16 +120,21 @@ def serve(
     metrics_mode: Annotated[str, typer.Option(help="prometheus, log, both or legacy.")] = "prometheus",
     metrics_config: Annotated[Path | None, typer.Option(help="A metrics.yaml. Default: the built-in one.")] = None,
 ) -> None:
-    """Serve models until SIGTERM or Ctrl-C."""
+    """Serve models until SIGTERM or Ctrl-C.
+
+    Paths are handler files, model files, archives, model folders or stores. Without any, two examples are served.
+    """
     from flambeau.cli import serve as work
     from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig, check_pattern
 
     if worker_transport not in ("unix", "tcp"):
-        raise typer.BadParameter("it may be unix or tcp", param_hint="--worker-transport")
+        raise typer.BadParameter(f"{worker_transport!r} is not one of unix, tcp", param_hint="--worker-transport")
     if log_level not in ("debug", "info", "warning", "error"):
-        raise typer.BadParameter("it may be debug, info, warning or error", param_hint="--log-level")
+        raise typer.BadParameter(f"{log_level!r} is not one of debug, info, warning, error", param_hint="--log-level")
     if metrics_mode not in ("prometheus", "log", "both", "legacy"):
-        raise typer.BadParameter("it may be prometheus, log, both or legacy", param_hint="--metrics-mode")
+        raise typer.BadParameter(
+            f"{metrics_mode!r} is not one of prometheus, log, both, legacy", param_hint="--metrics-mode"
+        )
     config = ServerConfig(
         inference=Address(host, port),
         management=Address(host, management_port),
@@ -185,7 +191,8 @@ def predict(
 def run(
     path: Annotated[Path, typer.Argument(help="Handler file, model file, model folder or archive.")],
     input_file: Annotated[
-        list[Path] | None, typer.Option("--input", "-i", help="File with a request body; repeat it for a batch.")
+        list[Path] | None,
+        typer.Option("--input", "-i", metavar="FILE", help="File with a request body; repeat it for a batch."),
     ] = None,
     content_type: Annotated[str | None, typer.Option(help="Default: guessed from each file name.")] = None,
     handler: Annotated[

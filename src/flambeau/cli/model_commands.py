@@ -107,7 +107,9 @@ def archive_pack(
         Path | None, typer.Option(help="Weights, or a whole model (TorchScript, torch.export, ONNX …).")
     ] = None,
     model_file: Annotated[Path | None, typer.Option(help="Python file with the model's class, for weights.")] = None,
-    extra_files: Annotated[list[str] | None, typer.Option(help="Files, folders or patterns; repeatable.")] = None,
+    extra_files: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Files, folders or patterns; repeatable.")
+    ] = None,
     requirements_file: Annotated[
         Path | None, typer.Option("--requirements-file", "-r", help="A requirements.txt for the handler.")
     ] = None,

@@ -23,6 +23,9 @@ RequireToken = Annotated[
     bool | None,
     typer.Option("--require-token/--no-token", help="Require API keys. Default: unless the host is loopback."),
 ]
+AllowUnprotected = Annotated[
+    bool, typer.Option("--allow-unprotected", help="Allow --no-token on an address that other machines can reach.")
+]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 DEFAULT_INFERENCE, DEFAULT_MANAGEMENT = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -21,6 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TEXT_EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 100, "stream": true}'
+EXAMPLES = {"text_classifier": '"What a fine day"', "sentence_embedder": '["a cat", "a dog"]'}
+PICTURES = ("image_classifier", "image_segmenter", "object_detector", "dali_image_classifier")
+TENSORS = ("base_handler", "onnx")
+MAX_SOURCE_BYTES = 1 << 20
+JSON = "-H 'content-type: application/json'"
 
 
 @dataclass(slots=True)
@@ -78,10 +87,7 @@ class StartupProgress:
         """Print a curl command for each model."""
         for model in models:
             url = f"{address}/predictions/{model.name}"
-            example = model.config.options.get("example") or (TEXT_EXAMPLE if "generate" in model.abilities else None)
-            body = f"-H 'content-type: application/json' -d '{example}'" if example else "-T FILE"
-            if "generate" in model.abilities:  # -N: show text as it arrives
-                body = f"-N {body}"
+            body = curl_arguments(model)
             if self._console is None:
                 logger.info("try: curl %s %s", url, body)
             else:
@@ -98,3 +104,40 @@ class StartupProgress:
     def _update(self) -> None:
         if self._status is not None:
             self._status.update(f"loading {', '.join(self._loading)}" if self._loading else "starting")
+
+
+def curl_arguments(model: Model) -> str:
+    """The options of a curl command that sends a request of the kind that the handler expects."""
+    is_generator = "generate" in model.abilities
+    example = model.config.options.get("example")
+    if example is None:
+        example = EXAMPLES.get(model.handler, TEXT_EXAMPLE if is_generator else None)
+    if example is None and (found := example_in(model.source.folder, model.handler)) is not None:
+        example = json.dumps(found)
+    if example is not None:
+        body = f"{JSON} -d {shlex.quote(example if isinstance(example, str) else json.dumps(example))}"
+        return f"-N {body}" if is_generator else body  # -N: show text as it arrives
+    if model.handler in PICTURES:
+        return "-T PICTURE.jpg"
+    return f"{JSON} -d @NUMBERS.json" if model.handler in TENSORS else "-H 'content-type: TYPE' -T FILE"
+
+
+def example_in(folder: Path, handler: str) -> object:
+    """The `example` of a handler's class or module, if it is a literal. The file is parsed, never run."""
+    name = handler.partition(":")[0]
+    file = folder / (name if name.endswith(".py") else f"{name}.py")
+    try:
+        with file.open("rb") as source:
+            tree = ast.parse(source.read(MAX_SOURCE_BYTES))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    blocks = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    for statement in (statement for block in blocks for statement in block):
+        if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == ["example"]:
+            try:
+                found: object = ast.literal_eval(statement.value)
+                json.dumps(found)
+            except (ValueError, TypeError):
+                return None
+            return found
+    return None

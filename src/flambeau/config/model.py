@@ -13,7 +13,6 @@ from flambeau.errors import suggest
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-DEFAULT_BATCH_DELAY_MS = 100  # the documented default; without a setting, an idle worker does not wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +118,8 @@ class ModelConfig:
 
     @property
     def batch_delay_ms(self) -> int:
-        """The maximum wait for a batch to fill, as `describe` reports it."""
-        return DEFAULT_BATCH_DELAY_MS if self.batch_delay_s is None else round(self.batch_delay_s * 1000)
+        """How long an idle worker waits for a batch to fill, as `describe` reports it."""
+        return 0 if self.batch_delay_s is None else round(self.batch_delay_s * 1000)
 
 
 _SETTINGS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")

@@ -197,6 +197,8 @@ def write_private(file: Path, document: Mapping[str, Any]) -> None:
     try:
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(json.dumps(document, indent=2) + "\n")
+            stream.flush()
+            os.fsync(descriptor)
         os.replace(fresh, file)
     except BaseException:
         fresh.unlink(missing_ok=True)

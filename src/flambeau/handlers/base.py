@@ -42,6 +42,8 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
     Used as it is, it takes numbers as JSON or .npy and returns them as JSON.
     """
 
+    names_classes = False  # results have the names of index_to_name.json, so that its absence is worth a warning
+
     def __init__(self) -> None:
         self.model: Any = None  # a torch module, or any callable with the same arguments
         self.mapping: dict[str, str] | None = None  # class index → label, from index_to_name.json
@@ -75,7 +77,9 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
         self._move_to_device()
         if options := read_pt2(self.model_yaml_config.get("pt2")):
             self.model = compile_model(self.model, options)
-        self.mapping = load_label_mapping(folder / "index_to_name.json")
+        labels = folder / "index_to_name.json"
+        if self.names_classes or labels.is_file():
+            self.mapping = load_label_mapping(labels)
         self.initialized = True
 
     def _load(self, folder: str, model_file: str | None) -> Any:

@@ -100,6 +100,7 @@ class TextClassifier(TextHandler):
     """Returns the probability of each class; `handler: ngrams` is the longest n-gram that is looked up."""
 
     ngrams = 2
+    names_classes = True
 
     def initialize(self, context: Context) -> None:
         super().initialize(context)

@@ -102,6 +102,7 @@ class ImageClassifier(VisionHandler):
     """Returns the most probable classes with their probabilities; `handler: topk` sets their number."""
 
     topk = 5
+    names_classes = True
     image_processing = imagenet_processing
     tensor_dimensions = 3
 
@@ -144,6 +145,7 @@ class ObjectDetector(VisionHandler):
     """Returns the objects in an image: label, box and score; `handler: threshold` is the lowest score."""
 
     threshold = 0.5
+    names_classes = True
     image_processing = plain_processing
     tensor_dimensions = 3
 

@@ -55,7 +55,7 @@ def open_logs(config: ServerConfig, level: str = "info", settings: LogSettings |
     )
     redirect_logging(logs, min(settings.levels.get(SERVER, logging.INFO), logging.INFO) if settings else logging.DEBUG)
     if problem:
-        logger.warning("%s; what would be written there goes to the console only", problem)
+        logger.warning("%s; what would be written there goes to the console only, until it can be written", problem)
     return logs
 
 
@@ -71,12 +71,7 @@ def default_files(folder: Path, metrics_folder: Path) -> dict[str, Path]:
 
 
 def open_files(paths: Mapping[str, Path], max_bytes: int | None) -> tuple[dict[str, RollingFile], str]:
-    """Open the files that can be opened; the text names the first problem, if there is one."""
-    files: dict[str, RollingFile] = {}
-    problem = ""
-    for channel, path in paths.items():
-        try:
-            files[channel] = RollingFile(path, max_bytes or MAX_BYTES)
-        except OSError as error:
-            problem = problem or f"the log folder {path.parent} cannot be written: {error.strerror}"
-    return files, problem
+    """Open the files; the text names the first problem, if there is one. What failed is tried again later."""
+    files = {channel: RollingFile(path, max_bytes or MAX_BYTES) for channel, path in paths.items()}
+    failed = next((file for file in files.values() if file.problem), None)
+    return files, f"the log folder {failed.path.parent} cannot be written: {failed.problem}" if failed else ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import select
 import threading
 import time
 import traceback
@@ -12,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from flambeau.logs.console import PIPE_BYTES, Console
 from flambeau.logs.line_formats import (
     ACCESS,
     MODEL,
@@ -28,26 +27,29 @@ from flambeau.logs.line_formats import (
 )
 from flambeau.logs.rolling_file import RollingFile
 
-MAX_WAITING = 200_000  # entries; further ones are dropped and counted
+MAX_WAITING_BYTES = 32 << 20  # further entries are dropped and counted
+ENTRY_BYTES = 400  # of an entry without its text, roughly
+LINE_BYTES = 50  # the same of each line in a list
 GATHER_S = 0.005  # pause between two writes, so that lines are written together
 GATHER_MANY_S = 0.05  # the same under load: each wake-up of this thread takes the interpreter from the server
 MANY = 50
 QUIET_S = 0.2  # below MANY lines in this time, there is no pause
 AT_A_TIME = 500
-PATIENCE_S = 0.5  # how long a console may block before lines are dropped
-PIPE_BYTES = 4096  # a pipe that is ready accepts this much without blocking
+BYTES_AT_A_TIME = 1 << 20
+NOTE_S = 1.0  # between two attempts to report dropped lines
 
 _SHORT = frozenset((ACCESS, TS_METRICS, MODEL_METRICS))
 
 # A text, several lines of output, or a function with its arguments; the time is appended to them.
 Payload = str | list[bytes] | tuple[Any, ...]
-Entry = tuple[str, float, int, str, str, Payload]
+Entry = tuple[str, float, int, str, str, Payload, int]  # channel, time, level, thread, logger, payload, bytes
 
 
 class Logs:
     """Accepts entries without blocking; its own thread formats and writes them.
 
-    With files, every line also goes to the server's file and, in the same layout, to the console.
+    With files, every line also goes to the server's file and, in the same layout, to the console. What waits is
+    bounded; a line reports how many were dropped, as soon as it can be written.
     """
 
     def __init__(
@@ -61,11 +63,14 @@ class Logs:
     ) -> None:
         self.has_access_log = has_access_log
         self.num_dropped = 0
-        self._console = console
+        self._console = None if console is None else Console(console, self._console_note)
         self._files = dict(files or {})
+        self._failed = {channel for channel, file in self._files.items() if file.problem}  # and reported
         self._levels = dict(levels or {})
         self.is_terminal = is_terminal
         self._waiting: deque[Entry] = deque()
+        # Several threads add, only the writing one takes: the difference may be off by an entry until it is empty.
+        self._added_bytes = self._taken_bytes = 0
         self._wake = threading.Event()
         self._is_closing = self._is_closed = False
         self._reported_dropped = 0
@@ -73,12 +78,16 @@ class Logs:
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def put(self, channel: str, level: int, thread: str, logger: str, payload: Payload) -> None:
-        """Log an entry; never blocks."""
-        if len(self._waiting) >= MAX_WAITING:
-            self.num_dropped += 1
+    def put(self, channel: str, level: int, thread: str, logger: str, payload: Payload, num_bytes: int = 0) -> None:
+        """Log an entry; never blocks. `num_bytes` is the size of what a tuple refers to, if it may be large."""
+        size = ENTRY_BYTES + num_bytes
+        if not isinstance(payload, tuple):  # every request logs a tuple
+            size += bytes_of(payload)
+        if self._added_bytes - self._taken_bytes + size > MAX_WAITING_BYTES:
+            self.num_dropped += len(payload) if type(payload) is list else 1
             return
-        self._waiting.append((channel, time.time(), level, thread, logger, payload))
+        self._added_bytes += size
+        self._waiting.append((channel, time.time(), level, thread, logger, payload, size))
         if self._is_closed:  # from the end of the process
             self._write_all()
             return
@@ -91,7 +100,7 @@ class Logs:
         """Log a rare event: immediately if that cannot block, else like `put`."""
         if not self._waiting and not self._is_closed and self._writing.acquire(blocking=False):
             try:
-                if self._write_at_once((channel, time.time(), level, thread, logger, text)):
+                if self._write_at_once((channel, time.time(), level, thread, logger, text, 0)):
                     return
             finally:
                 self._writing.release()
@@ -121,13 +130,14 @@ class Logs:
     def _run(self) -> None:
         since, recent = 0.0, 0
         while True:
-            self._wake.wait()
+            self._wake.wait(NOTE_S if self._has_gap else None)
             self._wake.clear()
             is_last = self._is_closing
             try:
                 count = self._write_all()
             except Exception:  # the logs must survive any error
-                traceback.print_exc()
+                self._report(f"a log line could not be written:\n{traceback.format_exc()}", logging.ERROR)
+                self._wake.set()
                 count = 0
             if is_last:
                 break
@@ -139,34 +149,75 @@ class Logs:
 
     def _write_all(self) -> int:
         count = 0
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), AT_A_TIME))]
-            with self._writing:
-                self._write(batch)
+        while batch := self._next_batch():
+            try:
+                with self._writing:
+                    self._write(batch)
+            finally:
+                self._taken_bytes += sum(entry[-1] for entry in batch)
             count += len(batch)
             time.sleep(0)  # yield the interpreter to the server
-        if self.num_dropped > self._reported_dropped:
-            dropped, self._reported_dropped = self.num_dropped - self._reported_dropped, self.num_dropped
-            text = f"{dropped} log lines were dropped: they arrived faster than they could be written"
-            with self._writing:
-                self._write([(SERVER, time.time(), logging.WARNING, "logs", __name__, text)])
+        self._taken_bytes = self._added_bytes
+        with self._writing:
+            self._report_dropped()
         return count
+
+    def _next_batch(self) -> list[Entry]:
+        batch: list[Entry] = []
+        num_bytes = 0
+        while self._waiting and len(batch) < AT_A_TIME and num_bytes < BYTES_AT_A_TIME:
+            batch.append(self._waiting.popleft())
+            num_bytes += batch[-1][-1]
+        return batch
 
     def _write(self, batch: list[Entry]) -> None:
         console, files = self._format_all(batch)
         for channel, data in files.items():
             self._append(channel, data)
-        if self._console is not None and not write_patiently(self._console, console):
-            self.num_dropped += console.count(b"\n")
+        if self._console is not None:
+            self._console.write(console)
+
+    @property
+    def _has_gap(self) -> bool:
+        """Whether lines were dropped and this is not reported yet."""
+        return self.num_dropped > self._reported_dropped or (self._console is not None and self._console.num_lost > 0)
+
+    def _report_dropped(self) -> None:
+        """Report the lines that were dropped while too much was waiting, and those that the console missed."""
+        file = self._files.get(SERVER)
+        dropped = self.num_dropped - self._reported_dropped
+        if file is None and self._console is not None:
+            self._console.num_lost += dropped  # its own note reports them, as soon as it accepts one
+        elif file is not None and dropped and not file.problem:
+            self._write([self._note(dropped_text(dropped))])
+        elif file is not None:
+            dropped = 0  # the file reports them when it can be written again
+        self._reported_dropped += dropped
+        if self._console is not None:
+            self._console.write(b"")
+
+    def _report(self, text: str, level: int = logging.WARNING) -> None:
+        self._waiting.append(self._note(text, level))
+
+    @staticmethod
+    def _note(text: str, level: int = logging.WARNING) -> Entry:
+        return SERVER, time.time(), level, "logs", __name__, text, 0
+
+    def _console_note(self, lost: int) -> bytes:
+        text, now = dropped_text(lost), time.time()
+        if self.is_terminal:
+            return terminal_line(now, logging.WARNING, text).encode()
+        return full_line(local_time(now), logging.WARNING, "logs", __name__, text).encode()
 
     def _write_at_once(self, entry: Entry) -> bool:
         """Write to the console only: whether it accepts the line can be known; for a disk it cannot."""
         if self._console is None or self._files:
             return False
         console, _ = self._format_all([entry])
-        if len(console) > PIPE_BYTES or not is_ready(self._console):
+        if len(console) > PIPE_BYTES or not self._console.accepts_at_once:
             return False
-        return write_patiently(self._console, console)
+        self._console.write(console)
+        return True
 
     def _format_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
         console: list[str] = []
@@ -178,7 +229,7 @@ class Logs:
         return formatted.get(SERVER, b"") if is_same else encode(console), formatted
 
     def _format(self, entry: Entry, console: list[str], files: dict[str, list[str]]) -> None:
-        channel, created, level, thread, logger, payload = entry
+        channel, created, level, thread, logger, payload, _ = entry
         if level < self._levels.get(channel, 0):
             return
         if type(payload) is list:
@@ -202,12 +253,24 @@ class Logs:
             files[channel] += [short_line(stamp, m) for m in messages] if channel in _SHORT else lines
 
     def _append(self, channel: str, data: bytes) -> None:
-        try:
-            self._files[channel].write(data)
-        except (OSError, ValueError) as error:
-            file = self._files.pop(channel)
-            text = f"{file.path} cannot be written any more ({error}); its lines go to the console only"
-            self._waiting.append((SERVER, time.time(), logging.WARNING, "logs", __name__, text))
+        file = self._files[channel]
+        file.write(data)
+        if file.problem and channel not in self._failed:
+            self._failed.add(channel)
+            self._report(f"{file.path} cannot be written ({file.problem}); its lines go to the console only")
+        elif not file.problem and channel in self._failed:
+            self._failed.remove(channel)
+            lost, file.num_lost = file.num_lost, 0
+            self._report(f"{file.path} is written again; {lost} log lines were dropped")
+
+
+def bytes_of(payload: str | list[bytes]) -> int:
+    """What a text or several lines take in memory, roughly."""
+    return len(payload) if isinstance(payload, str) else sum(map(len, payload)) + LINE_BYTES * len(payload)
+
+
+def dropped_text(number: int) -> str:
+    return f"{number} log lines were dropped: they could not be written in time"
 
 
 class QueueHandler(logging.Handler):
@@ -234,28 +297,6 @@ def encode(lines: list[str]) -> bytes:
     return "".join(lines).encode("utf-8", "backslashreplace")
 
 
-def is_ready(descriptor: int) -> bool:
-    """Whether a console accepts data now; a closed one always does."""
-    poller = select.poll()
-    poller.register(descriptor, select.POLLOUT)
-    return bool(poller.poll(0))
-
-
-def write_patiently(descriptor: int, data: bytes) -> bool:
-    """Write to a console; False if it accepts nothing for PATIENCE_S, as a pipe without a reader."""
-    view = memoryview(data)
-    poller = select.poll()
-    try:
-        poller.register(descriptor, select.POLLOUT)
-        while view:
-            if not poller.poll(PATIENCE_S * 1000):
-                return False
-            view = view[os.write(descriptor, view[:PIPE_BYTES]) :]
-    except OSError:
-        pass  # a closed terminal is ignored
-    return True
-
-
 class AccessLog:
     """Logs each call: client, request, status and duration."""
 
@@ -265,7 +306,7 @@ class AccessLog:
     def http(self, remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float) -> None:
         """Log an HTTP exchange; the logs' thread formats the line."""
         payload = (http_line, remote, method, path, query, version, status, seconds)
-        self._put(ACCESS, logging.INFO, "main", ACCESS, payload)
+        self._put(ACCESS, logging.INFO, "main", ACCESS, payload, len(path) + len(query))
 
     def grpc(self, peer: str, method: str, code: int, seconds: float) -> None:
         """Log a gRPC call: `peer` and `method` in grpc's form, `code` as a number."""

@@ -45,7 +45,7 @@ class Telemetry:
             if definition is not None and self._logs_lines:
                 values = tuple(text for _, text in sample[4])
                 payload = (model_line, definition, sample[3], values, self._host, sample[5])
-                self._logs.put(MODEL_METRICS, logging.INFO, "main", MODEL_METRICS, payload)
+                self._logs.put(MODEL_METRICS, logging.INFO, "main", MODEL_METRICS, payload, sum(map(len, values)))
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
         """Record readings of the host; a device is the last label before the host."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from flambeau.errors import FlambeauError
 from flambeau.torchserve import TORCHSERVE_VERSION
 from flambeau.torchserve.config_properties import read_file
 from flambeau.torchserve.pid_file import SIGN, VARIABLE, PidFile, command_of
-from flambeau.torchserve.snapshot import newest
+from flambeau.torchserve.snapshot import newest_whole
 
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
 STOP_S = 60
@@ -68,11 +68,16 @@ def named_config(arguments: argparse.Namespace) -> Path | None:
     return Path(named) if named else None
 
 
-def config_file(arguments: argparse.Namespace) -> Path | None:
-    """The config file: the named one, else the newest snapshot, else config.properties of the working folder."""
+def config_file(
+    arguments: argparse.Namespace, on_skipped: Callable[[Path, str], None] = lambda path, problem: None
+) -> Path | None:
+    """The config file: the named one, else the newest snapshot, else config.properties of the working folder.
+
+    `on_skipped` gets each snapshot that is torn, and its problem.
+    """
     if named := named_config(arguments):
         return named
-    if not arguments.no_config_snapshots and (snapshot := newest(snapshot_folder())):
+    if not arguments.no_config_snapshots and (snapshot := newest_whole(snapshot_folder(), on_skipped)):
         return snapshot
     usual = Path("config.properties")
     return usual if usual.is_file() else None

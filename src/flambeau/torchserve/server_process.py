@@ -16,7 +16,8 @@ from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen, FlambeauError, VersionNotFound, WorkersFailed
-from flambeau.logs.setup import open_logs
+from flambeau.logs.console import Console
+from flambeau.logs.setup import STDOUT, open_logs
 from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -57,11 +58,8 @@ def main() -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a line that scripts wait for; a closed terminal is ignored."""
-    try:
-        print(text, flush=True)
-    except OSError:
-        pass
+    """Print a line that scripts wait for; a terminal that is closed or blocked is ignored."""
+    Console(STDOUT).write(f"{text}\n".encode())
 
 
 def base_config() -> ServerConfig:
@@ -75,7 +73,8 @@ def base_config() -> ServerConfig:
 
 def settings(arguments: argparse.Namespace) -> Properties:
     """The settings of the file or snapshot, overridden by the flags, overridden by the environment."""
-    file = config_file(arguments)
+    skipped = "the snapshot %s is not used: %s. The one before it is tried; delete the file to remove this warning"
+    file = config_file(arguments, lambda path, problem: logger.warning(skipped, path, problem))
     written = read_file(file) if file else {}
     if file and file != named_config(arguments) and file.parent == snapshot_folder():
         logger.warning(

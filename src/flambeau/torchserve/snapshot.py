@@ -7,21 +7,28 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from flambeau.config.model import DEFAULT_BATCH_DELAY_MS
 from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
-from flambeau.torchserve.java_properties import dump
+from flambeau.torchserve.java_properties import dump, parse
 
 Kind = Literal["startup", "snapshot", "shutdown"]
+DEFAULT_BATCH_DELAY_MS = 100  # TorchServe's; a model without a delay is saved with it
 _NAME = re.compile(r"(\d{17})-(startup|snapshot|shutdown)\.cfg")
+KEPT = 50  # snapshots in a folder
+DRAFT_S = 60  # after this time a draft belongs to a server that was killed
+_DRAFT = re.compile(rf"\.{_NAME.pattern}\.draft")
+_END = "#end"
+_COMMENT = f"Saving snapshot\n#The last line is {_END}"  # so that a cut file is noticed, wherever it is cut
 _REQUIRED = ("defaultVersion", "marName", "minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 
 
@@ -52,13 +59,42 @@ def moment_of(name: str) -> datetime | None:
         return None
 
 
-def newest(folder: Path) -> Path | None:
-    """The latest snapshot in a folder; other files are ignored."""
+def snapshots_in(folder: Path) -> list[Path]:
+    """The snapshots in a folder, latest first; other files are ignored."""
     try:
         names = [path.name for path in folder.iterdir() if moment_of(path.name)]
     except OSError:
-        return None
-    return folder / max(names) if names else None
+        return []
+    return [folder / name for name in sorted(names, reverse=True)]
+
+
+def newest_whole(folder: Path, on_skipped: Callable[[Path, str], None] = lambda path, problem: None) -> Path | None:
+    """The latest snapshot that is not torn; `on_skipped` gets each later one and its problem."""
+    for path in snapshots_in(folder):
+        if not (problem := damage_of(path)):
+            return path
+        on_skipped(path, problem)
+    return None
+
+
+def damage_of(path: Path) -> str:
+    """Why a snapshot is torn or cannot be read; empty if it is whole. Wrong values are not damage."""
+    try:
+        text = path.read_text(encoding="iso-8859-1")
+    except OSError as error:
+        return error.strerror or str(error)
+    if _COMMENT in text and not text.rstrip("\n").endswith(f"\n{_END}"):
+        return "its end is missing"
+    try:
+        saved = parse(text).get("model_snapshot")
+        if saved is None:
+            return "it has no model_snapshot"
+        json.loads(saved)
+    except ConfigError:
+        return ""  # a variable that is not set
+    except (ValueError, RecursionError) as error:
+        return f"its model_snapshot is not JSON: {error}"
+    return ""
 
 
 def to_documents(registry: Registry) -> dict[str, dict[str, dict[str, Any]]]:
@@ -80,7 +116,7 @@ def to_document(model: Model, *, is_default: bool) -> dict[str, Any]:
         "minWorkers": model.pool.min_workers,
         "maxWorkers": model.pool.max_workers,
         "batchSize": config.batch_size,
-        "maxBatchDelay": config.batch_delay_ms,
+        "maxBatchDelay": DEFAULT_BATCH_DELAY_MS if config.batch_delay_s is None else config.batch_delay_ms,
         "responseTimeout": max(1, round(config.response_timeout_s)),
         "startupTimeout": max(1, round(config.startup_timeout_s)),
         "runtimeType": model.source.manifest.runtime if model.source.manifest else "python",
@@ -110,7 +146,7 @@ def to_text(
             for model, versions in models.items()
         },
     }
-    return dump({**given, "model_snapshot": json.dumps(document, indent=2)}, "Saving snapshot")
+    return dump({**given, "model_snapshot": json.dumps(document, indent=2)}, _COMMENT) + f"{_END}\n"
 
 
 def archive_name(url: str, store: Path | None) -> str:
@@ -212,15 +248,51 @@ class SnapshotWriter:
 
     def _write(self, kind: Kind, models: dict[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._last is None and (there := newest(self._folder)):
-            self._last = there.name
+        if self._last is None and (there := snapshots_in(self._folder)):
+            self._last = there[0].name
         now = datetime.now()
         name = name_for(kind, now, self._last)
         text = to_text(name, now, self._given, models, self._server.config.model_store)
-        draft = self._folder / f".{name}.draft"
+        write_synced(self._folder / f".{name}.draft", self._folder / name, text)
+        self._last = name
+        with suppress(OSError):  # the snapshot is written; the next one tries again
+            prune(self._folder)
+
+
+def write_synced(draft: Path, path: Path, text: str) -> None:
+    """Write a file that is whole or absent, after a power failure too."""
+    try:
         # Readable by this user only: the settings may include keystore_pass, which the next start needs.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="iso-8859-1") as file:
             file.write(text)
-        os.replace(draft, self._folder / name)  # readers never see a partial file
-        self._last = name
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune(folder: Path) -> None:
+    """Delete all but the latest snapshots, and the drafts of servers that were killed."""
+    old = [path for path in folder.iterdir() if _DRAFT.fullmatch(path.name) and is_older(path, DRAFT_S)]
+    for path in [*snapshots_in(folder)[KEPT:], *old]:
+        path.unlink(missing_ok=True)
+
+
+def is_older(path: Path, age_s: float) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > age_s
+    except OSError:
+        return False

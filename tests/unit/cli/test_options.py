@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,26 @@ def test_path_in_an_existing_folder_is_not_a_name_of_the_hub(tmp_path, monkeypat
     (tmp_path / "models").mkdir()
     with pytest.raises(ConfigError, match=r"folder or file$"):
         check_checkpoint(Path("models/lama"))
+
+
+def help_of(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "flambeau.cli.main", *words, "--help"], capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("words", [("serve",), ("run",), ("archive", "pack"), ("llm", "serve")])
+def test_help_has_no_types_of_python(words):
+    assert "list[" not in help_of(*words)
+
+
+def test_both_commands_that_serve_can_be_opened_without_keys():
+    for words in (("serve",), ("llm", "serve")):
+        assert "--allow-unprotected" in help_of(*words)
+
+
+def test_error_quotes_the_value():
+    words = [sys.executable, "-m", "flambeau.cli.main", "serve", "--log-level", "loud"]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "'loud' is not one of debug, info, warning, error" in result.stderr

@@ -47,7 +47,7 @@ def test_wrong_types_are_warnings(caplog):
 
 def test_without_a_delay_nothing_waits_and_describe_shows_the_documented_default():
     assert ModelConfig().batch_delay_s is None
-    assert ModelConfig().batch_delay_ms == 100
+    assert ModelConfig().batch_delay_ms == 0
     assert ModelConfig(batch_delay_s=0.005).batch_delay_ms == 5
 
 

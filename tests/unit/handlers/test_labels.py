@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.labels import load_label_mapping, map_class_to_label
 
 
@@ -21,6 +24,23 @@ def test_labels_in_every_shape(tmp_path):
         load_label_mapping(write(tmp_path, ["cat"]))
     with pytest.raises(TypeError, match="must be text"):
         load_label_mapping(write(tmp_path, {"0": 1}))
+
+
+@pytest.mark.parametrize("names_classes", [False, True])
+def test_missing_labels_are_a_warning_where_results_have_names(tmp_path, caplog, names_classes):
+    class Plain(BaseHandler):
+        def _load(self, folder, model_file):
+            return torch.nn.Identity()
+
+    Plain.names_classes = names_classes
+    properties = {"model_dir": str(tmp_path), "gpu_id": None}
+    context = SimpleNamespace(manifest={}, model_yaml_config={}, system_properties=properties)
+    Plain().initialize(context)
+    assert ("index_to_name.json is missing" in caplog.text) is names_classes
+    write(tmp_path, {"0": "cat"})
+    handler = Plain()
+    handler.initialize(context)
+    assert handler.mapping == {"0": "cat"}
 
 
 def test_probabilities_get_their_names():

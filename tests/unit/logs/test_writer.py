@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flambeau.logs import writer
+from flambeau.logs import console, rolling_file, writer
 from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, TS_METRICS
 from flambeau.logs.rolling_file import RollingFile
 from flambeau.logs.writer import Logs, QueueHandler, grpc_line, http_line, remote_of
@@ -40,18 +40,86 @@ def test_every_line_goes_to_its_file_the_servers_file_and_the_console(tmp_path, 
     assert os.read(pipe[0], 10_000).decode().splitlines() == read[SERVER]
 
 
-def test_a_console_without_a_reader_does_not_block(pipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "MAX_WAITING", 1000)
-    monkeypatch.setattr(writer, "PATIENCE_S", 0.02)
+def read_all(descriptor):
+    """Everything that a pipe holds."""
+    os.set_blocking(descriptor, False)
+    found = b""
+    try:
+        while piece := os.read(descriptor, 1 << 20):
+            found += piece
+    except BlockingIOError:
+        pass
+    return found.decode()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_console_without_a_reader_blocks_neither_callers_nor_files(pipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(console, "PATIENCE_S", 0.02)
     file = RollingFile(tmp_path / "ts_log.log")
     logs = Logs(pipe[1], {SERVER: file}, is_terminal=False)
-    began = time.monotonic()
-    for _ in range(5000):
-        logs.put_now(SERVER, logging.INFO, "main", "x", "y" * 200)
-    assert time.monotonic() - began < 20  # it would wait for ever
+    for number in range(5000):
+        logs.put_now(SERVER, logging.INFO, "main", "x", f"{number} {'y' * 200}")
     logs.close()
-    assert logs.num_dropped > 0
-    assert "log lines were dropped" in (tmp_path / "ts_log.log").read_text()
+    assert (tmp_path / "ts_log.log").read_text().count("\n") == 5000
+    assert logs.num_dropped == 0
+
+
+def test_console_is_told_how_many_lines_it_missed_when_it_reads_again(pipe, monkeypatch):
+    monkeypatch.setattr(console, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(writer, "NOTE_S", 0.05)
+    logs = Logs(pipe[1], is_terminal=False)
+    for number in range(5000):
+        logs.put(SERVER, logging.INFO, "main", "x", f"{number} {'y' * 200}")
+    wait_for(lambda: not logs._waiting and logs._console.num_lost)
+    before = read_all(pipe[0])
+    wait_for(lambda: not logs._console.num_lost)  # without a further line
+    after = read_all(pipe[0])
+    logs.close()
+    lines = (before + after).splitlines()
+    numbers = [int(line.partition(" x - ")[2].split()[0]) for line in lines if " x - " in line]
+    [note] = [line for line in lines if "log lines were dropped" in line]
+    assert numbers == [*range(len(numbers))], "no line is cut, none is written twice"
+    assert f"{5000 - len(numbers)} log lines were dropped" in note
+
+
+def test_what_waits_is_bounded_in_bytes_and_drops_are_counted(pipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_WAITING_BYTES", 100_000)
+    logs = Logs(None, {SERVER: RollingFile(tmp_path / "ts_log.log")}, is_terminal=False)
+    with logs._writing:  # as a disk that hangs
+        for _ in range(20):
+            logs.put(MODEL, logging.INFO, "W", MODEL, [b"x" * 1000] * 50)
+            logs.put(SERVER, logging.INFO, "main", "x", "y" * 30_000)
+            logs.put(ACCESS, logging.INFO, "main", ACCESS, (http_line, "/h:1", "GET", "/" + "z" * 40_000), 40_000)
+        assert sum(entry[-1] for entry in logs._waiting) < 100_000
+        dropped = logs.num_dropped
+    assert dropped > 0
+    logs._waiting.clear()
+    logs.put(SERVER, logging.INFO, "main", "x", "afterwards")
+    logs.close()
+    assert f"{dropped} log lines were dropped" in (tmp_path / "ts_log.log").read_text()
+    assert logs._added_bytes == logs._taken_bytes
+
+
+def test_file_that_failed_is_written_again_and_the_gap_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(rolling_file, "RETRY_S", 0.0)
+    folder = tmp_path / "logs"
+    folder.write_text("a file is in the way")
+    files = {SERVER: RollingFile(tmp_path / "ts_log.log"), ACCESS: RollingFile(folder / "access_log.log")}
+    logs = Logs(None, files, is_terminal=False)
+    logs.put(ACCESS, logging.INFO, "main", ACCESS, "lost")
+    logs.put(ACCESS, logging.INFO, "main", ACCESS, "lost too")
+    wait_for(lambda: files[ACCESS].num_lost == 2)
+    folder.unlink()
+    logs.put(ACCESS, logging.INFO, "main", ACCESS, "kept")
+    logs.close()
+    assert [line.partition(" - ")[2] for line in (folder / "access_log.log").read_text().splitlines()] == ["kept"]
+    assert f"{folder / 'access_log.log'} is written again; 2 log lines were" in (tmp_path / "ts_log.log").read_text()
 
 
 def test_records_of_python_logging_carry_the_workers_name(pipe):
@@ -83,7 +151,7 @@ def test_lines_below_a_logs_level_are_dropped(pipe):
     assert b"loud" in text
 
 
-def test_logs_continue_after_a_line_that_cannot_be_formatted(pipe, capsys):
+def test_logs_continue_after_a_line_that_cannot_be_formatted(pipe):
     logs = Logs(pipe[1])
     logs.put(SERVER, logging.INFO, "main", "x", (lambda created: 1 / 0,))
     logs.put(SERVER, logging.INFO, "main", "x", "lost with it")
@@ -91,8 +159,9 @@ def test_logs_continue_after_a_line_that_cannot_be_formatted(pipe, capsys):
         time.sleep(0.01)
     logs.put(SERVER, logging.INFO, "main", "x", "still here")
     logs.close()
-    assert "still here" in os.read(pipe[0], 10_000).decode()
-    assert "ZeroDivisionError" in capsys.readouterr().err
+    text = os.read(pipe[0], 10_000).decode()
+    assert "still here" in text
+    assert "ZeroDivisionError" in text
 
 
 def test_control_characters_in_records_are_escaped():

@@ -14,12 +14,14 @@ from flambeau.serving.model_sources.store import Source
 from flambeau.serving.registry import Registry
 from flambeau.torchserve.java_properties import parse
 from flambeau.torchserve.snapshot import (
+    KEPT,
     SnapshotWriter,
     archive_name,
     moment_of,
     name_for,
-    newest,
+    newest_whole,
     read_snapshot,
+    snapshots_in,
     to_documents,
     to_text,
 )
@@ -49,8 +51,8 @@ def test_names_sort_by_time_however_quickly_they_follow():
 
 
 def test_only_time_stamped_files_are_snapshots(tmp_path):
-    assert newest(tmp_path / "none") is None
-    assert newest(tmp_path) is None
+    assert newest_whole(tmp_path / "none") is None
+    assert newest_whole(tmp_path) is None
     names = (
         "20261115102149533-startup.cfg",
         "20251115102149533-shutdown.cfg",
@@ -59,7 +61,7 @@ def test_only_time_stamped_files_are_snapshots(tmp_path):
     )
     for name in (*names, ".20271115102149533-startup.cfg.draft"):
         (tmp_path / name).touch()
-    assert newest(tmp_path) == tmp_path / names[0]
+    assert [path.name for path in snapshots_in(tmp_path)] == [*names[:2]]
     assert moment_of("99999999999999999-startup.cfg") is None
 
 
@@ -147,3 +149,72 @@ async def test_snapshot_is_private_and_keeps_what_a_start_needs(tmp_path):
     [file] = (tmp_path / "config").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert "keystore_pass=changed" in file.read_text()
+
+
+async def write_snapshots(folder, number=1):
+    server = SimpleNamespace(registry=[], config=SimpleNamespace(model_store=None))
+    writer = SnapshotWriter(folder, {"job_queue_size": "7", "version": "1", "workflow_store": "w"}, server)
+    for _ in range(number):
+        writer.save("snapshot")
+    await writer.close()
+
+
+async def test_torn_snapshots_are_skipped_for_the_one_before_wherever_they_are_cut(tmp_path):
+    await write_snapshots(tmp_path, 2)
+    last, before = snapshots_in(tmp_path)
+    assert newest_whole(tmp_path) == last
+    whole = last.read_bytes()
+    for length in range(len(whole) - 1):
+        last.write_bytes(whole[:length])
+        skipped = []
+        assert newest_whole(tmp_path, lambda *words, to=skipped: to.append(words)) == before, length
+        assert [path for path, _ in skipped] == [last]
+
+
+def test_snapshots_of_torchserve_and_by_hand_need_no_last_line(tmp_path):
+    file = tmp_path / "20261115102149533-startup.cfg"
+    for text in ('#Saving snapshot\nmodel_snapshot={"models": {}}', "model_snapshot={}\nmodel_store=$$NOT_SET$$\n"):
+        file.write_text(text)
+        assert newest_whole(tmp_path) == file
+
+
+async def test_only_the_latest_snapshots_are_kept_and_drafts_are_removed(tmp_path):
+    others = [tmp_path / "notes.txt", tmp_path / ".20261115102149533-startup.cfg.draft"]
+    old = tmp_path / ".20251115102149533-startup.cfg.draft"
+    for path in (*others, old):
+        path.touch()
+    os.utime(old, (0, 0))
+    await write_snapshots(tmp_path, KEPT + 5)
+    assert len(snapshots_in(tmp_path)) == KEPT
+    assert all(path.exists() for path in others)
+    assert not old.exists()
+
+
+async def test_snapshot_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    steps = []
+    sync, replace = os.fsync, os.replace
+
+    def note_sync(descriptor):
+        steps.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    def note_replace(draft, path):
+        steps.append("replace")
+        replace(draft, path)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    await write_snapshots(tmp_path)
+    [name] = [path.name for path in tmp_path.iterdir()]
+    assert steps == [f".{name}.draft", "replace", tmp_path.name]
+
+
+async def test_full_disk_leaves_no_draft(tmp_path, monkeypatch, caplog):
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    await write_snapshots(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+    assert "no snapshot was written" in caplog.text
+    assert "No space left on device" in caplog.text

@@ -112,14 +112,14 @@ def find_model(registry: Registry, asked: str, ability: Ability) -> tuple[Model,
             except ModelNotFound:
                 pass
     names = ", ".join(f"{model.name}" for model in models_with(registry, ability))
-    raise ModelNotFound(f"The model {asked[:200]!r} does not exist. " + (f"There is {names}." if names else NONE))
+    raise ModelNotFound(f"The model {asked[:200]!r} does not exist. " + (f"Available: {names}." if names else NONE))
 
 
 def only_model(registry: Registry, ability: Ability) -> Model:
     models = models_with(registry, ability)
     if len(models) != 1:
         names = ", ".join(model.name for model in models)
-        raise InvalidField("model", "model is required. " + (f"There is {names}." if names else NONE))
+        raise InvalidField("model", "model is required. " + (f"Available: {names}." if names else NONE))
     return models[0]
 
 

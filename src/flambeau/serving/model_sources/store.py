@@ -8,10 +8,11 @@ import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flambeau.archive.manifest import (
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 ARCHIVE_SUFFIXES = (".mar", ".tar.gz", ".tgz")
 PREFIX = "flambeau-models-"
+NO_STORE = "start the server with --model-store FOLDER (config.properties: model_store), or with the model's path"
 
 
 class Store:
@@ -47,7 +49,7 @@ class Store:
         if self.folder is not None:
             sweep_parts(self.folder)
         self._scratch: Path | None = None
-        self._claim: int | None = None  # the lock file of the scratch folder
+        self._claims: list[int] = []  # locks of the scratch folder
         self._lock = threading.Lock()  # archives are unpacked in threads
 
     async def open(self, url: str, *, signed: bool = False, reuse: bool = False) -> Source:
@@ -78,7 +80,7 @@ class Store:
     def _check(self, url: str) -> Path:
         """Raise if the URL itself is not acceptable. Clients rely on the order of the checks."""
         if self.folder is None:
-            raise ModelNotFound("Model store has not been configured.")
+            raise ModelNotFound("Model store has not been configured.", cause=NO_STORE)
         if not url:
             raise ModelNotFound("empty url")
         if ".." in url:
@@ -123,8 +125,14 @@ class Store:
         target = self._new_folder()
         try:
             problem = self._fill(target, path, keep_broken=keep_broken)
-            manifest = read_manifest(target)
-            return Source(url=url, folder=target, manifest=manifest, is_temporary=True, problem=problem)
+            return Source(
+                url=url,
+                folder=target,
+                manifest=read_manifest(target),
+                is_temporary=True,
+                origin=None if problem else Origin.of(path, target),
+                problem=problem,
+            )
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
             raise
@@ -133,10 +141,7 @@ class Store:
     def _fill(target: Path, path: Path, *, keep_broken: bool) -> str:
         """Put a model's files into its folder; return the problem with them, or an empty text."""
         try:
-            if path.suffix in MODEL_SUFFIXES:
-                wrap(path, target)
-            else:
-                unpack(path, target)
+            fill(target, path)
         except BrokenArchive as error:
             if not keep_broken:
                 raise
@@ -167,9 +172,8 @@ class Store:
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
+        while self._claims:
+            os.close(self._claims.pop())
 
     @staticmethod
     def _in_place(path: Path, url: str) -> Source:
@@ -185,7 +189,9 @@ class Store:
                     temporary = Path(tempfile.gettempdir())
                     sweep(temporary)
                     self._scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
-                    self._claim = claim(self._scratch)
+                make_private(self._scratch)
+                if not (self._scratch / "in-use").exists():
+                    self._claims += filter(None, (claim(self._scratch), hold(self._scratch)))
             folder = self._scratch / "models" / uuid.uuid4().hex
             folder.mkdir(parents=True)
         except OSError as error:
@@ -206,6 +212,14 @@ def _folder_at(url: str) -> Path | None:
         return path if path is not None and path.is_dir() else None
     except (OSError, ValueError):
         return None
+
+
+def fill(folder: Path, path: Path) -> None:
+    """Put the files of an archive, or links to a model file and its companions, into a folder."""
+    if path.suffix in MODEL_SUFFIXES:
+        wrap(path, folder)
+    else:
+        unpack(path, folder)
 
 
 def wrap(file: Path, folder: Path) -> None:
@@ -250,12 +264,90 @@ def claim(folder: Path) -> int | None:
     return fd
 
 
+def hold(folder: Path) -> int | None:
+    """Lock a folder itself, which keeps systemd-tmpfiles from cleaning it up."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder for this user alone. One that another user has put there is an OSError."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        state = folder.lstat()
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
+            raise PermissionError(f"{folder} belongs to another user") from None
+
+
 def sweep(temporary: Path) -> None:
     """Delete the scratch folders of killed servers: those that no process holds."""
     for folder in temporary.glob(f"{PREFIX}*"):
         if (folder / "in-use").is_file() and (fd := claim(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(fd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the files of a folder were unpacked from, so that they can be unpacked again."""
+
+    path: Path
+    files: tuple[str, ...]  # relative to the folder
+    stamp: tuple[int, int]  # size and time of the archive, which may have been replaced since
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, path: Path, folder: Path) -> Origin:
+        files = tuple(
+            os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names
+        )
+        return cls(path=path, files=files, stamp=stamp_of(path))
+
+    def restore(self, folder: Path) -> None:
+        """Unpack what is missing in the folder: systems delete old files below their temporary folder.
+
+        Files that are there stay as they are, since other workers use them.
+        """
+        with self.lock:
+            missing = [name for name in self.files if not os.path.lexists(folder / name)]
+            if not missing and folder.is_dir():
+                return
+            self._check()
+            logger.warning(
+                "%d files below %s are gone; they are unpacked again from %s", len(missing), folder, self.path
+            )
+            make_private(folder.parents[1])  # the scratch folder of the store
+            fresh = folder.parent / uuid.uuid4().hex
+            fresh.mkdir(parents=True)
+            try:
+                fill(fresh, self.path)
+                folder.mkdir(exist_ok=True)
+                for name in missing:
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(fresh / name, folder / name)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+    def _check(self) -> None:
+        text = f"its unpacked files were deleted, and {self.path}"
+        if not self.path.is_file():
+            raise ModelNotFound(f"{text} is gone too; register the model again")
+        if self.path.suffix not in MODEL_SUFFIXES and stamp_of(self.path) != self.stamp:
+            raise ModelNotFound(f"{text} has changed since; register the model again")
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,4 +359,10 @@ class Source:
     manifest: Manifest | None
     is_temporary: bool = False  # unpacked by this server, which deletes it
     downloaded: Path | None = None  # the file in the store, deleted with the model
+    origin: Origin | None = None  # of unpacked files
     problem: str = ""  # why its archive could not be read
+
+    def restore(self) -> None:
+        """Bring unpacked files back that were deleted."""
+        if self.origin is not None:
+            self.origin.restore(self.folder)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from flambeau.config.server import SequenceHeaders
+from flambeau.errors import FlambeauError
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.workers.worker_output import WorkerOutput, count_kernel_kills
@@ -43,6 +44,7 @@ class WorkerSpec:
     python: str = sys.executable
     others: tuple[WorkerSpec, ...] = ()  # the other ranks, if this is rank 0 of a group
     keeps_step: bool = False  # every rank of the group gets every batch
+    restore_files: Callable[[], None] | None = None  # unpacks files of the model again that were deleted
 
     @property
     def ref(self) -> WorkerRef:
@@ -86,9 +88,13 @@ class WorkerProcess:
         """Run the process to its end."""
         self._kernel_kills = count_kernel_kills()
         try:
+            if self._spec.restore_files is not None:
+                await asyncio.to_thread(self._spec.restore_files)
             if self._spec.transport == "tcp":
                 return await self._run_over_tcp()
             return await self._run_over_socket_pair()
+        except FlambeauError as error:
+            return WorkerExit(reason=f"it could not be started: {error}", while_loading=True)
         except Exception as error:  # the supervisor handles it as a failed start
             logger.exception("%s could not be started or watched", self._spec.ref)
             return WorkerExit(reason=f"it could not be started: {error}")

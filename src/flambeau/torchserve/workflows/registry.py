@@ -149,7 +149,7 @@ class WorkflowRegistry:
         settings = node.settings
         source = None
         if node.is_function:
-            source = Source(url="", folder=workflow.source.folder, manifest=None)
+            source = Source(url="", folder=workflow.source.folder, manifest=None, origin=workflow.source.origin)
         return await self._server.register(
             node.url or "",
             source=source,

@@ -15,7 +15,7 @@ from flambeau import __version__
 from flambeau.archive.writer import atomic_write, write_zip
 from flambeau.config.yaml_file import MAX_YAML_BYTES, load_yaml
 from flambeau.errors import ArchiveError, BrokenArchive, BrokenWorkflow, ConfigError, WorkflowNotFound
-from flambeau.serving.model_sources.store import Store
+from flambeau.serving.model_sources.store import Origin, Store
 from flambeau.serving.model_sources.urls import is_url
 from flambeau.torchserve.workflows.spec import WorkflowSpec, read_spec
 
@@ -31,6 +31,7 @@ class WorkflowSource:
     manifest: WorkflowManifest
     spec: WorkflowSpec
     downloaded: Path | None = None
+    origin: Origin | None = None
 
     def discard(self) -> None:
         """Delete the unpacked and the downloaded files."""
@@ -78,7 +79,10 @@ def _read(store: Store, file: Path, url: str, downloaded: Path | None) -> Workfl
     try:
         manifest = _read_manifest(folder)
         spec = read_spec(_read_yaml(folder / manifest.spec_file), has_handler=bool(manifest.handler))
-        return WorkflowSource(url=url, folder=folder, manifest=manifest, spec=spec, downloaded=downloaded)
+        origin = Origin.of(file, folder)
+        return WorkflowSource(
+            url=url, folder=folder, manifest=manifest, spec=spec, downloaded=downloaded, origin=origin
+        )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

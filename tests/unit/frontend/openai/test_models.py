@@ -52,7 +52,7 @@ def test_a_model_is_chosen_by_name_and_version_or_because_it_is_the_only_one(nam
 @pytest.mark.parametrize(
     ("name", "ability", "reason"),
     [
-        (None, "generate", "model is required. There is llama, plain."),
+        (None, "generate", "model is required. Available: llama, plain."),
         ("bert", "chat", "generates no text"),
         ("plain", "chat", "has no chat template"),
         ("plain", "embed", "makes no embeddings"),
@@ -65,7 +65,7 @@ def test_a_model_without_the_ability_is_rejected(name, ability, reason):
 
 
 def test_an_unknown_model_is_not_found_and_the_others_are_named():
-    with pytest.raises(ModelNotFound, match=r"'lama' does not exist\. There is llama, plain"):
+    with pytest.raises(ModelNotFound, match=r"'lama' does not exist\. Available: llama, plain"):
         choose_model(REGISTRY, "lama", "generate")
     with pytest.raises(ModelNotFound, match="No model here can answer"):
         choose_model(Registry(), "lama", "generate")

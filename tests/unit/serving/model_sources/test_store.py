@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
+import shutil
+import stat
 import tempfile
 
 import pytest
 
 from flambeau.errors import ConfigError, ModelNotFound
-from flambeau.serving.model_sources.store import PREFIX, Store, claim, models_in, sweep
+from flambeau.serving.model_sources.store import PREFIX, Store, claim, make_private, models_in, sweep
 from support.archives import pack_handler
 
 
@@ -51,3 +54,66 @@ def test_store_lists_archives_and_model_folders(tmp_path):
     (tmp_path / "notes.txt").touch()
     (tmp_path / "other").mkdir()
     assert [path.name for path in models_in(tmp_path)] == ["echo.mar", "folder"]
+
+
+@pytest.fixture
+def unpacked(tmp_path, monkeypatch):
+    """A store, an archive in it, and its source, with two files at least."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for name in ("tmp", "store"):
+        (tmp_path / name).mkdir()
+    store = Store(tmp_path / "store")
+    archive = pack_handler(tmp_path / "store", "echo")
+    yield store, archive, store.open_path(archive)
+    store.close()
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)): path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+
+
+def test_deleted_files_are_unpacked_again_and_the_others_stay(unpacked):
+    _, _, source = unpacked
+    before = files_in(source.folder)
+    source.restore()
+    assert files_in(source.folder) == before
+    (source.folder / "echo.py").unlink()
+    source.restore()
+    after = files_in(source.folder)
+    assert after.keys() == before.keys()
+    assert {name for name in before if after[name] == before[name]} == before.keys() - {"echo.py"}
+
+
+def test_emptied_temporary_folder_is_filled_again_for_this_user_alone(unpacked, tmp_path):
+    store, archive, source = unpacked
+    names = files_in(source.folder).keys()
+    [scratch] = (tmp_path / "tmp").iterdir()
+    shutil.rmtree(scratch)
+    source.restore()
+    assert files_in(source.folder).keys() == names
+    assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
+    assert [path.name for path in scratch.joinpath("models").iterdir()] == [source.folder.name], "no draft stays"
+    store.open_path(archive)
+    sweep(tmp_path / "tmp")
+    assert scratch.exists(), "it is held again"
+
+
+def test_changed_or_missing_archive_is_not_unpacked_in_place_of_the_registered_one(unpacked):
+    _, archive, source = unpacked
+    (source.folder / "echo.py").unlink()
+    state = archive.stat()
+    os.utime(archive, ns=(state.st_mtime_ns + 1, state.st_mtime_ns + 1))
+    with pytest.raises(ModelNotFound, match=r"echo.mar has changed since; register the model again"):
+        source.restore()
+    archive.unlink()
+    with pytest.raises(ModelNotFound, match=r"echo.mar is gone too; register the model again"):
+        source.restore()
+
+
+def test_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(PermissionError):
+        make_private(tmp_path / "link")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(PermissionError):
+        make_private(tmp_path)

@@ -97,7 +97,7 @@ class CpuBackend:
     def _switch_to(self, path: str) -> None:
         """Log the new decode path once; other shapes of a step follow as they are compiled."""
         self.decode_path = path
-        log.info("%s is decoded by %s from now on", self._name, path)
+        log.info("%s: decoding runs on %s", self._name, path)
 
     # ---- in the background thread ----
 

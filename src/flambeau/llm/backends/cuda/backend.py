@@ -142,7 +142,7 @@ class CudaBackend:
         """Log the new decode path once; other shapes of a step follow as they are captured."""
         if self.decode_path == PLAIN_PYTORCH:
             self.decode_path = f"CUDA graphs of {'Inductor' if self._network is None else 'GPU kernels'}"
-            log.info("%s is decoded by %s from now on", self._name, self.decode_path)
+            log.info("%s: decoding runs on %s", self._name, self.decode_path)
 
     # ---- in the background thread ----
 
