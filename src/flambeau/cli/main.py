@@ -91,6 +91,10 @@ def serve(
     allow_unprotected: Annotated[
         bool, typer.Option("--allow-unprotected", help="Allow --no-token on an address that other machines can reach.")
     ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name of the server in URLs, such as *.example.com; needed without a token; repeatable."),
+    ] = None,
     allow_url: Annotated[
         list[str] | None,
         typer.Option(help="Regular expression of URLs from which models may be downloaded; repeatable."),
@@ -138,6 +142,7 @@ def serve(
             management=Address(host, grpc_management_port) if grpc_management_port else None,
         ),
         keys=KeysConfig(is_on=require_token),
+        allowed_hosts=tuple(allow_host or ()),
         allow_unprotected=allow_unprotected,
         allowed_urls=tuple(check_pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,
