@@ -123,7 +123,7 @@ def test_a_body_that_is_too_large_does_not_take_the_place_of_an_answer(server):
     [
         (b"GET / HTTP/1.1\r\nBad Name: x\r\n\r\n", "Invalid header token"),
         (b"GET / HTTP/3.0\r\n\r\n", "Invalid HTTP version"),
-        (b"GET / HTTP/2.0\r\n\r\n", "HTTP/2.0 is not supported; HTTP/1.1 is"),
+        (b"GET / HTTP/2.0\r\n\r\n", "HTTP version 2.0 is not supported; 1.0 and 1.1 are"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "There are two Host headers"),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "Invalid character in chunk size"),
         (b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000, "the head of the request is too long"),

@@ -38,7 +38,8 @@ RETRY_AFTER_S = 5
 SLOW_CLIENT_BYTES = 64 << 20  # a client with this much unsent data has stopped reading
 
 # One buffer serves every connection: received bytes are consumed before the next read.
-_buffer = memoryview(bytearray(RECEIVE_BYTES))
+_memory = bytearray(RECEIVE_BYTES)
+_buffer = memoryview(_memory)
 
 
 class FinishedHandshake(Protocol):
@@ -90,7 +91,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._waiting: deque[Exchange] = deque()  # pipelined behind it
         self._is_waiting_for_turn = False
         self._may_answer = True  # the first request of a read is answered at once, the others in turn
-        self._unparsed: memoryview | None = None  # received, but not parsed before earlier requests are answered
+        # What was received, and from where on it is parsed once earlier requests are answered.
+        self._unparsed: tuple[bytes, int] | None = None
         self._is_paused = False  # nothing is read meanwhile
         self._rejection: Callable[[Exchange], None] | None = None  # the response to the last one that waits
         self._has_ended = False  # the client sends no more
@@ -139,7 +141,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif nbytes <= WHOLE_BYTES:
             self._feed(_buffer[:nbytes])
         else:
-            self._feed_slices(_buffer[:nbytes], is_kept=False)
+            self._feed_slices(_memory, 0, nbytes)
         if len(self._waiting) >= MAX_PIPELINED:
             self._pause()
         if parser.is_reading and parser.size_bytes > SMALL_BODY_BYTES and not parser.content_length:
@@ -160,20 +162,24 @@ class HttpConnection(asyncio.BufferedProtocol):
         ):  # it started in these bytes; a slow head does not extend its time
             self._since = self._loop.time()
 
-    def _feed_slices(self, data: memoryview, *, is_kept: bool) -> None:
-        """Parse until enough requests wait; the rest is kept for later. `is_kept`: `data` is no shared buffer."""
+    def _feed_slices(self, data: bytes | bytearray, start: int, end: int) -> None:
+        """Parse head by head and body by body, until enough requests wait; the rest is kept for later."""
         parser = self._parser
-        while data:
-            if parser.is_reading and not parser.in_head:
-                size = max(SLICE_BYTES, parser.missing_bytes) if parser.content_length else CHUNKED_SLICE_BYTES
+        view = memoryview(data)
+        while start < end:
+            if not parser.is_reading or parser.in_head:
+                found = data.find(b"\r\n\r\n", start, min(end, start + SLICE_BYTES))
+                size = found + 4 - start if found >= 0 else SLICE_BYTES
             else:
-                size = SLICE_BYTES
-            self._feed(data[:size])
-            data = data[size:]
+                size = parser.missing_bytes if parser.content_length else CHUNKED_SLICE_BYTES
+            stop = min(end, start + size)
+            self._feed(view[start:stop])
+            start = stop
             if parser.is_discarding or self._transport is None:
                 return
-            if data and len(self._waiting) >= MAX_PIPELINED:
-                self._unparsed = data if is_kept else memoryview(bytes(data))
+            if start < end and len(self._waiting) >= MAX_PIPELINED:
+                kept = data if isinstance(data, bytes) else bytes(view[start:end])
+                self._unparsed = (kept, len(kept) - (end - start))
                 self._pause()
                 return
 
@@ -281,8 +287,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _continue(self) -> None:
         """Parse and read on, unless enough requests wait."""
         if self._unparsed is not None and len(self._waiting) < MAX_PIPELINED:
-            data, self._unparsed = self._unparsed, None
-            self._feed_slices(data, is_kept=True)
+            (data, start), self._unparsed = self._unparsed, None
+            self._feed_slices(data, start, len(data))
         if self._unparsed is None and len(self._waiting) < MAX_PIPELINED:
             transport = self._transport
             if self._is_paused and transport is not None and not transport.is_closing():

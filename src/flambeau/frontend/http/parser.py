@@ -178,7 +178,7 @@ class RequestParser:
         self.method = http.get_method().decode("latin-1")
         self.version = http.get_http_version()
         if self.version not in VERSIONS:
-            raise MalformedRequest(f"HTTP/{self.version} is not supported; HTTP/1.1 is")
+            raise MalformedRequest(f"HTTP version {self.version} is not supported; 1.0 and 1.1 are")
         self.keeps_alive = http.should_keep_alive()
         if (self.content_length >= self._from_bytes or self.wants_continue) and not self.upgrades:
             self._receiver.on_head()
