@@ -210,6 +210,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_slow = False
+        if self._waiting:
+            self._wait_for_turn()
 
     # ---- callbacks of the parser ----
 
@@ -247,7 +249,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._segment = parser.memory = None
         elif parser.content:
             exchange.body = RequestBody(bytes(parser.content))
-        if self._may_answer and self._active is None and not self._waiting:
+        if self._may_answer and self._active is None and not self._waiting and not self._is_slow:
             self._may_answer = False
             self._active = exchange
             self.listener.app.handle(exchange)
@@ -371,7 +373,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             transport.close()
 
     def _wait_for_turn(self) -> None:
-        if self._active is None and not self._is_waiting_for_turn:
+        """Answer the next request after those of others; not before the client has read enough of the last response."""
+        if self._active is None and not self._is_slow and not self._is_waiting_for_turn:
             self._is_waiting_for_turn = True
             self.listener.turns.add(self)
 

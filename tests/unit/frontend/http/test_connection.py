@@ -213,6 +213,20 @@ async def test_pipelined_bodies_are_complete_however_the_read_is_cut(body_bytes)
     assert bodies == sent
 
 
+async def test_a_client_that_does_not_read_gets_no_further_answers_until_it_does():
+    client = Client()
+    client.app.handle = lambda exchange: exchange.respond(200, b"")
+    client.connection.pause_writing()
+    client.send(b"".join(GET % i for i in range(1000)))
+    await asyncio.sleep(0)
+    assert client.statuses == []
+    assert not client.transport.is_reading
+    client.connection.resume_writing()
+    while len(client.statuses) < 1000:
+        await asyncio.sleep(0)
+    assert client.transport.is_reading
+
+
 async def test_without_an_idle_connection_to_close_a_client_is_refused():
     client = Client(max_connections=1)
     client.send(GET % 0)
