@@ -12,7 +12,7 @@ from flambeau.serving.job import PRIORITY_HEADER
 MAX_HEAD_BYTES = 64 * 1024  # received in a row without a body: a head, a trailer, the extension of a chunk
 MAX_OVERHEAD = 8  # bytes of chunk framing for each byte of a body; one-byte chunks have five
 VERSIONS = frozenset({"1.0", "1.1"})
-MAX_UPGRADES = 16  # requests for another protocol that are ignored in one read
+MAX_UPGRADES = 512  # requests for another protocol in one feed; a connection feeds far fewer at a time
 TLS_HANDSHAKE = b"\x16"  # the first byte of a TLS client
 PRIORITY = PRIORITY_HEADER.encode()
 PRIORITY_SIZE = len(PRIORITY)
