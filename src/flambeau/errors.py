@@ -130,6 +130,10 @@ class InvalidKey(FlambeauError):
     """The key is missing, wrong or expired."""
 
 
+class ForeignRequest(FlambeauError):
+    """The request came through a web page of another site, or names the server as only such a page would."""
+
+
 class ModelNotFound(FlambeauError):
     """No model of that name, or nothing at that location; `cause` has the remedy, if there is one."""
 

@@ -97,7 +97,8 @@ def test_rubbish_behind_a_request_does_not_cost_its_answer(share):
             received += data
     assert received.startswith(b"HTTP/1.1 200")
     assert b'"slept"' in received
-    assert received.count(b"HTTP/1.1") == 1
+    assert received.count(b"HTTP/1.1") == 2
+    assert b"HTTP/1.1 400" in received
 
 
 def test_wish_to_upgrade_is_declined_by_answering(share):

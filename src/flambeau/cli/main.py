@@ -90,6 +90,13 @@ def serve(
     ] = 0,
     require_token: RequireToken = None,
     allow_unprotected: AllowUnprotected = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name of the server in URLs, such as *.example.com; needed without a token; repeatable.",
+        ),
+    ] = None,
     allow_url: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,6 +151,7 @@ def serve(
             management=Address(host, grpc_management_port) if grpc_management_port else None,
         ),
         keys=KeysConfig(is_on=require_token),
+        allowed_hosts=tuple(allow_host or ()),
         allow_unprotected=allow_unprotected,
         allowed_urls=tuple(check_pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,

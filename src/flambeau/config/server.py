@@ -126,6 +126,9 @@ class ServerConfig:
     tls: Tls = Tls()
     cors: tuple[tuple[str, str], ...] = ()  # headers added to every response
     keys: KeysConfig = KeysConfig()
+    # Names of the server, `*.example.com` or `*`: where no key is needed, other Host names are refused, apart from
+    # addresses, the machine's own name and names that are not public.
+    allowed_hosts: tuple[str, ...] = ()
     allow_unprotected: bool = False  # allows public listeners without authorization
     model_api: bool = True  # models may be registered and unregistered over the APIs
     open_inference: bool = True  # serve the Open Inference Protocol's health and metadata calls
@@ -143,6 +146,7 @@ class ServerConfig:
     drain_timeout_s: float = 30
     keep_alive_s: float = 75
     request_read_timeout_s: float = 60
+    max_connections_per_address: int = 0  # to the HTTP ports together; 0: no limit, since a proxy has one address
     first_worker_id: int = 9000
     number_of_gpus: int | None = None
     default_handler: str | None = None

@@ -1,23 +1,28 @@
-"""Keys: token authorization of the APIs. Three keys, of which two expire, are kept in a file."""
+"""Keys: token authorization of the APIs. Three keys, of which two expire, are kept in a file.
+
+HostCheck: without keys, refuses what web pages of other sites send through a browser on this machine or in its network.
+"""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import logging
 import os
 import re
 import secrets
+import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from flambeau.config.server import KeysConfig
-from flambeau.errors import ConfigError, InvalidKey
+from flambeau.errors import ConfigError, ForeignRequest, InvalidKey
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +37,10 @@ VARIABLES = {
     "inference": "FLAMBEAU_INFERENCE_KEY",
     API: "FLAMBEAU_API_KEY",
 }
+# No public domain name ends so, or has a single label: no web page of another site can have such an address.
+LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc")
+MAX_KNOWN_HOSTS = 256
+MAX_SHOWN = 100  # characters of a client's header in an error message
 _EXPIRY = "expiration time"  # the name in the file
 _BEARER = re.compile(r"Bearer\s+(\S+)\s*", re.ASCII)
 
@@ -203,3 +212,75 @@ def write_private(file: Path, document: Mapping[str, Any]) -> None:
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+
+
+# ---- without keys ----
+
+
+class HostCheck:
+    """Refuses requests of foreign web pages, by their Origin or by a Host name that was pointed at this server."""
+
+    def __init__(
+        self, allowed_hosts: Iterable[str], cors: Iterable[tuple[str, str]] = (), hostname: str | None = None
+    ) -> None:
+        own = socket.gethostname() if hostname is None else hostname
+        self._hosts = frozenset(name.lower().rstrip(".") for name in (*allowed_hosts, own) if name)
+        origins = [value for name, value in cors if name.lower() == "access-control-allow-origin"]
+        self._origins = frozenset(one.strip().lower() for value in origins for one in value.split(","))
+        self._known: set[str] = set()  # accepted values of Host, so that each is examined once
+
+    def check(self, host: str | None, origin: str | None) -> None:
+        """Raise ForeignRequest for values that only a browser with a foreign page sends; programs may omit both."""
+        if host and host not in self._known:
+            if not self._is_own(name_of(host)):
+                raise ForeignRequest(
+                    f"The Host {shown(host)} is not a known name of this server. Use its address or localhost, add the "
+                    "name to allowed_hosts, or turn token authorization on."
+                )
+            if len(self._known) < MAX_KNOWN_HOSTS:
+                self._known.add(host)
+        if origin is not None and not self._is_allowed(origin.lower(), name_of(host or "")):
+            raise ForeignRequest(
+                f"Web pages of {shown(origin)} may not use this server. Name it in cors_allowed_origin, or turn token "
+                "authorization on."
+            )
+
+    def _is_own(self, name: str) -> bool:
+        if is_address(name) or "." not in name or name.endswith(LOCAL_SUFFIXES):
+            return True
+        return self._is_listed(name)
+
+    def _is_listed(self, name: str) -> bool:
+        if name in self._hosts or "*" in self._hosts:
+            return True
+        return any(pattern[0] == "*" and name.endswith(pattern[1:]) for pattern in self._hosts)
+
+    def _is_allowed(self, origin: str, own: str) -> bool:
+        if "*" in self._origins or origin in self._origins:
+            return True
+        name = name_of(origin.partition("://")[2])
+        return bool(name) and (name == own or (is_loopback(name) and is_loopback(own)))
+
+
+def name_of(host: str) -> str:
+    """The host in `host:port`, in lower case, without brackets and a final dot."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower().rstrip(".")
+
+
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    return is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def shown(value: str) -> str:
+    return repr(value[:MAX_SHOWN])

@@ -75,6 +75,7 @@ KEYS = {
     "keystore_type": ConfigKey("tls.keystore_type", values.text),
     # Not in TorchServe.
     "allow_unprotected": ConfigKey("allow_unprotected", values.switch),
+    "allowed_hosts": ConfigKey("allowed_hosts", values.names),
     "allow_private_urls": ConfigKey("allow_private_urls", values.switch),
     "key_file": ConfigKey("keys.file", values.path),
     "ping_needs_key": ConfigKey("keys.ping_needs_key", values.switch),
@@ -82,6 +83,7 @@ KEYS = {
     "drain_timeout": ConfigKey("drain_timeout_s", _seconds),
     "keep_alive_timeout": ConfigKey("keep_alive_s", _seconds),
     "request_read_timeout": ConfigKey("request_read_timeout_s", _seconds),
+    "max_connections_per_address": ConfigKey("max_connections_per_address", values.whole()),
 }
 
 CORS = {

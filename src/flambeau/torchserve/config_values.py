@@ -104,6 +104,11 @@ def patterns(key: str, value: str) -> tuple[str, ...]:
     return tuple(check_pattern(key, part.strip()) for part in value.split(",") if part.strip())
 
 
+def names(key: str, value: str) -> tuple[str, ...]:
+    """Names, separated by commas."""
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
 def metrics_mode(key: str, value: str) -> str:
     """The target of metrics; as in TorchServe, an unknown word counts as `log`."""
     mode = value.strip().lower()

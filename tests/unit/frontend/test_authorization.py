@@ -1,4 +1,4 @@
-"""Keys: which one opens what, until when, and what becomes of them when the server starts again."""
+"""Keys: which one opens what, until when, and after a restart. HostCheck: which names and pages are foreign."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flambeau.config.server import KeysConfig
-from flambeau.errors import ConfigError, InvalidKey
-from flambeau.frontend.authorization import Keys, bearer
+from flambeau.errors import ConfigError, ForeignRequest, InvalidKey
+from flambeau.frontend.authorization import HostCheck, Keys, bearer
 from support.log_records import logged
 
 LOGGER = "flambeau.frontend.authorization"
@@ -219,3 +219,70 @@ def test_equal_keys_are_replaced(new, config, caplog):
 def test_key_file_that_is_nested_without_end_is_replaced(new, config):
     private(config.file, "[" * 60_000)
     assert len(secrets_in(new())) == 3
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        None,
+        "",
+        "127.0.0.1:8080",
+        "10.0.0.7",
+        "[::1]:8080",
+        "[fe80::1]",
+        "localhost",
+        "LOCALHOST.:8080",
+        "app.localhost",
+        "torchserve:8080",
+        "models.default.svc:8080",
+        "models.default.svc.cluster.local",
+        "box.corp.example",
+        "models.example.com",
+    ],
+)
+def test_own_names_are_accepted(host):
+    check = HostCheck(("models.example.com",), hostname="Box.corp.example")
+    for _ in range(2):
+        check.check(host, None)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:127.0.0.1", "x.models.com"],
+)
+def test_foreign_names_are_refused(host):
+    check = HostCheck(("*.example.com", "models.com"), hostname="box")
+    for _ in range(2):
+        with pytest.raises(ForeignRequest, match="allowed_hosts"):
+            check.check(host, None)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_allowed"),
+    [
+        ("localhost:8080", "http://localhost:3000", True),
+        ("127.0.0.1:8080", "http://localhost:3000", True),
+        ("10.0.0.7:8080", "http://10.0.0.7:8081", True),
+        ("10.0.0.7:8080", "https://App.example.org", True),
+        ("10.0.0.7:8080", "http://10.0.0.8", False),
+        ("10.0.0.7:8080", "http://localhost", False),
+        ("localhost:8080", "http://192.0.2.1", False),
+        ("localhost:8080", "https://evil.example", False),
+        ("localhost:8080", "http://localhost.evil.example", False),
+        ("localhost:8080", "null", False),
+        ("localhost:8080", "", False),
+        (None, "https://evil.example", False),
+    ],
+)
+def test_pages_of_other_sites_are_refused(host, origin, is_allowed):
+    check = HostCheck((), (("Access-Control-Allow-Origin", "https://app.example.org"),), hostname="box")
+    if is_allowed:
+        check.check(host, origin)
+    else:
+        with pytest.raises(ForeignRequest, match="cors_allowed_origin"):
+            check.check(host, origin)
+
+
+def test_any_name_and_any_page_can_be_allowed():
+    check = HostCheck(("*",), (("Access-Control-Allow-Origin", "*"),), hostname="box")
+    check.check("evil.example", "null")

@@ -22,7 +22,7 @@ from flambeau.frontend.grpc.management import ManagementService
 from flambeau.frontend.grpc.messages import POOL
 from flambeau.frontend.grpc.open_inference import SERVICES, OpenInferenceService
 from flambeau.frontend.grpc.service import GrpcService, Message
-from flambeau.frontend.http.frontend import LAST_CALL_S, connections_per_port, listen_error
+from flambeau.frontend.http.frontend import LAST_CALL_S, connections_per_grpc_port, listen_error
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def options_for(config: ServerConfig, max_age_s: float | None, grace_s: float | 
         ("grpc.keepalive_time_ms", milliseconds(config.keep_alive_s)),
         ("grpc.keepalive_timeout_ms", KEEP_ALIVE_ANSWER_MS),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
-        ("grpc.max_allowed_incoming_connections", connections_per_port(config)),
+        ("grpc.max_allowed_incoming_connections", connections_per_grpc_port()),
         ("grpc.max_send_message_length", -1),  # workers limit each part to max_response_size
     ]
     if max_age_s is not None:

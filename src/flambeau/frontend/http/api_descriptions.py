@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from flambeau import __version__
-from flambeau.frontend.http.errors import respond_json
+from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import (
     FLAG,
@@ -285,6 +287,7 @@ class DescriptionApi:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._operations = operations
+        self._content = b""  # made by the first request
 
     def routes(self) -> dict[str, Endpoint]:
         return {"": self.root, "api-description": self.describe}
@@ -296,4 +299,7 @@ class DescriptionApi:
             not_allowed(exchange)
 
     def describe(self, exchange: Exchange, segments: list[str]) -> None:
-        respond_json(exchange, 200, listener_document(self._operations))
+        if not self._content:
+            compact = msgspec.json.encode(listener_document(self._operations))
+            self._content = msgspec.json.format(compact, indent=2) + b"\n"
+        exchange.respond(200, self._content, (JSON_TYPE,))

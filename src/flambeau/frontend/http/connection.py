@@ -13,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 
+from flambeau.errors import Unavailable
 from flambeau.frontend.http.exchange import Exchange, is_request_id, new_request_id, target_of
-from flambeau.frontend.http.listener import Listener
+from flambeau.frontend.http.listener import Listener, address_of
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
 from flambeau.logs.writer import remote_of
 from flambeau.serving.job import RequestBody
@@ -28,12 +29,24 @@ logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024
 MAX_PIPELINED = 8
+# A read longer than WHOLE_BYTES is parsed in slices, since it may hold thousands of small requests.
+WHOLE_BYTES, SLICE_BYTES, CHUNKED_SLICE_BYTES = 2048, 1024, 16 * 1024
 SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is received before its sender's key is checked
 LINGER_S = 2.0  # how long the response to a rejected request may take to reach its client
+MAX_REFUSED = 64  # connections of a port that are told at a time that there is no room; others are only closed
+RETRY_AFTER_S = 5
 SLOW_CLIENT_BYTES = 64 << 20  # a client with this much unsent data has stopped reading
 
 # One buffer serves every connection: received bytes are consumed before the next read.
-_buffer = memoryview(bytearray(RECEIVE_BYTES))
+_memory = bytearray(RECEIVE_BYTES)
+_buffer = memoryview(_memory)
+
+
+class FinishedHandshake(Protocol):
+    """The TLS handshake that a connection began with."""
+
+    def finish(self) -> str:
+        """Count the client as a connection from now on; returns the address it is counted under."""
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -41,13 +54,21 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_active",
+        "_address",
+        "_handshake",
+        "_has_ended",
+        "_is_paused",
         "_is_slow",
+        "_is_waiting_for_turn",
         "_loop",
+        "_may_answer",
         "_parser",
         "_peer",
+        "_rejection",
         "_segment",
         "_since",
         "_transport",
+        "_unparsed",
         "_unsent_bytes",
         "_waiting",
         "common",
@@ -55,7 +76,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "unfinished_bytes",
     )
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, handshake: FinishedHandshake | None = None) -> None:
         limits = listener.limits
         self.listener = listener
         self.common = listener.common
@@ -68,6 +89,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._active: Exchange | None = None  # the one that is being answered
         self._waiting: deque[Exchange] = deque()  # pipelined behind it
+        self._is_waiting_for_turn = False
+        self._may_answer = True  # the first request of a read is answered at once, the others in turn
+        # What was received, and from where on it is parsed once earlier requests are answered.
+        self._unparsed: tuple[bytes, int] | None = None
+        self._is_paused = False  # nothing is read meanwhile
+        self._rejection: Callable[[Exchange], None] | None = None  # the response to the last one that waits
+        self._has_ended = False  # the client sends no more
+        self._handshake = handshake  # of a TLS client, which was counted when it was accepted
+        self._address = ""  # under which the connection is counted; empty if it is not
         self._segment: Segment | None = None  # shared memory of the body that is being received
         self._is_slow = False
         self._since = 0.0  # when the connection last made progress, by the loop's clock
@@ -80,10 +110,18 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
         self._since = self._loop.time()
-        connections = self.listener.connections
-        connections.add(self)
-        if len(connections) > self.listener.limits.max_connections:
-            self.listener.make_room()
+        listener = self.listener
+        listener.connections.add(self)
+        if self._handshake is not None:
+            self._address = self._handshake.finish()
+            self._handshake = None
+            return
+        if listener.addresses is not None:
+            self._address = address_of(transport.get_extra_info("peername"))
+            if refusal := listener.addresses.add(self._address):
+                self._refuse(refusal)
+        if listener.room.is_full_for(listener) and not listener.room.make_room(listener, self):
+            self._refuse(listener.room.refusal)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._segment is not None:
@@ -97,30 +135,67 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if parser.is_reading and not parser.in_head:
             self._since = self._loop.time()  # a body may take long as long as it keeps arriving
+        self._may_answer = True
         if self._segment is not None:
             parser.advance(nbytes)
-            return
+        elif nbytes <= WHOLE_BYTES:
+            self._feed(_buffer[:nbytes])
+        else:
+            self._feed_slices(_memory, 0, nbytes)
+        if len(self._waiting) >= MAX_PIPELINED:
+            self._pause()
+        if parser.is_reading and parser.size_bytes > SMALL_BODY_BYTES and not parser.content_length:
+            self._continue_unannounced(nbytes)
+
+    def _feed(self, data: memoryview) -> None:
+        parser = self._parser
         try:
-            parser.feed(_buffer[:nbytes])
+            parser.feed(data)
         except httptools.HttpParserCallbackError:
             logger.exception("a request failed unexpectedly; its connection is closed")
             self.abort()
         except MalformedRequest as error:
             if not parser.is_discarding:
                 self._reject(partial(self.listener.app.malformed, reason=str(error)))
-        if parser.is_reading:
-            if not parser.fed_bytes:  # the request started in this read; a slow head does not extend its time
-                self._since = self._loop.time()
-            if parser.size_bytes > SMALL_BODY_BYTES and not parser.content_length:
-                self._continue_unannounced(nbytes)
+        if (
+            parser.is_reading and not parser.fed_bytes
+        ):  # it started in these bytes; a slow head does not extend its time
+            self._since = self._loop.time()
 
-    def eof_received(self) -> None:
-        return None  # close: a client that stops sending has disconnected
+    def _feed_slices(self, data: bytes | bytearray, start: int, end: int) -> None:
+        """Parse head by head and body by body, until enough requests wait; the rest is kept for later."""
+        parser = self._parser
+        view = memoryview(data)
+        while start < end:
+            if not parser.is_reading or parser.in_head:
+                found = data.find(b"\r\n\r\n", start, min(end, start + SLICE_BYTES))
+                size = found + 4 - start if found >= 0 else SLICE_BYTES
+            else:
+                size = parser.missing_bytes if parser.content_length else CHUNKED_SLICE_BYTES
+            stop = min(end, start + size)
+            self._feed(view[start:stop])
+            start = stop
+            if parser.is_discarding or self._transport is None:
+                return
+            if start < end and len(self._waiting) >= MAX_PIPELINED:
+                kept = data if isinstance(data, bytes) else bytes(view[start:end])
+                self._unparsed = (kept, len(kept) - (end - start))
+                self._pause()
+                return
+
+    def eof_received(self) -> bool:
+        """Close, since a client that stops sending has disconnected; but answer what needs only its turn."""
+        transport = self._transport
+        self._has_ended = self._active is None and bool(self._waiting)
+        return self._has_ended and transport is not None and transport.can_write_eof()  # TLS always closes
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.listener.connections.discard(self)
+        listener = self.listener
+        listener.connections.discard(self)
+        if listener.addresses is not None:
+            listener.addresses.remove(self._address)
         self.uncount()
-        self._transport = None
+        self._transport = self._unparsed = None
         self._parser.close()
         owed, self._active = [*filter(None, [self._active]), *self._waiting], None
         self._waiting.clear()
@@ -135,6 +210,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_slow = False
+        if self._waiting:
+            self._wait_for_turn()
 
     # ---- callbacks of the parser ----
 
@@ -172,13 +249,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._segment = parser.memory = None
         elif parser.content:
             exchange.body = RequestBody(bytes(parser.content))
-        if self._active is None and not self._waiting:
+        if self._may_answer and self._active is None and not self._waiting and not self._is_slow:
+            self._may_answer = False
             self._active = exchange
             self.listener.app.handle(exchange)
         else:
             self._waiting.append(exchange)
-            if len(self._waiting) >= MAX_PIPELINED and self._transport is not None:
-                self._transport.pause_reading()
+            self._wait_for_turn()
 
     def _exchange(self) -> Exchange:
         """The current request as an exchange, without its body."""
@@ -187,6 +264,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = Exchange(self, parser.method, target, parser.headers, parser.version, time.monotonic())
         exchange.keeps_alive = parser.keeps_alive
         exchange.priority = parser.priority
+        exchange.host = parser.host
+        exchange.origin = parser.origin
         given = parser.request_id
         exchange.request_id = given if given and is_request_id(given) else new_request_id()
         return exchange
@@ -198,13 +277,25 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not self.unfinished_bytes and not self._is_admitted():
             return
         self._count(self._parser.size_bytes - self.unfinished_bytes)
-        if read_bytes > SMALL_BODY_BYTES and self._transport is not None and not self._waiting:
-            self._transport.pause_reading()  # tiny chunks take a while to parse, and libuv reads 32 times in a row
-            self._loop.call_soon(self._resume_reading)
+        if read_bytes > SMALL_BODY_BYTES and not self._is_paused:
+            self._pause()  # tiny chunks take a while to parse, and libuv reads 32 times in a row
+            self._loop.call_soon(self._continue)
 
-    def _resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing() and len(self._waiting) < MAX_PIPELINED:
-            self._transport.resume_reading()
+    def _pause(self) -> None:
+        if self._transport is not None and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _continue(self) -> None:
+        """Parse and read on, unless enough requests wait."""
+        if self._unparsed is not None and len(self._waiting) < MAX_PIPELINED:
+            (data, start), self._unparsed = self._unparsed, None
+            self._feed_slices(data, start, len(data))
+        if self._unparsed is None and len(self._waiting) < MAX_PIPELINED:
+            transport = self._transport
+            if self._is_paused and transport is not None and not transport.is_closing():
+                self._is_paused = False
+                transport.resume_reading()
 
     def _is_admitted(self) -> bool:
         """Whether the body may be sent; if not, the client gets the error now."""
@@ -277,32 +368,65 @@ class HttpConnection(asyncio.BufferedProtocol):
             else:
                 transport.close()
         elif self._waiting:
-            self._loop.call_soon(self._handle_next)  # not here: a chain of quick responses would nest calls
+            self._wait_for_turn()
+        elif self._has_ended:
+            transport.close()
 
-    def _handle_next(self) -> None:
+    def _wait_for_turn(self) -> None:
+        """Answer the next request after those of others; not before the client has read enough of the last response."""
+        if self._active is None and not self._is_slow and not self._is_waiting_for_turn:
+            self._is_waiting_for_turn = True
+            self.listener.turns.add(self)
+
+    def answer_next(self) -> None:
+        """Handle the next of the waiting requests; it is this connection's turn."""
+        self._is_waiting_for_turn = False
         if self._transport is None or self._active is not None or not self._waiting:
             return
         self._active = following = self._waiting.popleft()
-        if len(self._waiting) == MAX_PIPELINED - 1:
-            self._transport.resume_reading()
-        self.listener.app.handle(following)
+        if self._is_paused and len(self._waiting) < MAX_PIPELINED:
+            self._continue()
+        if self._rejection is not None and not self._waiting:
+            self._rejection(following)
+        else:
+            self.listener.app.handle(following)
+        if self._has_ended and self._active is not None and self._transport is not None:
+            self._transport.close()  # nobody waits for a prediction
 
     def _reject(self, respond: Callable[[Exchange], None], exchange: Exchange | None = None) -> None:
         """Ignore further input and respond a last time; earlier requests are answered first, and then it closes."""
         self._parser.discard()
+        self._unparsed = None
         self.uncount()
-        if self._active is not None:
-            (self._waiting[-1] if self._waiting else self._active).keeps_alive = False
-            return
         if exchange is None:
             exchange = Exchange(self, "", "", [], "1.1", time.monotonic())
             exchange.request_id = new_request_id()
-        self._active = exchange
         exchange.keeps_alive = False
-        respond(exchange)
+        if self._active is None and not self._waiting:
+            self._active = exchange
+            respond(exchange)
+        else:
+            self._rejection = respond
+            self._waiting.append(exchange)
+            self._wait_for_turn()
+
+    def _refuse(self, reason: str) -> None:
+        """Respond that the server has no room for this connection."""
+        if self._parser.is_discarding:
+            return
+        if self.listener.num_refused < MAX_REFUSED:
+            self.listener.num_refused += 1
+            self._loop.call_later(LINGER_S, self.listener.forget_refused)
+            self._reject(partial(self.listener.app.reject, error=Unavailable(reason, retry_after_s=RETRY_AFTER_S)))
+        else:
+            self._parser.discard()
+            self.abort()
 
     def _linger(self, transport: asyncio.Transport) -> None:
         """Let the response arrive: closing at once, with unread input, would reset the connection."""
+        if self._is_paused and not transport.is_closing():
+            self._is_paused = False
+            transport.resume_reading()
         if transport.can_write_eof():
             transport.write_eof()
         self._loop.call_later(LINGER_S, transport.abort)

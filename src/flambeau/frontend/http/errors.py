@@ -20,6 +20,7 @@ from flambeau.errors import (
     DownloadFailed,
     FileTaken,
     FlambeauError,
+    ForeignRequest,
     InvalidField,
     InvalidGraph,
     InvalidKey,
@@ -53,6 +54,7 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
     BadRequest: (400, "BadRequestException"),
     NotJson: (500, "JsonSyntaxException"),  # the status that existing clients get from a register call
     InvalidKey: (400, "InvalidKeyException"),
+    ForeignRequest: (403, "ForbiddenException"),
     NotAllowed: (405, "MethodNotAllowedException"),
     VersionNotFound: (404, "ModelVersionNotFoundException"),
     ModelNotFound: (404, "ModelNotFoundException"),

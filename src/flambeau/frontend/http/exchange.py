@@ -67,10 +67,12 @@ class Exchange:
         "arrived",
         "body",
         "headers",
+        "host",
         "is_started",
         "keeps_alive",
         "method",
         "on_gone",
+        "origin",
         "path",
         "priority",
         "query",
@@ -97,6 +99,8 @@ class Exchange:
         self.keeps_alive = True
         self.request_id = ""
         self.priority: str | None = None  # the value of its header
+        self.host: str | None = None  # the same, as `origin`
+        self.origin: str | None = None
         self.is_started = False
         self.on_gone: Callable[[], object] | None = None
         self._has_body = True

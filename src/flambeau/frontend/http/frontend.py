@@ -8,9 +8,8 @@ import logging
 import os
 import resource
 import socket
-import ssl
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,11 +18,12 @@ from typing import Self
 
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import CannotListen
-from flambeau.frontend.authorization import Keys
+from flambeau.frontend.authorization import HostCheck, Keys
 from flambeau.frontend.http.connection import HttpConnection
 from flambeau.frontend.http.exchange import common_headers
-from flambeau.frontend.http.listener import HttpLimits, Listener
+from flambeau.frontend.http.listener import AddressCounts, ConnectionRoom, HttpLimits, Listener, TurnQueue
 from flambeau.frontend.http.router import Endpoint, Router
+from flambeau.frontend.http.tls_port import TlsPort, backlog_of
 from flambeau.frontend.tls import server_context
 from flambeau.serving.server import Server
 
@@ -33,6 +33,7 @@ BACKLOG = 4096
 SWEEP_S = 5.0
 RESERVED_FILES = 256  # kept for workers, archives and logs
 MANY_FILES = 1 << 20
+LARGE_BODIES_SHARE, GRPC_SHARE = 8, 8  # one part in so many is for large bodies, and for the clients of a gRPC port
 UNFINISHED_BYTES, UNFINISHED_BODIES = 1 << 30, 4  # limits of the bodies arriving at a port; the larger counts
 LAST_CALL_S = 0.1  # clients may still connect this long after readiness has ended
 
@@ -47,18 +48,21 @@ class HttpFrontend:
         self._routes = routes
         self._keys = keys
         self.inference = server.config.inference  # with the actual port, if port 0 was configured
-        self._listeners: list[Listener] = []
-        self._sockets: list[asyncio.Server] = []
-        self._contexts: list[ssl.SSLContext | None] = []
+        config = server.config
+        self._turns = TurnQueue()
+        self._room = ConnectionRoom(http_connections(config), num_ports=len(routes))
+        limit = config.max_connections_per_address
+        self._addresses = AddressCounts(limit) if limit else None
+        self._listeners: list[Listener] = self._room.listeners
+        self._sockets: list[asyncio.Server | TlsPort] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         try:
-            room = connections_per_port(self._server.config)
             if self._server.segments is not None:  # a large body is an open file too
-                self._server.segments.max_open = files_to_share() // 4
+                self._server.segments.max_open = files_to_share() // LARGE_BODIES_SHARE
             for address, routes in self._routes.items():
-                await self._listen(address, routes, room)
+                await self._listen(address, routes)
         except BaseException:
             for opened in self._sockets:
                 opened.close()
@@ -84,60 +88,83 @@ class HttpFrontend:
         if self._sweeper is not None:
             self._sweeper.cancel()
         for listener in self._listeners:
+            for handshake in [*listener.handshakes]:
+                handshake.cancel()
             for connection in [*listener.connections]:
                 connection.close_if_idle() if error is None else connection.abort()
 
-    async def _listen(self, address: Address, routes: Mapping[str, Endpoint], room: int) -> None:
+    async def _listen(self, address: Address, routes: Mapping[str, Endpoint]) -> None:
         config = self._server.config
         limits = HttpLimits(
             max_body_bytes=config.max_request_bytes,
             share_from_bytes=config.shared_memory_from_bytes,
             keep_alive_s=config.keep_alive_s,
             read_timeout_s=config.request_read_timeout_s,
-            max_connections=room,
             max_unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_BODIES * config.max_request_bytes),
         )
         listener = Listener(
-            Router(routes, details=config.shows_error_details, has_keys=self._keys is not None),
+            Router(
+                routes,
+                details=config.shows_error_details,
+                has_keys=self._keys is not None,
+                host_check=HostCheck(config.allowed_hosts, config.cors) if self._needs_host_check(address) else None,
+            ),
             limits,
             self._server.segments,
             common_headers(config.cors),
             self._server.telemetry.traffic,
             self._server.access_log,
+            turns=self._turns,
+            room=self._room,
+            addresses=self._addresses,
         )
-        context = server_context(config.tls, address.host) if address.is_tls else None
+        opened: asyncio.Server | TlsPort
         loop = asyncio.get_running_loop()
         try:
             if address.path is not None:
                 remove_stale_socket(address.path)
                 opened = await loop.create_unix_server(partial(HttpConnection, listener), address.path, backlog=BACKLOG)
+            elif address.is_tls:
+                context = server_context(config.tls, address.host)
+                opened = TlsPort(listener, context, await listening_sockets(address))
             else:
                 opened = await loop.create_server(
-                    partial(HttpConnection, listener), address.host, address.port, backlog=BACKLOG, ssl=context
+                    partial(HttpConnection, listener), address.host, address.port, backlog=BACKLOG
                 )
         except OSError as error:
             raise CannotListen(str(address), listen_error(address, error)) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
-        self._contexts.append(context)
         if address == self._server.config.inference and address.path is None:
             self.inference = replace(address, port=opened.sockets[0].getsockname()[1])
+
+    def _needs_host_check(self, address: Address) -> bool:
+        """Whether browsers could reach an API that asks for no key."""
+        if address.path is not None:
+            return False
+        config = self._server.config
+        return self._keys is None or (address.is_loopback and address not in (config.inference, config.management))
 
     async def _close_ports(self) -> None:
         """Close the ports, but accept the clients in their backlog."""
         loop = asyncio.get_running_loop()
-        for listener, opened, context in zip(self._listeners, self._sockets, self._contexts, strict=True):
+        for listener, opened in zip(self._listeners, self._sockets, strict=True):
+            if isinstance(opened, TlsPort):
+                opened.close()
+                continue
             spares = [socket.socket(fileno=os.dup(listening.fileno())) for listening in opened.sockets]
             opened.close()
             for spare in spares:
                 with spare:
+                    spare.setblocking(False)
                     for client in backlog_of(spare):
-                        await loop.connect_accepted_socket(partial(HttpConnection, listener), client, ssl=context)
+                        with suppress(OSError):  # it has disconnected
+                            await loop.connect_accepted_socket(partial(HttpConnection, listener), client)
 
     async def _until_idle(self, deadline: float) -> None:
         """Wait until pending requests are answered and their responses are sent."""
-        while asyncio.get_running_loop().time() < deadline:
-            if not any(connection.is_busy for listener in self._listeners for connection in listener.connections):
+        while (now := asyncio.get_running_loop().time()) < deadline:
+            if not any(listener.is_busy(now) for listener in self._listeners):
                 return
             await asyncio.sleep(0.02)
 
@@ -154,10 +181,19 @@ def files_to_share() -> int:
     return max(4, raise_file_limit() - RESERVED_FILES)
 
 
-def connections_per_port(config: ServerConfig) -> int:
-    """How many connections each port may have, HTTP or gRPC."""
-    ports = {config.inference, config.management, config.metrics, config.grpc.inference, config.grpc.management}
-    return max(1, files_to_share() * 3 // 4 // len(ports - {None}))
+def num_connections() -> int:
+    """How many connections all ports may have, HTTP and gRPC."""
+    return files_to_share() * (LARGE_BODIES_SHARE - 1) // LARGE_BODIES_SHARE
+
+
+def connections_per_grpc_port() -> int:
+    return max(1, num_connections() // GRPC_SHARE)
+
+
+def http_connections(config: ServerConfig) -> int:
+    """How many connections the HTTP ports may have together."""
+    grpc = {config.grpc.inference, config.grpc.management} - {None}
+    return max(1, num_connections() - len(grpc) * connections_per_grpc_port())
 
 
 def raise_file_limit() -> int:
@@ -189,16 +225,26 @@ def remove_stale_socket(path: str) -> None:
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
-def backlog_of(listening: socket.socket) -> Iterator[socket.socket]:
-    """The clients that are connected but not accepted yet."""
-    listening.setblocking(False)
-    while True:
-        try:
-            client, _ = listening.accept()
-        except OSError:
-            return
-        client.setblocking(False)
-        yield client
+async def listening_sockets(address: Address) -> list[socket.socket]:
+    """Listen at each address of a host name, as `create_server` does."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    opened: list[socket.socket] = []
+    try:
+        for family, _, _, _, where in dict.fromkeys(found):
+            listening = socket.socket(family, socket.SOCK_STREAM)
+            opened.append(listening)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind(where)
+            listening.listen(BACKLOG)
+    except OSError:
+        for listening in opened:
+            listening.close()
+        raise
+    return opened
 
 
 def listen_error(address: Address, error: OSError) -> str:

@@ -1,10 +1,14 @@
-"""Listener: the limits of one port, and the state that its connections share."""
+"""Listener: the limits of one port, and the state that its connections share; what all ports share."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from flambeau.frontend.http.exchange import COMMON, Exchange
 from flambeau.logs.writer import AccessLog
@@ -12,6 +16,10 @@ from flambeau.metrics.traffic import HostTraffic
 from flambeau.wire.shared_memory import SegmentPool
 
 logger = logging.getLogger(__name__)
+
+TURN_S = 0.002  # how long pipelined requests are answered in a turn of the event loop
+HANDSHAKE_GRACE_S = 1.0  # how long a draining server waits for a client that started a handshake
+LOG_EVERY_S = 10.0  # a flood of connections is no flood of log lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +30,6 @@ class HttpLimits:
     share_from_bytes: int
     keep_alive_s: float
     read_timeout_s: float
-    max_connections: int = 1 << 30
     max_unfinished_bytes: int = 1 << 60  # of large bodies that are still arriving, in total
 
 
@@ -70,6 +77,121 @@ class ListenerConnection(Protocol):
     def close_if_stale(self, now: float) -> None: ...
 
 
+class WaitingConnection(Protocol):
+    """A connection with pipelined requests."""
+
+    def answer_next(self) -> None:
+        """Handle the first of them."""
+
+
+class TurnQueue:
+    """Connections with pipelined requests. One after another answers one, for a bounded time per turn of the loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._connections: deque[WaitingConnection] = deque()
+        self._is_scheduled = False
+
+    def add(self, connection: WaitingConnection) -> None:
+        self._connections.append(connection)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        connections = self._connections
+        end = self._clock() + TURN_S
+        try:
+            while connections:
+                connections.popleft().answer_next()
+                if self._clock() >= end:
+                    break
+        finally:
+            self._is_scheduled = bool(connections)
+            if connections:
+                asyncio.get_running_loop().call_soon(self._run)
+
+
+class AddressCounts:
+    """Counts the open connections of each client address, on all ports."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts: Counter[str] = Counter()
+        self._logged_at = -LOG_EVERY_S
+
+    def add(self, address: str) -> str:
+        """Count a connection; returns why it is refused, or nothing. Clients of unix sockets have no address."""
+        if not address:
+            return ""
+        self._counts[address] += 1
+        if self._counts[address] <= self._limit:
+            return ""
+        if (now := time.monotonic()) - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
+            logger.warning(
+                "%s has %d connections, and max_connections_per_address is %d: more are refused. Raise it if the "
+                "address is that of a proxy",
+                address,
+                self._limit,
+                self._limit,
+            )
+        return f"There are {self._limit} connections from {address}; max_connections_per_address sets this limit."
+
+    def remove(self, address: str) -> None:
+        self._counts[address] -= 1
+        if self._counts[address] <= 0:
+            del self._counts[address]
+
+
+def address_of(peer: Any) -> str:
+    """The address of a client without its port; empty for clients of unix sockets."""
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+class ConnectionRoom:
+    """How many connections all ports may have together. Each has a reserve that the others cannot take."""
+
+    def __init__(self, max_connections: int = 1 << 30, *, num_ports: int = 1) -> None:
+        self.max_connections = max_connections
+        self._reserve = max_connections // 20 if num_ports > 1 else 0
+        self._shared = max(1, max_connections - num_ports * self._reserve)
+        self._logged_at = -LOG_EVERY_S
+        self.listeners: list[Listener] = []
+
+    @property
+    def refusal(self) -> str:
+        return f"The server has {self.max_connections} connections; its limit of open files allows no more."
+
+    def is_full_for(self, listener: Listener) -> bool:
+        """Whether a port has more connections than it may have now."""
+        reserve = self._reserve
+        if listener.num_connections <= reserve:
+            return False
+        listeners = self.listeners or [listener]
+        return sum(max(0, each.num_connections - reserve) for each in listeners) > self._shared
+
+    def make_room(self, listener: Listener, newest: object) -> bool:
+        """Close some idle connections, but not the newest, of the port that has the most; False if it has none."""
+        largest = max(self.listeners or [listener], key=lambda each: each.num_connections)
+        num_closed = largest.make_room(newest)
+        if (now := time.monotonic()) - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
+            logger.warning(
+                "too many connections: the limit of open files allows %d in all; %s. "
+                "Raise the limit (ulimit -n, LimitNOFILE=) before the server starts",
+                self.max_connections,
+                "the longest idle ones are closed" if num_closed else "all are in use, and more are refused",
+            )
+        return num_closed > 0
+
+
+class Handshake(Protocol):
+    """A TLS client that is connected, but has not finished its handshake."""
+
+    def cancel(self) -> object: ...
+
+
 @dataclass(slots=True, eq=False)
 class Listener:
     """The state that the connections of one port share."""
@@ -81,15 +203,42 @@ class Listener:
     traffic: HostTraffic = field(default_factory=HostTraffic)
     access_log: AccessLog | None = None
     connections: set[ListenerConnection] = field(default_factory=set)
+    handshakes: dict[Handshake, float] = field(default_factory=dict)  # of TLS clients, with their start, oldest first
+    turns: TurnQueue = field(default_factory=TurnQueue)
+    room: ConnectionRoom = field(default_factory=ConnectionRoom)
+    addresses: AddressCounts | None = None
+    num_refused: int = 0  # lately, with a response
     is_draining: bool = False
     unfinished_bytes: int = 0  # of large bodies: announced, or received if the size is not announced
 
-    def make_room(self) -> None:
-        """Close a tenth of the idle connections, the longest idle first."""
-        idle = sorted((c for c in self.connections if c.is_idle), key=lambda connection: connection.since)
-        logger.warning("too many connections (%d); the longest idle ones are closed", len(self.connections))
-        for connection in idle[: 1 + len(idle) // 10]:
+    @property
+    def num_connections(self) -> int:
+        return len(self.connections) + len(self.handshakes)
+
+    def is_busy(self, now: float) -> bool:
+        """Whether a request is being received or answered, or is announced by a handshake that goes on."""
+        return any(now - since < HANDSHAKE_GRACE_S for since in self.handshakes.values()) or any(
+            connection.is_busy for connection in self.connections
+        )
+
+    def make_room(self, newest: object = None) -> int:
+        """Close a tenth of the handshakes, the oldest first, or of the connections, the longest idle first."""
+        handshakes = [each for each in self.handshakes if each is not newest]
+        if handshakes:
+            oldest = handshakes[: (len(handshakes) + 9) // 10]
+            for handshake in oldest:
+                del self.handshakes[handshake]
+                handshake.cancel()
+            return len(oldest)
+        idle = [each for each in self.connections if each.is_idle and each is not newest]
+        idle.sort(key=lambda connection: connection.since)
+        closed = idle[: (len(idle) + 9) // 10]
+        for connection in closed:
             connection.abort()
+        return len(closed)
+
+    def forget_refused(self) -> None:
+        self.num_refused -= 1
 
     def shed_load(self, newest: ListenerConnection) -> None:
         """Close connections whose bodies have not grown for the longest time, until the total is below the limit."""

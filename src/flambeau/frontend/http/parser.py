@@ -11,7 +11,9 @@ from flambeau.serving.job import PRIORITY_HEADER
 
 MAX_HEAD_BYTES = 64 * 1024  # received in a row without a body: a head, a trailer, the extension of a chunk
 MAX_OVERHEAD = 8  # bytes of chunk framing for each byte of a body; one-byte chunks have five
-MAX_UPGRADES = 16  # requests for another protocol that are ignored in one read
+VERSIONS = frozenset({"1.0", "1.1"})
+MAX_UPGRADES = 512  # requests for another protocol in one feed; a connection feeds far fewer at a time
+TLS_HANDSHAKE = b"\x16"  # the first byte of a TLS client
 PRIORITY = PRIORITY_HEADER.encode()
 PRIORITY_SIZE = len(PRIORITY)
 
@@ -48,12 +50,14 @@ class RequestParser:
         "fed_bytes",
         "filled_bytes",
         "headers",
+        "host",
         "in_head",
         "is_discarding",
         "is_reading",
         "keeps_alive",
         "memory",
         "method",
+        "origin",
         "priority",
         "request_id",
         "size_bytes",
@@ -84,12 +88,21 @@ class RequestParser:
                 self._http.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 self._feed_without_upgrade(data, upgrade.args[0])
-        except httptools.HttpParserCallbackError:
+        except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, MalformedRequest):
+                raise error.__context__ from None
             raise
         except httptools.HttpParserError as error:
+            if data[:1] == TLS_HANDSHAKE:
+                raise MalformedRequest("This is TLS, and the port is not an https:// address") from None
             raise MalformedRequest(str(error)) from None
         if self.is_reading:
             self._limit_overhead(len(data))
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes of a body of announced size have not arrived."""
+        return self.content_length - (self.size_bytes if self.memory is None else self.filled_bytes)
 
     def advance(self, num_bytes: int) -> None:
         """Count bytes of the body that were received straight into `memory`."""
@@ -122,6 +135,8 @@ class RequestParser:
         self.content_length = 0
         self.request_id = ""
         self.priority: str | None = None
+        self.host: str | None = None
+        self.origin: str | None = None
         self.content: bytes | bytearray = b""
         self.size_bytes = 0  # of `content`
         self.filled_bytes = 0  # of `memory`
@@ -143,8 +158,16 @@ class RequestParser:
                 self.request_id = value.decode("latin-1")
         elif size == PRIORITY_SIZE and name.lower() == PRIORITY:
             self.priority = value.decode("latin-1")
-        elif size == 6 and name.lower() == b"expect":
-            self.wants_continue = value.lower() == b"100-continue"
+        elif size == 4:
+            if name.lower() == b"host":
+                if self.host is not None:  # this server and one before it could choose different ones
+                    raise MalformedRequest("There are two Host headers")
+                self.host = value.decode("latin-1")
+        elif size == 6:
+            if (lower := name.lower()) == b"expect":
+                self.wants_continue = value.lower() == b"100-continue"
+            elif lower == b"origin":
+                self.origin = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.in_head = False
@@ -154,6 +177,8 @@ class RequestParser:
         self.upgrades = http.should_upgrade()
         self.method = http.get_method().decode("latin-1")
         self.version = http.get_http_version()
+        if self.version not in VERSIONS:
+            raise MalformedRequest(f"HTTP version {self.version} is not supported; 1.0 and 1.1 are")
         self.keeps_alive = http.should_keep_alive()
         if (self.content_length >= self._from_bytes or self.wants_continue) and not self.upgrades:
             self._receiver.on_head()

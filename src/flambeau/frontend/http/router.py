@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, unquote
 
 from flambeau.errors import BadRequest, FlambeauError
+from flambeau.frontend.authorization import HostCheck
 from flambeau.frontend.http.errors import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, error_body, respond_error
 from flambeau.frontend.http.exchange import Exchange
 
@@ -33,10 +34,18 @@ ANYTHING = "*"  # the route of every other path
 class Router:
     """Routes by the first segment of the path; `""` is the root."""
 
-    def __init__(self, routes: Mapping[str, Endpoint], *, details: bool, has_keys: bool = False) -> None:
+    def __init__(
+        self,
+        routes: Mapping[str, Endpoint],
+        *,
+        details: bool,
+        has_keys: bool = False,
+        host_check: HostCheck | None = None,
+    ) -> None:
         self.routes = routes
         self.details = details
         self.has_keys = has_keys
+        self._host_check = host_check
         self._otherwise = routes[ANYTHING]
 
     def handle(self, exchange: Exchange) -> None:
@@ -44,6 +53,8 @@ class Router:
         segments = segments_of(exchange.path)
         endpoint = self.routes.get(segments[0], self._otherwise)
         try:
+            if self._host_check is not None:
+                self._host_check.check(exchange.host, exchange.origin)
             work = endpoint(exchange, segments)
         except Exception as error:
             self._respond_error(exchange, error)
@@ -52,7 +63,9 @@ class Router:
             exchange.run(self._guard(exchange, work))
 
     def admit(self, exchange: Exchange) -> None:
-        """Raise the error that rejects a large body: a missing key, or a path that takes no body."""
+        """Raise the error that rejects a large body: a missing key, a foreign page, or a path that takes no body."""
+        if self._host_check is not None:
+            self._host_check.check(exchange.host, exchange.origin)
         if not self.has_keys:
             return
         segments = segments_of(exchange.path)
@@ -70,7 +83,8 @@ class Router:
 
     def malformed(self, exchange: Exchange, reason: str) -> None:
         logger.info("Invalid HTTP message: %s", reason)
-        respond_status(exchange, 400, "BadRequestException", "Invalid HTTP message.")
+        body = error_body(exchange.path, 400, "BadRequestException", "Invalid HTTP message.", cause=reason)
+        exchange.respond(400, body, (JSON_TYPE,))
 
     async def _guard(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
 from flambeau.errors import InvalidKey
 from flambeau.frontend.http.connection import MAX_PIPELINED, SMALL_BODY_BYTES, HttpConnection
-from flambeau.frontend.http.listener import HttpLimits, Listener
+from flambeau.frontend.http.listener import TURN_S, ConnectionRoom, HttpLimits, Listener, TurnQueue
 
 GET = b"GET /%d HTTP/1.1\r\n\r\n"
 LARGE = SMALL_BODY_BYTES + 1
@@ -73,7 +74,8 @@ class Client:
     def __init__(self, **limits):
         self.app, self.transport = App(), Transport()
         defaults = {"max_body_bytes": 200_000, "share_from_bytes": 1 << 40, "keep_alive_s": 60, "read_timeout_s": 30}
-        self.listener = Listener(self.app, HttpLimits(**{**defaults, **limits}), None)
+        room = ConnectionRoom(limits.pop("max_connections", 1000))
+        self.listener = Listener(self.app, HttpLimits(**{**defaults, **limits}), None, room=room)
         self.connection = HttpConnection(self.listener)
         self.connection.connection_made(self.transport)
 
@@ -142,13 +144,98 @@ async def test_a_rejected_request_gets_its_status_and_further_input_is_ignored(d
     assert b"connection: close" in client.transport.sent
 
 
-async def test_a_malformed_request_behind_another_ends_the_connection_after_its_response():
+@pytest.mark.parametrize("count", [1, 3, 2 * MAX_PIPELINED])
+async def test_a_malformed_request_behind_others_is_rejected_after_their_responses(count):
     client = Client()
-    client.send(GET % 0 + b"nonsense\r\n\r\n")
+    client.send(b"".join(GET % i for i in range(count)) + b"nonsense\r\n\r\n")
     assert client.statuses == []
-    client.app.exchanges[0].respond(200, b"")
-    assert client.statuses == [200]
+    for i in range(count):
+        assert b"connection: close" not in client.transport.sent
+        client.app.exchanges[i].respond(200, b"")
+        await asyncio.sleep(0)
+    assert client.statuses == [200] * count + [400]
     assert b"connection: close" in client.transport.sent
+
+
+async def test_the_first_request_of_a_read_is_answered_at_once_and_the_others_in_turn():
+    client, other = Client(), Client()
+    client.app.handle = lambda exchange: exchange.respond(200, b"")
+    other.app.handle = lambda exchange: exchange.respond(200, b"")
+    other.listener.turns = client.listener.turns = TurnQueue(lambda: 0.0)
+    client.send(GET % 0 + GET % 1)
+    other.send(GET % 0)
+    assert (client.statuses, other.statuses) == ([200], [200])
+    await asyncio.sleep(0)
+    assert client.statuses == [200, 200]
+
+
+async def test_a_turn_of_the_loop_has_a_bounded_number_of_pipelined_requests():
+    client = Client()
+    client.app.handle = lambda exchange: exchange.respond(200, b"")
+    ticks = itertools.count(step=TURN_S / 4)
+    client.listener.turns = TurnQueue(lambda: next(ticks))
+    client.send(b"".join(GET % i for i in range(1000)))
+    while len(client.statuses) < 1000:
+        before = len(client.statuses)
+        await asyncio.sleep(0)
+        assert before < len(client.statuses) <= before + 5
+
+
+async def test_a_long_read_is_parsed_as_its_requests_are_answered():
+    client = Client()
+    requests = b"".join(GET % i for i in range(3000))
+    client.send(requests)
+    assert not client.transport.is_reading
+    data, start = client.connection._unparsed
+    assert (len(data) > len(requests) * 0.9, start) == (True, 0)
+    for i in range(3000):
+        client.app.exchanges[i].respond(200, b"")
+        await asyncio.sleep(0)
+    assert [exchange.path for exchange in client.app.exchanges] == [f"/{i}" for i in range(3000)]
+    assert client.transport.is_reading
+
+
+@pytest.mark.parametrize("body_bytes", [1000, 70_000])
+async def test_pipelined_bodies_are_complete_however_the_read_is_cut(body_bytes):
+    client = Client()
+    client.app.handle = lambda exchange: (bodies.append(exchange.take_body().content), exchange.respond(200, b""))
+    bodies = []
+    sent = [bytes([65 + i]) * body_bytes for i in range(20)]
+    client.connection.get_buffer(0)
+    stream = b"".join(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body) for body in sent)
+    while stream:
+        if client.transport.is_reading:
+            client.send(stream[:100_000])
+            stream = stream[100_000:]
+        await asyncio.sleep(0)
+    while len(bodies) < len(sent):
+        await asyncio.sleep(0)
+    assert bodies == sent
+
+
+async def test_a_client_that_does_not_read_gets_no_further_answers_until_it_does():
+    client = Client()
+    client.app.handle = lambda exchange: exchange.respond(200, b"")
+    client.connection.pause_writing()
+    client.send(b"".join(GET % i for i in range(1000)))
+    await asyncio.sleep(0)
+    assert client.statuses == []
+    assert not client.transport.is_reading
+    client.connection.resume_writing()
+    while len(client.statuses) < 1000:
+        await asyncio.sleep(0)
+    assert client.transport.is_reading
+
+
+async def test_without_an_idle_connection_to_close_a_client_is_refused():
+    client = Client(max_connections=1)
+    client.send(GET % 0)
+    refused = Transport()
+    client.app.reject = lambda exchange, error: exchange.respond(503, str(error).encode())
+    HttpConnection(client.listener).connection_made(refused)
+    assert refused.sent.startswith(b"HTTP/1.1 503")
+    assert b"limit of open files" in refused.sent
+    assert not client.transport.is_closed
 
 
 @pytest.mark.parametrize(
