@@ -43,7 +43,7 @@ def server(tmp_path_factory):
     flags = grpc_flags()
     files = [str(store / "echo.mar"), str(folder / "summing.py")]
     running = RunningServer(folder / "log", *files, "--model-store", str(store), *flags).wait_ready()
-    running.grpc = Client(int(flags[1]), int(flags[3]))
+    running.grpc, running.store = Client(int(flags[1]), int(flags[3])), store
     yield running
     running.grpc.close()
     running.stop()
@@ -145,13 +145,28 @@ def test_grpc_has_the_same_limits(server):
     for message, fields in [
         ("RegisterModel", {"url": "echo.mar", "initial_workers": 2_000_000_000}),
         ("RegisterModel", {"url": "echo.mar", "batch_size": 2_000_000_000}),
-        ("RegisterModel", {"url": "a\0b"}),
+        ("RegisterModel", {"url": "echo.mar", "handler": "a\0b"}),
         ("RegisterModel", {"url": "echo.mar", "model_name": "n" * 5000}),
         ("ScaleWorker", {"model_name": "echo", "max_worker": 2_000_000_000}),
     ]:
         code, text = refusal(lambda message=message, fields=fields: manage(message, **fields))
         assert code == StatusCode.INVALID_ARGUMENT, (message, fields, text)
         assert "it m" in text  # "it must be …" or "it may have …"
+
+
+@pytest.mark.parametrize("url", ["%00", "a%00b.mar", "echo.mar%00", "file:///%00", "%ff", "n" * 5000])
+def test_location_that_no_file_can_have_is_not_found(server, url):
+    assert server.manage("POST", f"/models?url={url}").status == 404
+
+
+def test_archive_of_nothing_but_nul_is_no_model(server):
+    (server.store / "nul.mar").write_bytes(b"\0" * 100)
+    reply = server.manage("POST", "/models?url=nul.mar&initial_workers=1")
+    assert (reply.status, reply.json["type"], reply.message) == (
+        400,
+        "InvalidModelException",
+        "Model name is not defined.",
+    )
 
 
 def test_racing_calls_get_the_true_cause(server):

@@ -36,6 +36,7 @@ class CallParameter:
     choices: tuple[str, ...] = ()  # documented here; the operation words the error
     is_required: bool = False  # documented here; the operation words the error
     keeps_empty: bool = False
+    is_location: bool = False  # where no file can be, none is found: the operation answers that
     is_token: bool = False  # a number that clients get and send as text
 
     @property
@@ -79,7 +80,7 @@ class CallParameter:
             raise BadRequest(f"{self.name} is {shown(value)}; it must be text")
         if len(value) > self.max_length:
             raise BadRequest(f"{self.name} has {len(value)} characters; it may have {self.max_length}")
-        if _CONTROL.search(value):
+        if not self.is_location and _CONTROL.search(value):
             raise BadRequest(f"{self.name} is {shown(value)}; it may hold no control characters")
         return value
 
@@ -109,6 +110,7 @@ URL = CallParameter(
     max_length=MAX_URL,
     is_required=True,
     keeps_empty=True,
+    is_location=True,
 )
 RESPONSE_TIMEOUT = CallParameter(
     name="response_timeout", kind="whole", low=1, doc="Seconds a worker may take to answer."
