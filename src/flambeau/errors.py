@@ -10,13 +10,13 @@
     │   ├── DownloadFailed       the archive could not be downloaded
     │   └── DependenciesFailed   its requirements could not be installed
     ├── BadRequest               the request is invalid
-    │   ├── NotJson              the body is not valid JSON
     │   └── InvalidField         one field is invalid, and is named
     ├── NotAllowed               the configuration does not allow this call
     ├── InvalidKey               the key is missing, wrong or expired
     ├── ModelNotFound
     │   └── VersionNotFound
     ├── ModelExists              this name and version are registered already
+    ├── ModelRemoved             it was unregistered while another call used it
     ├── FileTaken                a download would overwrite a file in the store
     ├── DefaultVersionInUse      the default version cannot be removed while others remain
     ├── Unavailable              no worker, or no room in the queue; try again later
@@ -31,6 +31,7 @@
     ├── WorkflowFailed           a node of a workflow could not be started
     ├── NodeFailed               a node of a workflow failed
     ├── JobFailed                the handler answered with an error
+    │   └── InvalidInput         the worker rejected the request itself
     ├── WorkerDied               the worker exited before it answered
     ├── HandlerError             the handler could not be found, loaded or called
     └── PredictionException      raised by a handler to answer with its own status and text
@@ -43,6 +44,7 @@ the same way: a worker that cannot load its model for such a reason is not resta
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 
 MAX_COMPARED_CHARACTERS = 100  # comparing is quadratic, and names come from clients
@@ -110,10 +112,6 @@ class BadRequest(FlambeauError):
     """The request is invalid."""
 
 
-class NotJson(BadRequest):
-    """The body is not valid JSON."""
-
-
 class InvalidField(BadRequest):
     """A field is missing, unknown or out of range; `field` names it."""
 
@@ -151,6 +149,13 @@ class ModelExists(FlambeauError):
 
     def __init__(self, name: str, version: str) -> None:
         super().__init__(f"Model version {version} is already registered for model {name}")
+
+
+class ModelRemoved(FlambeauError):
+    """The model was unregistered while another call started its workers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f'Model "{name}" has been unregistered.')
 
 
 class FileTaken(FlambeauError):
@@ -249,6 +254,10 @@ class JobFailed(FlambeauError):
         self.cause = cause
 
 
+class InvalidInput(JobFailed):
+    """The worker rejected the request: its form, its JSON or a value is invalid."""
+
+
 class WorkerDied(FlambeauError):
     """The worker exited before it answered; `cause` has the reason."""
 
@@ -276,6 +285,17 @@ class PredictionException(FlambeauError):
 
     def __str__(self) -> str:
         return f"{self.message} : {self.error_code}"
+
+
+def json_problem(error: Exception) -> str:
+    """What is wrong with a text that `json.loads` rejects, and where."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start + 1} is not valid {error.encoding.upper()}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (line {error.lineno}, column {error.colno})"
+    return str(error)
 
 
 def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -24,6 +24,8 @@ from flambeau.cli.options import (
     Version,
 )
 
+LARGEST = 2**31 - 1  # of a number on the command line
+
 app = typer.Typer(
     name="flambeau",
     no_args_is_help=True,
@@ -68,17 +70,20 @@ def serve(
         str | None, typer.Option(help="Built-in name or file of the handler, instead of the model's own.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Workers per model. Default: from model-config.yaml, or 1.")
+        int | None, typer.Option(min=0, max=10_000, help="Workers per model. Default: from model-config.yaml, or 1.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, max=65_536, help="Maximum number of requests in a batch.")
+    ] = None,
     max_batch_delay: Annotated[
-        int | None, typer.Option(min=0, help="Milliseconds to wait for a batch to fill.")
+        int | None, typer.Option(min=0, max=LARGEST, help="Milliseconds to wait for a batch to fill.")
     ] = None,
     response_timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds a worker may take for a batch. Default: 120.")
+        float | None, typer.Option(min=0.1, max=LARGEST, help="Seconds a worker may take for a batch. Default: 120.")
     ] = None,
     startup_timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds a worker may take to load its model. Default: 120.")
+        float | None,
+        typer.Option(min=0.1, max=LARGEST, help="Seconds a worker may take to load its model. Default: 120."),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8080,
@@ -106,13 +111,17 @@ def serve(
     allow_private_urls: Annotated[
         bool, typer.Option("--allow-private-urls", help="Allow downloads from addresses in private networks.")
     ] = False,
-    job_queue_size: Annotated[int, typer.Option(min=1, help="Maximum number of waiting requests per model.")] = 100,
-    max_request_size: Annotated[int, typer.Option(min=1, help="Maximum size of a request body in bytes.")] = 6_553_500,
+    job_queue_size: Annotated[
+        int, typer.Option(min=1, max=LARGEST, help="Maximum number of waiting requests per model.")
+    ] = 100,
+    max_request_size: Annotated[
+        int, typer.Option(min=1, max=LARGEST, help="Maximum size of a request body in bytes.")
+    ] = 6_553_500,
     max_response_size: Annotated[
-        int, typer.Option(min=1, help="Maximum size of a response, or of a part of a stream, in bytes.")
+        int, typer.Option(min=1, max=LARGEST, help="Maximum size of a response, or of a part of a stream, in bytes.")
     ] = 6_553_500,
     drain_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to finish accepted requests when the server stops.")
+        float, typer.Option(min=0, max=LARGEST, help="Seconds to finish accepted requests when the server stops.")
     ] = 30,
     worker_transport: Annotated[str, typer.Option(help="Sockets between server and workers: unix or tcp.")] = "unix",
     watch: Annotated[bool, typer.Option("--watch", help="Reload handlers when their code changes.")] = False,

@@ -13,6 +13,9 @@ from flambeau.errors import suggest
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+LARGEST = 1 << 31  # the limit of 32-bit integers
+MAX_WORKERS = 10_000  # of a model; more are a mistake or an attack
+MAX_RANKS = 1024  # processes or devices of a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,8 @@ class ModelConfig:
         changes: dict[str, Any] = {"options": options}
         if pair := _workers(read):
             changes |= {"min_workers": pair[0], "max_workers": pair[1]}
-        if size := read.number("batchSize", 0, at_least=1):
-            changes["batch_size"] = int(size)
+        if size := read.whole("batchSize", 0, at_least=1):
+            changes["batch_size"] = size
         if (delay := read.number("maxBatchDelay", -1)) >= 0:
             changes["batch_delay_s"] = delay / 1000
         for key, name in _MILLISECONDS.items():
@@ -77,8 +80,8 @@ class ModelConfig:
         if envelope := read.get("envelope", str, ""):
             changes["envelope"] = "" if envelope == "none" else envelope
         for key, name in _PLAIN.items():
-            if value := read.number(key, 0):
-                changes[name] = value if name.endswith("_s") else int(value)
+            if value := read.number(key, 0) if name.endswith("_s") else read.whole(key, 0):
+                changes[name] = value
         ids = read.get("deviceIds", list, [])
         if ids and all(type(i) is int and i >= 0 for i in ids):
             changes["device_ids"] = tuple(ids)
@@ -95,6 +98,9 @@ class ModelConfig:
             self.with_options({k: v for k, v in given.items() if "Workers" not in k}), options=self.options
         )
         if not workers or not {"minWorkers", "maxWorkers"} & given.keys():
+            return config
+        if max(given.get("minWorkers", 0), given.get("maxWorkers", 0)) > MAX_WORKERS:
+            read.warn("a model may have %d workers; this number is ignored", MAX_WORKERS)
             return config
         low, high = int(given.get("minWorkers", 0)), int(given.get("maxWorkers", self.max_workers))
         low = low or min(self.min_workers, high)
@@ -152,7 +158,6 @@ _SWITCHES = {
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 _OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope")
 MODEL_KEYS = (*dict.fromkeys((*_SETTINGS, *_PLAIN, *_MILLISECONDS, *_SWITCHES, *_OTHERS)),)
-LARGEST = 1 << 31  # the limit of 32-bit integers
 MIN_SIMILARITY = 0.9  # minimum similarity for a key to count as a misspelling
 
 
@@ -173,12 +178,13 @@ def _plain(key: str) -> str:
 
 def _workers(read: _Reader) -> tuple[int, int] | None:
     """(minimum, maximum) workers; an invalid pair is ignored with a warning."""
-    low, high = read.number("minWorkers", 0, at_least=None), read.number("maxWorkers", 0)
+    low = read.whole("minWorkers", 0, at_least=None, at_most=MAX_WORKERS)
+    high = read.whole("maxWorkers", 0, at_most=MAX_WORKERS)
     if "minWorkers" in read.options and low < 1:
         read.warn("minWorkers is %r and counts as 1; scaleToZero: true lets the last worker go", low)
         low = 1
     if low > 0 and high >= low:
-        return int(low), int(high)
+        return low, high
     if "minWorkers" in read.options and "maxWorkers" in read.options:
         read.warn("maxWorkers is less than minWorkers, so both are ignored")
     elif "minWorkers" in read.options or "maxWorkers" in read.options:
@@ -194,11 +200,12 @@ def _parallelism(read: _Reader) -> dict[str, Any]:
         read.warn("parallelType is %r; it may be %s, so it is ignored", kind, ", ".join(_PARALLEL_TYPES))
         kind = ""
     torchrun = read.get("torchrun", dict, {})
-    level = _Reader(torchrun, read.where).number("nproc-per-node", 1) if torchrun else read.number("parallelLevel", 0)
+    ranks, key = (_Reader(torchrun, read.where), "nproc-per-node") if torchrun else (read, "parallelLevel")
+    level = ranks.whole(key, 1 if torchrun else 0, at_most=MAX_RANKS)
     ids = read.options.get("deviceIds")
     if kind == "tp" and not level and isinstance(ids, list):
         level = len(ids)  # one rank per named device
-    return {"parallel_type": kind, "parallel_level": int(level) if kind else 0, "torchrun": torchrun}
+    return {"parallel_type": kind, "parallel_level": level if kind else 0, "torchrun": torchrun}
 
 
 class _Reader:
@@ -216,6 +223,14 @@ class _Reader:
         if isinstance(value, kind):
             return value
         self.warn("%s must be %s, not %s; the default is used", key, kind.__name__, _brief(value))
+        return default
+
+    def whole(self, key: str, default: int, *, at_least: int | None = 0, at_most: int = LARGEST) -> int:
+        value = self.number(key, default, at_least=at_least)
+        if value == int(value) and (key not in self.options or value <= at_most):
+            return int(value)
+        bound = f" of at most {at_most}" if value > at_most else ""
+        self.warn("%s must be a whole number%s, not %s; the default is used", key, bound, _brief(value))
         return default
 
     def number(self, key: str, default: int, *, at_least: int | None = 0) -> int | float:

@@ -16,6 +16,35 @@ from flambeau.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+MAX_HOST = 253  # characters, of DNS
+MAX_SOCKET_PATH_BYTES = 107  # of Linux
+MAX_SHOWN = 80  # characters of an invalid value in its error message
+
+
+def is_host(text: str) -> bool:
+    """Whether a text can name a host: an IP address, or a name of letters, digits, dots and dashes."""
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    try:
+        text.encode("idna")  # what name resolution does first; it limits the length of each part
+    except UnicodeError:
+        return False
+    return len(text) <= MAX_HOST and re.fullmatch(r"[\w.-]+", text) is not None
+
+
+def check_socket_path(path: str) -> str:
+    """Return the path of a unix socket if the system can open it."""
+    size_bytes = len(path.encode("utf-8", "surrogateescape"))
+    if not path or "\0" in path or size_bytes > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(f"{brief(path)} is not a path of 1 to {MAX_SOCKET_PATH_BYTES} bytes; write unix:/path")
+    return path
+
+
+def brief(text: str) -> str:
+    """A value in an error message."""
+    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +56,26 @@ class Address:
     path: str | None = None
     is_tls: bool = False
 
+    def __post_init__(self) -> None:
+        if self.path is None and not is_host(self.host):
+            raise ConfigError(f"{brief(self.host)} is not a host; write an IP address, or a name")
+
     @classmethod
     def parse(cls, text: str, *, default_port: int) -> Address:
         """Read `http://host[:port]`, `https://host[:port]`, `host:port` or `unix:/path`."""
         if text.startswith("unix:"):
-            return cls(path=text.removeprefix("unix:"))
-        url = urlsplit(text if "://" in text else f"http://{text}")
+            return cls(path=check_socket_path(text.removeprefix("unix:")))
         try:
+            url = urlsplit(text if "://" in text else f"http://{text}")
             host, port = url.hostname, url.port or default_port
         except ValueError as error:
-            raise ConfigError(f"{text!r} is not an address: {error}") from None
-        if url.scheme not in ("http", "https") or not host:
-            raise ConfigError(f"{text!r} is not an address; write http://host:port, https://host:port or unix:/path")
-        return cls(host, port, is_tls=url.scheme == "https")
+            raise ConfigError(f"{brief(text)} is not an address: {str(error)[:MAX_SHOWN]}") from None
+        is_plain = not (url.path.strip("/") or url.query or url.fragment or "@" in url.netloc)
+        if url.scheme not in ("http", "https") or not is_plain or not is_host(host or ""):
+            raise ConfigError(
+                f"{brief(text)} is not an address; write http://host:port, https://host:port or unix:/path"
+            )
+        return cls(host or "", port, is_tls=url.scheme == "https")
 
     @property
     def is_loopback(self) -> bool:
@@ -190,8 +226,8 @@ def check_pattern(name: str, text: str) -> str:
     """Return `text` if it is a regular expression; `name` is the setting in the error."""
     try:
         re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"{name} is {text!r}; it must be a regular expression ({error})") from None
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{name} is {brief(text)}; it must be a regular expression ({error})") from None
     return text
 
 

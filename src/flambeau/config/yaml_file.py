@@ -39,10 +39,19 @@ def load_yaml(content: bytes, name: str) -> Any:
     try:
         _check_shape(content, name)
         return yaml.load(content, Loader=_loader())
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # e.g. a number with thousands of digits
-        raise ConfigError(f"{name} is not valid YAML: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{name} is not valid YAML: {_place_of(error)}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{name} is not valid YAML: its references are nested too deeply") from None
+
+
+def _place_of(error: Any) -> str:
+    """The problem that the parser reports, with its line and column, in one line."""
+    text = " ".join((error.problem or error.context or "it cannot be parsed").split())
+    mark = error.problem_mark or error.context_mark
+    return f"{text} (line {mark.line + 1}, column {mark.column + 1})" if mark else text
 
 
 def _check_shape(content: bytes, name: str) -> None:
@@ -83,6 +92,16 @@ def _loader() -> Any:
                 if self._num_merged > MAX_MERGED:
                     text = f"its merge keys (<<) add more than {MAX_MERGED} entries"
                     raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (yaml.YAMLError, RecursionError):
+                raise
+            except Exception:  # whatever the parser stumbles over, such as the text x for !!timestamp
+                tag = node.tag.removeprefix("tag:yaml.org,2002:")
+                text = f"a value is not a valid {tag}"
+                raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from None
 
         def construct_yaml_int(self, node: Any) -> Any:
             if len(node.value) > MAX_DIGITS:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from flambeau.config.model import ModelConfig
+from flambeau.config.model import MAX_WORKERS, ModelConfig
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
 from flambeau.logs.line_formats import masked
 from flambeau.metrics.system import resident_bytes
@@ -23,7 +23,6 @@ from flambeau.serving.workers.host_resources import gpu_usage, resident_bytes_of
 from flambeau.serving.workers.supervisor import Slot
 
 PAGE = 100
-MAX_WORKERS = 10_000  # of a model; more are a mistake or an attack
 NO_GPUS: Mapping[int, str] = MappingProxyType({})
 
 

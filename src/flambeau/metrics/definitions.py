@@ -69,8 +69,10 @@ def load_yaml(text: str, source: str) -> Any:
 
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not YAML: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+    except (AttributeError, KeyError, TypeError):  # what the parser raises for, say, the text x as a !!timestamp
+        raise ConfigError(f"{source} is not YAML: a value does not fit its tag") from None
 
 
 def _section(section: Any, name: str, source: str) -> dict[str, Definition]:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import DeadlinePassed, QueueFull, Unavailable, WorkerDied, WorkersFailed
+from flambeau.errors import DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
 from flambeau.logs.line_formats import printable
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.crash_recovery import WorkerExit, should_retry
@@ -159,7 +159,7 @@ class Model:
 
     def _check_open(self) -> None:
         if self.pool.is_closed:
-            raise Unavailable(f'Model "{self.name}" has been unregistered.')
+            raise ModelRemoved(self.name)
 
     async def close(self, reason: str, *, now: bool = False) -> None:
         """Reject waiting jobs, finish running ones and stop the workers; with `now`, kill them."""

@@ -24,6 +24,8 @@ from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import Source
 from flambeau.serving.workers.worker_factory import Host
 
+MAX_NAME = 256  # characters of a name or version
+MAX_HANDLER = 1024
 RUNTIMES = (None, "python", "python3", "LSP")  # that existing clients may name
 
 
@@ -97,9 +99,30 @@ class Registry:
 
 
 def check_name(name: str) -> None:
-    """Reject a name or version with characters that would break a log, a metric or a header."""
+    """Reject a name or version that is too long, or has characters that would break a log, a metric or a header."""
+    if len(name) > MAX_NAME:
+        raise BadRequest(f"names and versions may have {MAX_NAME} characters; {name[:50]!r}… has {len(name)}")
     if not name.isprintable():
         raise BadRequest(f"names and versions may hold no control characters, as {name[:100]!r} does")
+
+
+def check_encodable(handler: str, folder: str) -> None:
+    """Reject a handler or folder that cannot be named in a message to a worker, or that no file can have."""
+    if len(handler) > MAX_HANDLER or "\0" in handler or not is_text(handler):
+        raise BrokenArchive(
+            f"the handler {handler[:50]!r} is not valid: it must be text of at most {MAX_HANDLER} characters"
+        )
+    if not is_text(folder):
+        raise BrokenArchive(f"the folder {folder!r} is not valid: its name is not UTF-8; rename it")
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be encoded; file names of other encodings, and half characters in JSON, cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def settings_of(
@@ -134,6 +157,7 @@ def new_model(
     check_name(manifest.version)
     registry.check_free(name, manifest.version)
     handler = handler or manifest.handler or host.config.default_handler
+    check_encodable(handler or "", str(source.folder))
     if source.problem and settings.min_workers > 0:
         text = f"Failed to start workers for model {name} version: {manifest.version}"
         raise WorkersFailed(text, cause=source.problem)

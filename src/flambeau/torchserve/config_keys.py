@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flambeau.config.model import MAX_WORKERS
 from flambeau.config.server import check_pattern
 from flambeau.torchserve import config_values as values
 from flambeau.torchserve.config_values import Reader
@@ -38,7 +39,7 @@ KEYS = {
     "ts_open_inference_protocol": ConfigKey("open_inference", values.switch),
     "model_store": ConfigKey("model_store", values.path),
     "workflow_store": ConfigKey("workflow_store", values.path),
-    "default_workers_per_model": ConfigKey("default_workers", values.whole()),
+    "default_workers_per_model": ConfigKey("default_workers", values.whole(at_most=MAX_WORKERS)),
     "default_response_timeout": ConfigKey("default_response_timeout_s", _size),
     "default_startup_timeout": ConfigKey("default_startup_timeout_s", _size),
     "unregister_model_timeout": ConfigKey("unregister_timeout_s", values.whole()),
@@ -65,9 +66,9 @@ KEYS = {
     "metric_time_interval": ConfigKey("measure.interval_s", _size),
     "initial_worker_port": ConfigKey("first_worker_id", values.whole()),
     "initial_distribution_port": ConfigKey("first_distribution_port", _port),
-    "ts_header_key_sequence_id": ConfigKey("sequence_headers.id", values.text),
-    "ts_header_key_sequence_start": ConfigKey("sequence_headers.start", values.text),
-    "ts_header_key_sequence_end": ConfigKey("sequence_headers.end", values.text),
+    "ts_header_key_sequence_id": ConfigKey("sequence_headers.id", values.header_name),
+    "ts_header_key_sequence_start": ConfigKey("sequence_headers.start", values.header_name),
+    "ts_header_key_sequence_end": ConfigKey("sequence_headers.end", values.header_name),
     "private_key_file": ConfigKey("tls.private_key_file", values.path),
     "certificate_file": ConfigKey("tls.certificate_file", values.path),
     "keystore": ConfigKey("tls.keystore", values.path),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig
-from flambeau.errors import ConfigError
+from flambeau.errors import ConfigError, json_problem
 from flambeau.torchserve.config_keys import (
     CONTROL_KEYS,
     CORS,
@@ -22,7 +22,7 @@ from flambeau.torchserve.config_keys import (
     known_keys,
     variable_of,
 )
-from flambeau.torchserve.config_values import invalid, switch
+from flambeau.torchserve.config_values import header_value, invalid, switch
 from flambeau.torchserve.java_properties import parse as parse
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def to_properties(
             logger.info("%s has no effect here: %s", key, WITHOUT_EFFECT[key])
         elif key not in CORS and key not in CONTROL_KEYS and key not in SNAPSHOT_KEYS:
             near = _nearest(key, known_keys())
-            logger.warning("%s is not a known key%s", key, f"; did you mean {near}?" if near else "")
+            logger.warning("%.200s is not a known key%s", key, f"; did you mean {near}?" if near else "")
     if not switch("enable_metrics_api", given.get("enable_metrics_api", "true")):
         server = replace(server, metrics=None)
     if "token_expiration_min" in given and server.keys.is_on is None:  # an expiry implies that keys are on
@@ -97,7 +97,7 @@ def to_properties(
         server = replace(server, allow_unprotected=True)
     if protocol := environment.get("TS_OPEN_INFERENCE_PROTOCOL"):
         server = replace(server, open_inference=protocol == "oip")
-    cors = tuple((header, given[key]) for key, header in CORS.items() if given.get(key))
+    cors = tuple((header, header_value(key, given[key])) for key, header in CORS.items() if given.get(key))
     return Properties(
         server=replace(server, cors=cors, models=read_models(given.get("models"))),
         load_models=given.get("load_models"),
@@ -125,7 +125,7 @@ def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise invalid("models", text, f"JSON ({error})") from None
+        raise invalid("models", text, f"JSON ({json_problem(error)})") from None
     expected = 'a JSON object such as {"name": {"1.0": {"batchSize": 4}}}'
     if not isinstance(document, dict):
         raise invalid("models", text, expected)

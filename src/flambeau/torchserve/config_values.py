@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flambeau.config.server import Address, check_pattern
+from flambeau.config.server import Address, brief, check_pattern, is_host
 from flambeau.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+LARGEST = 2**31 - 1
 Reader = Callable[[str, str], Any]  # (key, text) → value
 
 
 def invalid(key: str, value: str, expected: str) -> ConfigError:
-    return ConfigError(f"{key} is {value!r}; it must be {expected}")
+    return ConfigError(f"{key} is {brief(value)}; it must be {expected}")
 
 
-def whole(*, at_least: int = 0, at_most: int | None = None) -> Reader:
+def whole(*, at_least: int = 0, at_most: int = LARGEST) -> Reader:
     """A reader of whole numbers within bounds."""
-    bounds = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
+    bounds = f"from {at_least} to {at_most}"
 
     def read(key: str, value: str) -> int:
         try:
             number = int(value.strip())
         except ValueError:
             raise invalid(key, value, f"a whole number {bounds}") from None
-        if number < at_least or (at_most is not None and number > at_most):
+        if not at_least <= number <= at_most:
             raise invalid(key, value, f"a whole number {bounds}")
         return number
 
@@ -44,8 +46,8 @@ def scaled(factor: float, unit: str) -> Reader:
             number = float(value.strip())
         except ValueError:
             number = math.nan
-        if not 0 <= number < math.inf:
-            raise invalid(key, value, f"a number of {unit}")
+        if not 0 <= number <= LARGEST:
+            raise invalid(key, value, f"a number of {unit} from 0 to {LARGEST}")
         return number * factor
 
     return read
@@ -55,7 +57,7 @@ def switch(key: str, value: str) -> bool:
     """True only for `true`, as in TorchServe; a word other than `true` and `false` is logged."""
     word = value.strip().lower()
     if word not in ("true", "false"):
-        logger.warning("%s is %r, which counts as false; write true or false", key, value)
+        logger.warning("%s is %.80r, which counts as false; write true or false", key, value)
     return word == "true"
 
 
@@ -78,25 +80,42 @@ def address(default_port: int, tls_port: int) -> Reader:
 
 def host(key: str, value: str) -> str:
     """A network interface, by name or IP address."""
-    if not value.strip() or "/" in value:
+    if not is_host(value.strip()):
         raise invalid(key, value, "a host, such as 127.0.0.1 or 0.0.0.0")
     return value.strip()
 
 
 def path(key: str, value: str) -> Path:
     """A file or folder, relative to the working folder of the server."""
-    if not value:
+    if not value or "\0" in value:
         raise invalid(key, value, "a path")
     return Path(value)
 
 
 def text(key: str, value: str) -> str:
+    """Any text without control characters."""
+    if any(character < " " for character in value):
+        raise invalid(key, value, "text without control characters")
     return value
 
 
 def optional_text(key: str, value: str) -> str | None:
-    """Any text; None if it is empty."""
-    return value or None
+    """As `text`; None if it is empty."""
+    return text(key, value) or None
+
+
+def header_name(key: str, value: str) -> str:
+    """The name of an HTTP header."""
+    if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value) is None:  # RFC 9110, 5.6.2
+        raise invalid(key, value, "the name of a header")
+    return value
+
+
+def header_value(key: str, value: str) -> str:
+    """The value of an HTTP header."""
+    if not value.isprintable() or not value.isascii():
+        raise invalid(key, value, "the value of a header: printable ASCII")
+    return value
 
 
 def patterns(key: str, value: str) -> tuple[str, ...]:
@@ -114,5 +133,5 @@ def metrics_mode(key: str, value: str) -> str:
     mode = value.strip().lower()
     if mode in ("log", "prometheus", "legacy", "both"):
         return mode
-    logger.error("%s is %r; it may be log, prometheus, legacy or both. Using log", key, value)
+    logger.error("%s is %.80r; it may be log, prometheus, legacy or both. Using log", key, value)
     return "log"

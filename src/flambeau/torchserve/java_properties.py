@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from flambeau.config.server import brief
 from flambeau.errors import ConfigError
 
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -50,6 +51,8 @@ def _logical_lines(text: str) -> list[str]:
 def _unescape(text: str) -> str:
     def replacement(match: re.Match[str]) -> str:
         code, letter = match.groups()
+        if letter == "u":  # Java refuses the whole file
+            raise ConfigError(f"Malformed \\uxxxx encoding: write four hexadecimal digits after \\u in {brief(text)}")
         return chr(int(code, 16)) if code else _ESCAPES.get(letter, letter)
 
     plain = re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", replacement, text)

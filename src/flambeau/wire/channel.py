@@ -127,14 +127,21 @@ class WorkerChannel:
         count = self.socket.recv_into(self._frames.space(), 0, flags)
         if not count:
             return False
-        for payload in self._frames.filled(count):
-            self._arrived.extend(decode_to_worker(payload))
+        try:
+            for payload in self._frames.filled(count):
+                self._arrived.extend(decode_to_worker(payload))
+        except BadFrame as error:  # nothing that follows can be trusted: the process ends, from any thread or callback
+            raise SystemExit(f"the server sent a malformed frame ({error})") from None
         return True
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_to_worker = msgspec.msgpack.Decoder(list[ToWorker]).decode
 _decode_to_server = msgspec.msgpack.Decoder(list[ToServer]).decode
+
+
+# What the decoder raises; texts that are not UTF-8 and deep nesting have exceptions of Python's own.
+INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class BadFrame(Exception):
@@ -150,7 +157,7 @@ def decode_to_worker(payload: memoryview) -> list[ToWorker]:
     """Raises BadFrame if the payload is invalid."""
     try:
         return _decode_to_worker(payload)
-    except msgspec.MsgspecError as error:
+    except INVALID as error:
         raise BadFrame(str(error)) from None
 
 
@@ -158,7 +165,7 @@ def decode_to_server(payload: memoryview) -> list[ToServer]:
     """Raises BadFrame if the payload is invalid."""
     try:
         return _decode_to_server(payload)
-    except msgspec.MsgspecError as error:
+    except INVALID as error:
         raise BadFrame(str(error)) from None
 
 

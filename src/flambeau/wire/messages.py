@@ -113,6 +113,7 @@ class Failed(Struct, array_like=True, tag=7, frozen=True):
     message: str
     detail: str = ""  # the traceback, for logs and trusted callers
     is_final: bool = False  # another attempt to load the model would fail as well
+    is_bad_request: bool = False  # the requests are at fault; their handler did not choose this answer
 
 
 def cancelled(job_id: int) -> Failed:

@@ -182,7 +182,7 @@ class ContinuousMode(Mode):
             self._reply(context, self._runner.handle(rows, context), began)
         except Exception as error:  # the handler's state of the other requests cannot be trusted either
             self._running = []
-            self._outbox.fail(requests, error)
+            self._runner.fail(requests, error)
         self._outbox.send_samples(context)
 
     def _reply(self, context: Context, result: Any, began: float) -> None:

@@ -21,13 +21,18 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     if isinstance(error, BadRequest):
         # The cause is for the handler's author; the client gets the message only.
         detail = printable("".join(traceback.format_exception(error.__cause__))) if error.__cause__ else ""
-        return Failed(job_ids, 400, printable(str(error)), detail)
+        return Failed(job_ids, 400, printable(str(error)), detail, is_bad_request=True)
     detail = printable("".join(traceback.format_exception(error)))
     if is_out_of_memory(error):
         return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail)
     if isinstance(error, BadResult):
         return Failed(job_ids, 503, str(error), detail)
     return Failed(job_ids, 503, "Prediction failed", detail)
+
+
+def is_explained(error: BaseException) -> bool:
+    """Whether an error tells the client what is wrong: the handler chose its answer, or memory is short."""
+    return isinstance(error, (PredictionException, BadRequest, BadResult)) or is_out_of_memory(error)
 
 
 def load_failed(error: BaseException, *, may_change: bool = False) -> Failed:

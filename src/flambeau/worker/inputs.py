@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, json_problem
 from flambeau.wire.messages import Request, Shared
 from flambeau.wire.shared_memory import SegmentReader
 
@@ -68,13 +68,28 @@ class InputReader:
         if not self._decode:
             return raw
         try:
-            if media_type == "application/json":
-                return parse_json(raw)
-            if media_type.startswith("text"):
-                return raw.decode("utf-8")
+            return decode(raw, media_type)
         except (ValueError, RecursionError):
             logger.warning("a body sent as %s cannot be decoded; the handler gets its bytes", media_type)
         return raw
+
+    def problem_of(self, request: Request) -> str:
+        """Why a value of a request could not be decoded, so that the handler got its bytes; empty if all could."""
+        if not self._decode or request.kind in ("describe", "generate"):
+            return ""
+        row = self.read(request)
+        types = row.types if type(row) is Form else {"body": header(request, "content-type")}
+        for name, content_type in types.items():
+            value = row.get(name)
+            media_type = media_type_of(content_type)
+            if type(value) is not bytearray:
+                continue
+            try:
+                decode(value, media_type)
+            except (ValueError, RecursionError) as error:
+                what = "valid JSON" if media_type == "application/json" else "UTF-8"
+                return f"{name} was sent as {media_type}, but it is not {what}: {json_problem(error)}"
+        return ""
 
     def _with_query(self, row: Row, query: str, content_type: str) -> Row:
         """The row with the parameters of the URL, as bytes; those of the body take precedence."""
@@ -145,6 +160,13 @@ def split(raw: bytearray, fields: Sequence[tuple[str, int]]) -> Row:
         row[name] = raw[start : start + size]
         start += size
     return row
+
+
+def decode(raw: bytearray, media_type: str) -> Any:
+    """JSON as objects, text as str, everything else unchanged; raises ValueError or RecursionError."""
+    if media_type == "application/json":
+        return parse_json(raw)
+    return raw.decode("utf-8") if media_type.startswith("text") else raw
 
 
 def parse_json(raw: bytearray) -> Any:

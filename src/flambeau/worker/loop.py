@@ -12,6 +12,7 @@ from typing import Any
 from flambeau.errors import BadRequest
 from flambeau.wire.messages import Cancel, Ready, Request, Run, Stop, ToWorker
 from flambeau.worker.context import Context
+from flambeau.worker.failures import is_explained
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Handle
 from flambeau.worker.model import LoadedModel
@@ -80,6 +81,14 @@ class BatchRunner:
         context.begin(requests, [types_of(row) for row in rows])
         return rows
 
+    def fail(self, requests: Sequence[Request], error: BaseException) -> None:
+        """Fail the requests that are open. One whose body cannot be decoded is the cause itself, and is told so."""
+        if isinstance(error, Exception) and not is_explained(error):
+            for request in requests:
+                if problem := self._reader.problem_of(request):
+                    self._outbox.fail([request], BadRequest(problem))
+        self._outbox.fail(requests, error)
+
     # ---- one batch at a time ----
 
     def run(self, run: Run) -> None:
@@ -102,7 +111,7 @@ class BatchRunner:
                 for request in [*context.requests]:
                     self.run(Run([request]))
                 return
-            self._outbox.fail(context.requests, error)
+            self.fail(context.requests, error)
         self._outbox.send_samples(context)
 
     def reply(self, context: Context, result: Any, began: float) -> None:
@@ -145,7 +154,7 @@ class BatchRunner:
                     self._outbox.send(context, i, b"", last=True)
                 except Exception as error:  # the other streams continue
                     del streams[i]
-                    self._outbox.fail([context.requests[i]], error)
+                    self.fail([context.requests[i]], error)
 
     # ---- many batches at a time ----
 
@@ -174,7 +183,7 @@ class BatchRunner:
                 for request in [*context.requests]:
                     await self.run_async(Run([request]))
                 return
-            self._outbox.fail(context.requests, error)
+            self.fail(context.requests, error)
         self._outbox.send_samples(context)
 
 

@@ -140,3 +140,28 @@ def test_enormous_numbers_are_rejected(tmp_path, caplog):
     file.write_text(f"maxBatchDelay: {'9' * 5000}\n")
     with pytest.raises(ConfigError, match="is not valid YAML"):
         read_options(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"minWorkers": 2_000_000_000, "maxWorkers": 2_000_000_000}, ("minWorkers", "maxWorkers")),
+        ({"minWorkers": 1, "maxWorkers": 10_001}, ("maxWorkers",)),
+        ({"parallelType": "tp", "parallelLevel": 2_000_000_000}, ("parallelLevel",)),
+        ({"parallelType": "tp", "torchrun": {"nproc-per-node": 1025}}, ("nproc-per-node",)),
+        ({"batchSize": 2.5}, ("batchSize",)),
+        ({"jobQueueSize": 0.5}, ("jobQueueSize",)),
+    ],
+)
+def test_numbers_beyond_any_machine_and_fractions_are_ignored_with_a_warning(caplog, options, names):
+    config = ModelConfig().with_options(options)
+    assert (config.min_workers, config.max_workers, config.batch_size, config.queue_size) == (1, 1, 1, 100)
+    assert config.parallel_level in (0, 1)
+    told = [name for values in logged(caplog, LOGGER) for name in values]
+    assert all(name in told for name in names)
+
+
+def test_workers_of_config_properties_are_bounded_too(caplog):
+    config = ModelConfig().with_settings({"minWorkers": 2_000_000_000}, workers=True)
+    assert (config.min_workers, config.max_workers) == (1, 1)
+    assert logged(caplog, LOGGER) == [("models in config.properties", 10_000)]

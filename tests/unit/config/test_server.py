@@ -20,10 +20,28 @@ def test_addresses_are_read(text, address):
     assert Address.parse(text, default_port=8080) == address
 
 
-@pytest.mark.parametrize("text", ["ftp://x", "http://", "http://host:port"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ftp://x", "http://", "http://host:port", "http://[::", "[", "[]", "::1", "http://h:99999", "http://a b:1"),
+        *("http://h/path", "http://h?x", "http://u@h", "a\0b", "\ud800", "x" * 5000, "http://a..b", "x" * 100),
+    ],
+)
 def test_invalid_addresses_are_rejected(text):
     with pytest.raises(ConfigError, match="is not an address"):
         Address.parse(text, default_port=1)
+
+
+@pytest.mark.parametrize("text", ["unix:", "unix:a\0b", "unix:/" + "x" * 107])
+def test_paths_that_no_socket_can_have_are_rejected(text):
+    with pytest.raises(ConfigError, match="is not a path of 1 to 107 bytes; write unix:/path"):
+        Address.parse(text, default_port=1)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "x" * 300, "x" * 64, "\udcff", "a\0b"])
+def test_host_of_a_flag_is_checked_too(host):
+    with pytest.raises(ConfigError, match="is not a host; write an IP address, or a name"):
+        Address(host, 80)
 
 
 def test_error_details_are_shown_on_loopback_only():

@@ -3,8 +3,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flambeau.config.model import read_options
+from flambeau.config.yaml_file import load_yaml
 from flambeau.errors import ConfigError
 
 
@@ -75,3 +78,47 @@ def test_merge_keys_and_long_lists_within_reason_are_read(tmp_path):
     options = read_options(file)
     assert options["b"] == {"x": 1, "y": 3}
     assert len(options["handler"]) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"!!timestamp x", "a value is not a valid timestamp (line 1, column 1)"),
+        (b"a: 1\nb: !!timestamp x", "a value is not a valid timestamp (line 2, column 4)"),
+        (b"a: !!bool x", "a value is not a valid bool (line 1, column 4)"),
+        (b"a: !!int x", "a value is not a valid int (line 1, column 4)"),
+        (b"a: 2001-99-99", "a value is not a valid timestamp (line 1, column 4)"),
+        (b"a: [1,", "did not find expected node content (line 2, column 1)"),
+        (b"a: !!python/object:os.system x", "(line 1, column 4)"),
+        (b"\xff\xff", "is not valid YAML"),
+    ],
+)
+def test_place_of_an_error_is_named_in_one_line(content, reason):
+    with pytest.raises(ConfigError) as error:
+        load_yaml(content, "a.yaml")
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+TAGS = st.sampled_from(
+    [
+        "",
+        *(
+            f"!!{tag} "
+            for tag in ["timestamp", "int", "float", "bool", "null", "binary", "set", "omap", "pairs", "str"]
+        ),
+    ]
+)
+SCALARS = st.sampled_from(
+    ["x", "1", "~", "'", '"\\ud800"', "2001-01-01", "[", "{", "*a", "&a", "<<", ".nan", "0o9", "1:2"]
+)
+
+
+@given(st.lists(st.tuples(TAGS, SCALARS), max_size=4), st.binary(max_size=20))
+def test_any_yaml_is_read_or_rejected(values, raw):
+    lines = "\n".join(f"k{i}: {tag}{value}" for i, (tag, value) in enumerate(values))
+    for content in (lines.encode(), lines.encode() + raw, raw):
+        try:
+            load_yaml(content, "a.yaml")
+        except ConfigError as error:
+            assert str(error).startswith("a.yaml")  # noqa: PT017

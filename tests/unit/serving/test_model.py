@@ -9,7 +9,7 @@ import pytest
 
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
-from flambeau.errors import DeadlinePassed, QueueFull, Unavailable, WorkerDied, WorkersFailed
+from flambeau.errors import DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.model import REMEDY, no_worker, not_loaded, queue_full, rejected
 from flambeau.serving.server import Server
@@ -186,7 +186,7 @@ async def test_closed_model_gets_no_workers_and_rejects_what_waits(folder, worke
         model.add(job := new_job())
         await model.close("The model is gone.", now=True)
         assert [str(error) for error in job.receiver.errors] == ["The model is gone."]
-        with pytest.raises(Unavailable, match="unregistered"):
+        with pytest.raises(ModelRemoved, match="unregistered"):
             await model.scale(2, 2, wait=False)
         assert len(workers) == 1
 

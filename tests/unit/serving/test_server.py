@@ -11,7 +11,7 @@ import pytest
 from flambeau.archive.manifest import MANIFEST
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
-from flambeau.errors import ConfigError, DeadlinePassed, ModelNotFound, Unavailable, WorkersFailed
+from flambeau.errors import ConfigError, DeadlinePassed, ModelNotFound, ModelRemoved, WorkersFailed
 from flambeau.serving import registry as registration
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.server import Server
@@ -73,7 +73,7 @@ async def test_registration_that_was_undone_while_it_loaded_says_so(folder, work
         registering = asyncio.create_task(register(server, folder))
         await until(lambda: workers)
         unregistering = asyncio.create_task(server.unregister("m"))
-        with pytest.raises(Unavailable, match="unregistered"):
+        with pytest.raises(ModelRemoved, match="unregistered"):
             await registering
         workers[0].kill(CRASH)
         await unregistering

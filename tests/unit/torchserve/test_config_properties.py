@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flambeau.config.server import Address, GrpcConfig, KeysConfig, SequenceHeaders, ServerConfig, Tls, check_protection
 from flambeau.errors import ConfigError
@@ -116,8 +118,8 @@ def test_defaults_that_differ_from_our_own_command():
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("job_queue_size", "many", "a whole number of at least 1"),
-        ("job_queue_size", "0", "a whole number of at least 1"),
+        ("job_queue_size", "many", "a whole number from 1 to 2147483647"),
+        ("job_queue_size", "0", "a whole number from 1 to 2147483647"),
         ("grpc_inference_port", "70000", "a whole number from 0 to 65535"),
         ("token_expiration_min", "soon", "a number of minutes"),
         ("token_expiration_min", "nan", "a number of minutes"),
@@ -254,3 +256,68 @@ def test_public_bind_without_keys_must_be_allowed_explicitly(caplog):
     check_protection(server(inference_address="http://0.0.0.0:1", disable_token_authorization="true"))
     check_protection(server(inference_address="http://0.0.0.0:1"))
     check_protection(ServerConfig(keys=KeysConfig(is_on=False)))
+
+
+# ---- bad input ----
+
+ODD = st.sampled_from(
+    [
+        *(
+            "abc",
+            "-1",
+            "1e3",
+            "2000000000",
+            "99999999999999999999999",
+            "9" * 5000,
+            "a\0b",
+            "\udcff",
+            "",
+            " ",
+            "1.5",
+            "nan",
+        ),
+        *(
+            "inf",
+            "1e308",
+            "http://[::",
+            "http://:99999",
+            "unix:",
+            "unix:a\0b",
+            "[",
+            "(?P<",
+            "{}",
+            '{"a":1}',
+            "\r\nx: y",
+        ),
+        *('{"a":' * 3000, '{"a":{"1.0":{"minWorkers":2000000000,"batchSize":[]}}}', "x" * 5000, "é", "true", "$$X$$"),
+    ]
+)
+
+
+@given(key=st.sampled_from(known_keys()), value=ODD | st.text(max_size=20))
+def test_any_value_of_a_key_is_read_or_rejected_in_one_line(key, value):
+    try:
+        to_properties({key: value}, TORCHSERVE, {})
+    except ConfigError as error:
+        assert key in str(error)  # noqa: PT017
+        assert "\n" not in str(error)  # noqa: PT017
+        assert len(str(error)) < 400  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("default_workers_per_model", "2000000000"),
+        ("job_queue_size", "99999999999"),
+        ("drain_timeout", "1e308"),
+        ("grpc_inference_max_connection_age_ms", "999999999999"),
+        ("cors_allowed_origin", "a\r\nb: c"),
+        ("ts_header_key_sequence_id", "a b"),
+        ("model_store", "a\0b"),
+        ("service_envelope", "a\0b"),
+        ("grpc_inference_address", "a b"),
+    ],
+)
+def test_values_that_would_fail_later_are_rejected_at_start(key, value):
+    with pytest.raises(ConfigError, match=f"^{key} is .*; it must be "):
+        server(**{key: value})

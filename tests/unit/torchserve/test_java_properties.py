@@ -41,3 +41,17 @@ def test_written_properties_are_read_back(properties):
     text = dump(properties, "a comment")
     assert text.isascii()
     assert parse(text, {}) == properties
+
+
+@pytest.mark.parametrize("text", ["a=\\u12", "a=\\uzzzz", "\\u=x", "a=b\\u004"])
+def test_malformed_escape_is_an_error_as_in_java(text):
+    with pytest.raises(ConfigError, match=r"Malformed \\uxxxx encoding"):
+        parse(text)
+
+
+@given(st.text())
+def test_any_text_is_read_or_rejected(text):
+    try:
+        assert all(isinstance(value, str) for value in parse(text, {}).values())
+    except ConfigError:
+        pass

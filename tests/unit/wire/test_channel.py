@@ -155,3 +155,42 @@ def test_frame_over_the_limit_is_rejected_before_it_is_read():
 def test_payload_that_is_no_message_is_rejected(payload):
     with pytest.raises(BadFrame):
         decode_to_server(memoryview(payload))
+
+
+INVALID_TEXT = to_frame([Failed([1], 400, "\u00ff")]).replace("\u00ff".encode(), b"\xff\xfe")
+
+
+@pytest.mark.parametrize("payload", [INVALID_TEXT[PREFIX:], b"\x91" * 100_000, b"\xc1", b"", b"\x91\xa1\xff"])
+@pytest.mark.parametrize("decode", [decode_to_server, decode_to_worker])
+def test_payload_that_is_no_message_is_a_bad_frame(decode, payload):
+    with pytest.raises(BadFrame):
+        decode(memoryview(payload))
+
+
+@given(st.binary(max_size=200))
+def test_any_payload_is_messages_or_a_bad_frame(payload):
+    for decode in (decode_to_server, decode_to_worker):
+        try:
+            assert isinstance(decode(memoryview(payload)), list)
+        except BadFrame:
+            pass
+
+
+async def test_text_that_is_not_utf_8_closes_the_channel_with_a_reason(ends):
+    ours, theirs = ends
+    received = []
+    _, closed = await connect(ours, received.extend)
+    theirs.sendall(INVALID_TEXT)
+    reason = await asyncio.wait_for(closed, 10)
+    assert reason.startswith("sent a malformed frame ('utf-8' codec can't decode byte 0xff")
+    assert received == []
+
+
+@pytest.mark.parametrize("method", ["receive", "poll"])
+def test_worker_ends_with_a_sentence_at_a_malformed_frame(ends, method):
+    ours, theirs = ends
+    request = Request(1, "r\u00ff", [], b"")
+    ours.sendall(to_frame([Run([request])]).replace("\u00ff".encode(), b"\xff\xfe"))
+    worker = WorkerChannel(theirs, 1 << 20)
+    with pytest.raises(SystemExit, match=r"^the server sent a malformed frame \('utf-8' codec"):
+        getattr(worker, method)()

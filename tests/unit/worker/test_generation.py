@@ -105,7 +105,9 @@ def test_job_that_cannot_join_is_rejected_alone(worker):
         Run([request(1, n=50, pause=0.001)]), Run([Request(2, "r2", [("Content-Type", "application/json")], b"{}")])
     )
     messages = worker.receive_until(51)
-    assert [message for message in messages if isinstance(message, Failed)] == [Failed([2], 400, "n is missing")]
+    assert [message for message in messages if isinstance(message, Failed)] == [
+        Failed([2], 400, "n is missing", is_bad_request=True)
+    ]
     assert text_of(messages, 1).split() == [str(i) for i in range(50)]
 
 

@@ -10,6 +10,7 @@ from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc.messages import management
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.http.errors import to_json
+from flambeau.frontend.parameters import LIST, REGISTER, SCALE, given_in, read_parameters, registration_of
 from flambeau.serving.server import Server
 
 SERVICE = "org.pytorch.serve.grpc.management.ManagementAPIsService"
@@ -40,32 +41,21 @@ class ManagementService(GrpcService):
         return to_message(await operations.describe(self._server, name, version, customized=request.customized))
 
     async def list_models(self, request: Message) -> Message:
-        limit = positive(request.limit) or operations.PAGE
-        return to_message(operations.list_models(self._server, limit, request.next_page_token))
+        values = read_parameters(LIST, given_in(LIST, request))
+        return to_message(operations.list_models(self._server, values["limit"], values["next_page_token"]))
 
     async def register(self, request: Message) -> Message:
         check_model_api(self._server)
-        registration = operations.Registration(
-            url=request.url or None,
-            model_name=request.model_name or None,
-            handler=request.handler or None,
-            runtime=request.runtime or None,
-            batch_size=positive(request.batch_size),
-            max_batch_delay_ms=positive(request.max_batch_delay),
-            response_timeout_s=positive(request.response_timeout),
-            startup_timeout_s=positive(request.startup_timeout),
-            initial_workers=positive(request.initial_workers),
-            synchronous=request.synchronous,
-            s3_sse_kms=request.s3_sse_kms,
-        )
+        registration = registration_of(read_parameters(REGISTER, given_in(REGISTER, request)))
         result = await operations.register(self._server, registration)
         return ManagementResponse(msg=result.text)
 
     async def scale(self, request: Message) -> Message:
-        minimum = positive(request.min_worker) or 1
-        maximum = positive(request.max_worker) or minimum
-        name, version = request.model_name, request.model_version or None
-        result = await operations.scale(self._server, name, version, minimum, maximum, synchronous=request.synchronous)
+        values = read_parameters(SCALE, given_in(SCALE, request))
+        minimum, maximum = values["min_worker"], values["max_worker"] or values["min_worker"]
+        waits = values["synchronous"]
+        name, version = request.model_name, values["model_version"]
+        result = await operations.scale(self._server, name, version, minimum, maximum, synchronous=waits)
         return ManagementResponse(msg=result.text)
 
     async def set_default(self, request: Message) -> Message:
@@ -84,10 +74,6 @@ def check_model_api(server: Server) -> None:
     """Raise NotAllowed, in the words that gRPC clients match, if models may not be registered or removed."""
     if not server.config.model_api:
         raise NotAllowed("Model API disabled")
-
-
-def positive(number: int) -> int | None:
-    return number if number > 0 else None
 
 
 def to_message(document: Any) -> Message:

@@ -17,6 +17,7 @@ from flambeau.errors import (
     JobFailed,
     ModelExists,
     ModelNotFound,
+    ModelRemoved,
     NotAllowed,
     Unavailable,
     WorkerDied,
@@ -34,6 +35,7 @@ CODES: dict[type[FlambeauError], StatusCode] = {
     NotAllowed: StatusCode.PERMISSION_DENIED,
     ModelNotFound: StatusCode.NOT_FOUND,
     ModelExists: StatusCode.ALREADY_EXISTS,
+    ModelRemoved: StatusCode.ABORTED,
     DefaultVersionInUse: StatusCode.FAILED_PRECONDITION,
     DeadlinePassed: StatusCode.DEADLINE_EXCEEDED,
 }

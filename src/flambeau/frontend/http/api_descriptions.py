@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from flambeau import __version__
+from flambeau.frontend import parameters
 from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import (
-    FLAG,
     OBJECT,
     PREDICTING,
     STATUS,
@@ -24,6 +24,7 @@ from flambeau.frontend.http.openapi import (
     document,
 )
 from flambeau.frontend.http.router import Endpoint, not_allowed
+from flambeau.frontend.parameters import CallParameter
 
 ANY_BODY: dict[str, Schema] = {
     "application/json": {},
@@ -154,39 +155,21 @@ INFERENCE = [
     _METRICS,
 ]
 
-_SETTINGS = [
-    Parameter("model_name", TEXT, "Replaces the name in the manifest."),
-    Parameter("handler", TEXT, "Replaces the handler in the manifest."),
-    Parameter(
-        "runtime", {"type": "string", "enum": ["python", "python3", "LSP"]}, "Replaces the runtime in the manifest."
-    ),
-    Parameter("batch_size", WHOLE, "The most requests run together."),
-    Parameter("max_batch_delay", WHOLE, "Milliseconds a worker may wait for a batch to fill."),
-    Parameter("response_timeout", WHOLE, "Seconds a worker may take to answer."),
-    Parameter("startup_timeout", WHOLE, "Seconds a worker may take to load the model."),
-    Parameter("initial_workers", WHOLE, "Workers to start."),
-    Parameter("synchronous", FLAG, "Wait until the workers have started; true by default."),
-    Parameter("s3_sse_kms", FLAG, "Sign the download with the server's AWS keys."),
-]
-_URL = Parameter("url", TEXT, "An archive or folder in the model store, or an allowed URL.", is_required=True)
 _REGISTER_BODY: Schema = {
     "type": "object",
     "required": ["url"],
-    "properties": {parameter.name: parameter.schema for parameter in (_URL, *_SETTINGS)},
+    "properties": {one.name: one.schema for one in parameters.REGISTER},
 }
-_SCALE = [
-    Parameter("min_worker", WHOLE, "The fewest workers; 1 by default."),
-    Parameter("max_worker", WHOLE, "The most workers; min_worker by default."),
-    Parameter("number_gpu", WHOLE, "Accepted, without effect."),
-    Parameter("synchronous", FLAG, "Wait until the workers have started."),
-    Parameter("timeout", WHOLE, "Accepted, without effect."),
-]
 _SCALED: dict[int, tuple[str, Schema | None]] = {
     200: ("Done", STATUS),
     202: ("Accepted; the work continues", STATUS),
     206: ("Some workers have started", STATUS),
 }
 _DONE: dict[int, tuple[str, Schema | None]] = {200: ("Done", STATUS)}
+
+
+def _query(table: Sequence[CallParameter]) -> list[Parameter]:
+    return [Parameter(one.name, one.schema, one.doc, one.is_required) for one in table]
 
 
 def _per_model(path: str, prefix: str) -> list[Operation]:
@@ -196,7 +179,7 @@ def _per_model(path: str, prefix: str) -> list[Operation]:
             method="get",
             id=f"{prefix}describeModel",
             summary="Describe a model: its settings, its workers and their last failures.",
-            query=[Parameter("customized", FLAG, "Include the handler's own description.")],
+            query=_query(parameters.DESCRIBE),
             answers={200: ("The model, or each version of it", LIST)},
             errors=(400, 404, 500, 503),
         ),
@@ -205,9 +188,9 @@ def _per_model(path: str, prefix: str) -> list[Operation]:
             method="put",
             id=f"{prefix}setAutoScale",
             summary="Change the number of workers of a model.",
-            query=_SCALE,
+            query=_query(parameters.SCALE),
             answers=_SCALED,
-            errors=(400, 404, 500, 507),
+            errors=(400, 404, 409, 500, 507),
         ),
         Operation(
             path=path,
@@ -227,10 +210,7 @@ MANAGEMENT = [
         method="get",
         id="listModels",
         summary="List registered models.",
-        query=[
-            Parameter("limit", WHOLE, "How many models a page may hold; 100 at most."),
-            Parameter("next_page_token", TEXT, "The token the previous page ended with."),
-        ],
+        query=_query(parameters.LIST),
         errors=(400,),
     ),
     Operation(
@@ -238,7 +218,7 @@ MANAGEMENT = [
         method="post",
         id="registerModel",
         summary="Register a model; the parameters may be a JSON body instead.",
-        query=[_URL, *_SETTINGS],
+        query=_query(parameters.REGISTER),
         body={"application/json": _REGISTER_BODY},
         answers=_SCALED,
         errors=(400, 404, 405, 409, 500, 507),

@@ -12,7 +12,7 @@ from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from flambeau.errors import BadRequest, NotJson
+from flambeau.errors import BadRequest, json_problem
 from flambeau.frontend.http.exchange import Exchange
 
 MODEL_NAME = "model_name"
@@ -21,6 +21,14 @@ PARAMETERS_BYTES = 64 * 1024  # of a body with the parameters of a call
 NEARLY_JSON_BYTES = 16 * 1024  # YAML is read a hundred times slower than JSON
 SLICE_BYTES = 64 * 1024  # of a form, parsed before other work gets a turn
 READING_S = 2.0  # the time limit for reading a form
+JSON_NOUNS: dict[type, str] = {
+    list: "a list",
+    str: "text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def bytes_of(exchange: Exchange) -> bytes:
@@ -51,8 +59,13 @@ async def field_of(exchange: Exchange, name: str = MODEL_NAME) -> str | None:
     """A field of a form; None if it has no such field."""
     if media_type_of(exchange) == "multipart/form-data":
         return await multipart_field(exchange, name)
+    return read_fields(bytes_of(exchange)).get(name)
+
+
+def read_fields(raw: bytes) -> dict[str, str]:
+    """The fields of an urlencoded form; of a repeated one, the last counts."""
     try:
-        return dict(parse_qsl(bytes_of(exchange).decode("latin-1"), max_num_fields=MAX_FIELDS)).get(name)
+        return dict(parse_qsl(raw.decode("latin-1"), max_num_fields=MAX_FIELDS))
     except ValueError:
         raise too_many_fields() from None
 
@@ -100,16 +113,20 @@ def too_many_fields() -> BadRequest:
     return BadRequest(f"a form may have at most {MAX_FIELDS} fields")
 
 
-def read_lenient(raw: bytes) -> dict[str, Any]:
-    """A JSON object; single quotes and bare words are accepted, since existing scripts have them."""
+def check_parameters(raw: bytes) -> None:
+    """Reject a body that is too large to hold the parameters of a call."""
     if len(raw) > PARAMETERS_BYTES:
         raise BadRequest(f"the body has {len(raw)} bytes; parameters may have {PARAMETERS_BYTES}")
+
+
+def read_lenient(raw: bytes) -> dict[str, Any]:
+    """A JSON object; single quotes and bare words are accepted, since existing scripts have them."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
         document = read_nearly_json(raw, error)
     if not isinstance(document, dict):
-        raise BadRequest(f"the body must be a JSON object, not {type(document).__name__}")
+        raise BadRequest(f"the body must be a JSON object, not {JSON_NOUNS[type(document)]}")
     return document
 
 
@@ -123,4 +140,4 @@ def read_nearly_json(raw: bytes, error: Exception) -> Any:
             return {str(key): value for key, value in document.items() if isinstance(value, str)}
         except (yaml.YAMLError, ValueError, RecursionError, TypeError, AttributeError):
             pass
-    raise NotJson(f"the body is not JSON: {error}")
+    raise BadRequest(f"the body is not valid JSON: {json_problem(error)}")

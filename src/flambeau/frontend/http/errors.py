@@ -23,13 +23,14 @@ from flambeau.errors import (
     ForeignRequest,
     InvalidField,
     InvalidGraph,
+    InvalidInput,
     InvalidKey,
     JobFailed,
     ModelExists,
     ModelNotFound,
+    ModelRemoved,
     NodeFailed,
     NotAllowed,
-    NotJson,
     PlacementFailed,
     QueueFull,
     Unavailable,
@@ -52,13 +53,13 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
     DownloadFailed: (400, "DownloadArchiveException"),
     DependenciesFailed: (400, "ModelException"),
     BadRequest: (400, "BadRequestException"),
-    NotJson: (500, "JsonSyntaxException"),  # the status that existing clients get from a register call
     InvalidKey: (400, "InvalidKeyException"),
     ForeignRequest: (403, "ForbiddenException"),
     NotAllowed: (405, "MethodNotAllowedException"),
     VersionNotFound: (404, "ModelVersionNotFoundException"),
     ModelNotFound: (404, "ModelNotFoundException"),
     ModelExists: (409, "ConflictStatusException"),
+    ModelRemoved: (409, "ConflictStatusException"),
     FileTaken: (500, "InternalServerException"),
     DefaultVersionInUse: (403, "InvalidModelVersionException"),
     Unavailable: (503, "ServiceUnavailableException"),
@@ -92,7 +93,7 @@ OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate
 def status_and_type(error: FlambeauError) -> tuple[int, str]:
     """The HTTP status and the class name of an error."""
     if isinstance(error, JobFailed):
-        return error.status, "InternalServerException"
+        return error.status, "BadRequestException" if isinstance(error, InvalidInput) else "InternalServerException"
     if isinstance(error, (WorkerDied, WorkersFailed)) and error.out_of_memory:
         return OUT_OF_MEMORY, "InternalServerException"
     return next((ERRORS[kind] for kind in type(error).__mro__ if kind in ERRORS), (500, "InternalServerException"))

@@ -255,5 +255,6 @@ def listen_error(address: Address, error: OSError) -> str:
         return f"{address} may not be opened by this user; choose a port above 1023"
     if error.errno == errno.EEXIST:
         return f"{address} is the name of a file that is no socket; choose another, or remove it"
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    # The numbers of name resolution are negative, and have texts of their own.
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     return f"{address} could not be opened: {reason}"

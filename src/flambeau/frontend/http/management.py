@@ -6,24 +6,16 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from flambeau.config.server import ServerConfig
-from flambeau.errors import BadRequest
 from flambeau.frontend import operations
 from flambeau.frontend.authorization import Keys, Kind
 from flambeau.frontend.http.api_descriptions import management_document
-from flambeau.frontend.http.bodies import bytes_of, media_type_of, read_lenient
+from flambeau.frontend.http.bodies import bytes_of, check_parameters, media_type_of, read_fields, read_lenient
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_allowed, not_found, query_of, unknown_path
+from flambeau.frontend.parameters import DESCRIBE, LIST, REGISTER, SCALE, read_parameters, registration_of
 from flambeau.serving.server import Server
 
-LARGEST = 2**31 - 1
-WHOLE_NUMBERS = (
-    "batch_size",
-    "max_batch_delay",
-    "response_timeout",
-    "startup_timeout",
-    "initial_workers",
-)
 OPEN_ROUTES = frozenset({"", "api-description", "livez", "readyz", "startupz", "token"})
 
 
@@ -60,44 +52,34 @@ class ManagementApi:
 
     async def list_models(self, exchange: Exchange) -> None:
         """GET /models: the default versions by name, in pages."""
-        query = query_of(exchange)
-        start = integer(query, "next_page_token", 0)
-        limit = integer(query, "limit", operations.PAGE)
-        respond_json(exchange, 200, operations.list_models(self._server, limit, start))
+        values = read_parameters(LIST, query_of(exchange))
+        document = operations.list_models(self._server, values["limit"], values["next_page_token"])
+        respond_json(exchange, 200, document)
 
     async def register(self, exchange: Exchange) -> None:
-        """POST /models, with parameters in the query or in a JSON body."""
+        """POST /models, with parameters in the query, in a JSON body or in a form."""
         operations.check_model_api(self._server)
-        given = parameters(exchange)
-        registration = operations.Registration(
-            url=None if given.get("url") is None else str(given["url"]),
-            model_name=text(given, "model_name"),
-            handler=text(given, "handler"),
-            runtime=text(given, "runtime"),
-            batch_size=positive(given, "batch_size"),
-            max_batch_delay_ms=natural(given, "max_batch_delay"),
-            response_timeout_s=natural(given, "response_timeout"),
-            startup_timeout_s=positive(given, "startup_timeout"),
-            initial_workers=whole(given, "initial_workers"),
-            synchronous=boolean(given, "synchronous", True),
-            s3_sse_kms=boolean(given, "s3_sse_kms", False),
-        )
+        registration = registration_of(read_parameters(REGISTER, parameters(exchange)))
         respond_status(exchange, await operations.register(self._server, registration))
 
     async def describe_model(self, exchange: Exchange, name: str, version: str | None) -> None:
         """GET /models/{model}[/{version}]: settings, workers and their last failures."""
-        customized = boolean(query_of(exchange), "customized", False)
+        customized = read_parameters(DESCRIBE, query_of(exchange))["customized"]
         document = await operations.describe(self._server, name, version, customized=customized)
         respond_json(exchange, 200, document)
 
     async def scale(self, exchange: Exchange, name: str, version: str | None) -> None:
         """PUT /models/{model}[/{version}]: change the number of workers."""
-        query = query_of(exchange)
-        minimum = integer(query, "min_worker", 1)
-        maximum = integer(query, "max_worker", minimum)
-        version = version or query.get("model_version")
-        waits = boolean(query, "synchronous", False)
-        result = await operations.scale(self._server, name, version, minimum, maximum, synchronous=waits)
+        values = read_parameters(SCALE, query_of(exchange))
+        minimum, maximum = values["min_worker"], values["max_worker"]
+        result = await operations.scale(
+            self._server,
+            name,
+            version or values["model_version"],
+            minimum,
+            minimum if maximum is None else maximum,
+            synchronous=values["synchronous"],
+        )
         respond_status(exchange, result)
 
     async def unregister(self, exchange: Exchange, name: str, version: str | None) -> None:
@@ -114,63 +96,16 @@ class ManagementApi:
         respond_json(exchange, 200, management_document(name))
 
 
-# ---- parameters: one that does not parse takes its default, as existing clients expect ----
-
-
 def parameters(exchange: Exchange) -> Mapping[str, Any]:
-    """The JSON body if there is one, else the query."""
-    if media_type_of(exchange) != "application/json":
-        return query_of(exchange)
-    document = read_lenient(bytes_of(exchange))
-    for key in WHOLE_NUMBERS:
-        if document.get(key) not in (None, "") and whole(document, key) is None:
-            raise BadRequest(f"{key} must be a whole number, not {repr_of(document[key])}")
-    return document
-
-
-def repr_of(value: Any) -> str:
-    """A value in an error message; Python refuses to print numbers of thousands of digits."""
-    try:
-        return f"{value!r:.100}"
-    except ValueError:
-        return "a larger one"
-
-
-def text(given: Mapping[str, Any], key: str) -> str | None:
-    """None if the parameter is absent or empty."""
-    value = given.get(key)
-    return str(value) if value not in (None, "") else None
-
-
-def integer(given: Mapping[str, Any], key: str, default: int) -> int:
-    """A whole number of 32 bits."""
-    try:
-        value = int(given.get(key, default))
-    except (TypeError, ValueError, OverflowError):
-        return default
-    return value if abs(value) <= LARGEST else default
-
-
-def whole(given: Mapping[str, Any], key: str) -> int | None:
-    """A whole number; None if it is absent or not one."""
-    return integer(given, key, 0) if integer(given, key, 0) == integer(given, key, 1) else None
-
-
-def natural(given: Mapping[str, Any], key: str) -> int | None:
-    """A number of at least 0; None if it is absent or not one."""
-    value = integer(given, key, -1)
-    return value if value >= 0 else None
-
-
-def positive(given: Mapping[str, Any], key: str) -> int | None:
-    """A number of at least 1; None if it is absent or not one."""
-    return natural(given, key) or None
-
-
-def boolean(given: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Only the text `true` is true."""
-    value = given.get(key)
-    return default if value is None else str(value).lower() == "true"
+    """The JSON body, as existing clients send it; without one, the query, and the fields of a form that it lacks."""
+    query, media_type = query_of(exchange), media_type_of(exchange)
+    if media_type not in ("application/json", "application/x-www-form-urlencoded"):
+        return query
+    body = bytes_of(exchange)
+    check_parameters(body)
+    if media_type == "application/json":
+        return (body.strip() and read_lenient(body)) or query
+    return {**read_fields(body), **query}
 
 
 def respond_status(exchange: Exchange, result: operations.OperationResult) -> None:

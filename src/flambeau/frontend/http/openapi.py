@@ -30,7 +30,7 @@ ERROR_TEXTS = {
     404: "No such model or version",
     405: "Not allowed by the configuration of this server",
     408: "The request timed out",
-    409: "The name and version are already registered",
+    409: "The name and version are already registered, or were unregistered meanwhile",
     413: "The body is too large",
     429: "The queue is full",
     500: "The server or the worker failed",

@@ -66,10 +66,7 @@ def check_format(response_format: Object | None) -> None:
 def sampling_of(request: ChatRequest) -> SamplingOptions:
     check_combination(request)
     sampling = dict(request.sampling)
-    most = request.max_completion_tokens
-    if most is not None:
-        if sampling.get("max_tokens", most) != most:
-            raise InvalidField("max_tokens", "max_tokens and max_completion_tokens differ; leave max_tokens out")
+    if (most := request.max_tokens) is not None:
         sampling["max_tokens"] = most
     if request.logprobs:
         sampling["logprobs"] = request.top_logprobs or 0
@@ -82,7 +79,7 @@ def check_combination(request: TextRequest) -> None:
     """Reject fields that contradict each other."""
     if request.stream_options is not None and not request.stream:
         raise InvalidField("stream_options", "stream_options needs stream to be true")
-    least, most = request.sampling.get("min_tokens", 0), request.sampling.get("max_tokens")
+    least, most = request.sampling.get("min_tokens", 0), request.max_tokens
     if most is not None and least > most:
         raise InvalidField("min_tokens", f"min_tokens must be at most max_tokens ({most})")
 

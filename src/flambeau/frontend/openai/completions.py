@@ -50,7 +50,7 @@ def generation_of(request: CompletionRequest) -> Generate:
             "prompt", f"{len(prompts)} prompts of {num_choices} choices are more than {MAX_CHOICES}; send fewer at once"
         )
     check_combination(request)
-    sampling = {"max_tokens": DEFAULT_TOKENS, **request.sampling}
+    sampling = {**request.sampling, "max_tokens": request.max_tokens or DEFAULT_TOKENS}
     if request.logprobs is not None:
         sampling["logprobs"] = request.logprobs
     return Generate(

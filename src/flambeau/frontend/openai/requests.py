@@ -137,12 +137,24 @@ class TextRequest(ModelRequest):
     stream_options: StreamOptions | None = optional(
         OBJECT.then(lambda value, place: read_object(value, StreamOptions, place))
     )
+    max_completion_tokens: int | None = optional(integer(1))
+    parallel_tool_calls: Any = ignored()
+    verbosity: Any = ignored()
+    prediction: Any = ignored()  # a hint at the answer; speculative decoding needs none
     store: Any = ignored()
     metadata: Any = ignored()
     service_tier: Any = ignored()
     safety_identifier: Any = ignored()
     prompt_cache_key: Any = ignored()
     prompt_cache_retention: Any = ignored()
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most tokens of a reply, by either of its names; None: not given."""
+        most: int | None = self.sampling.get("max_tokens", self.max_completion_tokens)
+        if self.max_completion_tokens not in (None, most):
+            raise InvalidField("max_tokens", "max_tokens and max_completion_tokens differ; leave max_tokens out")
+        return most
 
     @property
     def has_usage(self) -> bool:
@@ -159,22 +171,20 @@ class ChatRequest(TextRequest):
     """`POST /v1/chat/completions`."""
 
     messages: list[Object] = required(array(OBJECT, min_length=1))
-    max_completion_tokens: int | None = optional(integer(1))
     logprobs: bool | None = optional(FLAG)
     top_logprobs: int | None = optional(ALTERNATIVES)
     response_format: Object | None = optional(OBJECT)
     tools: list[Object] | None = optional(array(OBJECT))
     tool_choice: str | Object | None = optional(either(TEXT, OBJECT))
-    parallel_tool_calls: bool | None = optional(FLAG, is_listed=False)  # without effect
     reasoning_effort: str | None = optional(TEXT)  # a variable of the chat template
     chat_template_kwargs: Object | None = optional(OBJECT)
     modalities: list[str] | None = optional(array(one_of("text")), is_listed=False)
-    verbosity: Any = ignored()
-    prediction: Any = ignored()  # a hint at the answer; speculative decoding needs none
     functions: Any = unsupported("send tools instead")
     function_call: Any = unsupported("send tool_choice instead")
     audio: Any = unsupported("this server answers in text")
     web_search_options: Any = unsupported("this server searches nothing")
+    prompt: Any = unsupported("/v1/completions takes it; send messages here")
+    input: Any = unsupported("/v1/embeddings takes it; send messages here")
 
 
 def _check_prompts(value: list[Any], place: str) -> list[Any]:
@@ -208,6 +218,8 @@ class CompletionRequest(TextRequest):
     echo: bool | None = optional(FLAG)
     suffix: str | None = optional(TEXT, is_listed=False)
     best_of: int | None = optional(integer())
+    messages: Any = unsupported("/v1/chat/completions takes it; send a prompt here")
+    input: Any = unsupported("/v1/embeddings takes it; send a prompt here")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,6 +229,8 @@ class EmbeddingRequest(ModelRequest):
     input: str | list[Any] = required(either(TEXT, array(ANYTHING)))
     encoding_format: str | None = optional(one_of("float", "base64"))
     dimensions: int | None = optional(integer(1))
+    prompt: Any = unsupported("/v1/completions takes it; send input here")
+    messages: Any = unsupported("/v1/chat/completions takes it; send input here")
 
 
 # ---- reading ----

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, json_problem
 from flambeau.handlers.envelopes.v2_tensors import unpack_elements
 from flambeau.handlers.request_rows import decode_base64, value_of
 
@@ -23,7 +23,7 @@ def document_of(row: Any) -> Mapping[str, Any]:
         try:
             document = json.loads(document)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the body is not JSON: {error}") from None
+            raise BadRequest(f"the body is not JSON: {json_problem(error)}") from None
     if not isinstance(document, Mapping):
         raise BadRequest(f"the body must be a JSON object, not {type(document).__name__}")
     return document

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from flambeau.errors import JobFailed
+from flambeau.errors import InvalidInput, JobFailed
 from flambeau.metrics.traffic import ModelTraffic, smoothed
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
@@ -262,7 +262,7 @@ class RemoteWorker:
             job, batch = entry
             is_waited_for = job is not None and not job.is_over
             if job is not None:
-                job.fail(JobFailed(failed.message, status=failed.status, cause=failed.detail))
+                job.fail(to_error(failed))
             self._finish(job_id, job, batch, failed.status if is_waited_for else 0)
 
     def _finish(self, job_id: int, job: Job | None, batch: Batch, status: int) -> None:
@@ -292,3 +292,8 @@ class RemoteWorker:
         elif not self.ended.done():
             cause = WorkerExit(reason="it closed its channel without exiting")
             asyncio.get_running_loop().call_later(EXIT_GRACE_S, self.kill, cause)
+
+
+def to_error(failed: Failed) -> JobFailed:
+    kind = InvalidInput if failed.is_bad_request else JobFailed
+    return kind(failed.message, status=failed.status, cause=failed.detail)

@@ -14,8 +14,17 @@ from flambeau.frontend import operations
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
-from flambeau.frontend.http.management import boolean, integer, parameters, positive, text
+from flambeau.frontend.http.management import parameters
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found, query_of
+from flambeau.frontend.parameters import (
+    LIST,
+    RESPONSE_TIMEOUT,
+    S3_SSE_KMS,
+    STARTUP_TIMEOUT,
+    URL,
+    CallParameter,
+    read_parameters,
+)
 from flambeau.logs.line_formats import masked
 from flambeau.serving.model_sources.store import Store
 from flambeau.serving.server import Server
@@ -23,6 +32,9 @@ from flambeau.torchserve.workflows.execution import WorkflowRequest
 from flambeau.torchserve.workflows.registry import Workflow, WorkflowRegistry
 
 logger = logging.getLogger(__name__)
+
+WORKFLOW_NAME = CallParameter(name="workflow_name", kind="text", doc="Replaces the name in the manifest.")
+REGISTER = (URL, WORKFLOW_NAME, RESPONSE_TIMEOUT, STARTUP_TIMEOUT, S3_SSE_KMS)
 
 
 class WorkflowExtension:
@@ -71,18 +83,17 @@ class WorkflowExtension:
         exchange.respond(200, await self.workflows.predict(segments[1], request), (JSON_TYPE,))
 
     async def _register(self, exchange: Exchange) -> None:
-        given = parameters(exchange)
-        url = given.get("url")
-        if url is None:
+        values = read_parameters(REGISTER, parameters(exchange))
+        if values["url"] is None:
             raise BadRequest("Parameter url is required.")
         # Shielded: a registration that has begun is finished even when its caller disconnects.
         workflow = await asyncio.shield(
             self.workflows.register(
-                str(url),
-                name=text(given, "workflow_name"),
-                response_timeout_s=positive(given, "response_timeout"),
-                startup_timeout_s=positive(given, "startup_timeout"),
-                signed=boolean(given, "s3_sse_kms", False),
+                values["url"],
+                name=values["workflow_name"],
+                response_timeout_s=values["response_timeout"],
+                startup_timeout_s=values["startup_timeout"],
+                signed=values["s3_sse_kms"],
             )
         )
         _status(exchange, f"Workflow {workflow.name} has been registered and scaled successfully.")
@@ -100,7 +111,8 @@ class WorkflowExtension:
 
 def page(workflows: list[Workflow], query: Mapping[str, str]) -> dict[str, Any]:
     """One page of the list of workflows."""
-    start, limit = max(0, integer(query, "next_page_token", 0)), integer(query, "limit", operations.PAGE)
+    values = read_parameters(LIST, query)
+    start, limit = max(0, values["next_page_token"]), values["limit"]
     end = start + (limit if 0 <= limit <= operations.PAGE else operations.PAGE)
     token = {"nextPageToken": str(end)} if end < len(workflows) else {}
     shown = [{"workflowName": one.name, "workflowUrl": masked(one.source.url)} for one in workflows[start:end]]

@@ -102,6 +102,8 @@ def test_tools_are_shown_to_the_model_unless_it_is_to_use_none():
 @pytest.mark.parametrize(
     ("fields", "field", "told"),
     [
+        ({"prompt": "a"}, "prompt", "/v1/completions takes it; send messages here"),
+        ({"input": "a"}, "input", "/v1/embeddings takes it; send messages here"),
         ({"max_token": 1}, "max_token", "did you mean max_tokens"),
         ({"guided_json": {}}, "guided_json", "unknown field guided_json; leave it out"),
         ({"temperature": "hot"}, "temperature", "expected a number, got text"),

@@ -41,10 +41,24 @@ def test_prompts_are_texts_or_token_ids_one_or_several(prompt, prompts):
         ({"logprobs": 21}, "logprobs", "<= 20"),
         ({"logprobs": True}, "logprobs", "a whole number"),
         ({"echo": True, "logprobs": 1}, "echo", "not supported"),
-        ({"messages": HELLO}, "messages", "unknown field"),
+        ({"messages": HELLO}, "messages", "/v1/chat/completions takes it; send a prompt here"),
+        ({"input": "a"}, "input", "/v1/embeddings takes it"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
+        ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "at most max_tokens (5)"),
     ],
 )
 def test_a_wrong_field_of_a_completion_is_named(fields, field, told):
     found, message = refusal(completion_of, **fields)
     assert found == field
     assert told in message
+
+
+def test_both_names_of_the_limit_count():
+    assert given_options(completion_of(max_completion_tokens=5).sampling)["max_tokens"] == 5
+    assert given_options(completion_of(max_completion_tokens=5, max_tokens=5).sampling)["max_tokens"] == 5
+    assert given_options(completion_of(max_tokens=7).sampling)["max_tokens"] == 7
+
+
+def test_fields_without_effect_are_accepted_whatever_they_hold():
+    ignored = {"prediction": {"type": "content"}, "parallel_tool_calls": "yes", "verbosity": "low", "store": True}
+    assert given_options(completion_of(**ignored).sampling) == {"max_tokens": 16}
