@@ -241,6 +241,13 @@ class JobFailed(FlambeauError):
         self.cause = cause
 
 
+class ReplyNotRead(JobFailed):
+    """The client does not read its reply, which is cut."""
+
+    def __init__(self) -> None:
+        super().__init__("The client stopped reading; its call is ended.", status=429)
+
+
 class WorkerDied(FlambeauError):
     """The worker exited before it answered; `cause` has the reason."""
 

@@ -143,6 +143,7 @@ class ServerConfig:
     drain_timeout_s: float = 30
     keep_alive_s: float = 75
     request_read_timeout_s: float = 60
+    response_read_timeout_s: float = 60  # for a client to read 1 MB of a response, or all of it
     first_worker_id: int = 9000
     number_of_gpus: int | None = None
     default_handler: str | None = None

@@ -82,6 +82,7 @@ KEYS = {
     "drain_timeout": ConfigKey("drain_timeout_s", _seconds),
     "keep_alive_timeout": ConfigKey("keep_alive_s", _seconds),
     "request_read_timeout": ConfigKey("request_read_timeout_s", _seconds),
+    "response_read_timeout": ConfigKey("response_read_timeout_s", _seconds),
 }
 
 CORS = {

@@ -22,15 +22,17 @@ from flambeau.frontend.http.listener import Listener
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
 from flambeau.logs.writer import remote_of
 from flambeau.serving.job import RequestBody
+from flambeau.serving.reply_budget import resume_below_bytes
 from flambeau.wire.shared_memory import Segment
 
 logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024
 MAX_PIPELINED = 8
+MAX_PIPELINED_BYTES = 64 * 1024  # of bodies that wait for the response before them
 SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is received before its sender's key is checked
 LINGER_S = 2.0  # how long the response to a rejected request may take to reach its client
-SLOW_CLIENT_BYTES = 64 << 20  # a client with this much unsent data has stopped reading
+MAX_UNREAD_BYTES = 64 << 20  # of a response that cannot be paused; with more, its connection is closed
 
 # One buffer serves every connection: received bytes are consumed before the next read.
 _buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -41,6 +43,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_active",
+        "_has_paused",
         "_is_slow",
         "_loop",
         "_parser",
@@ -50,6 +53,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_transport",
         "_unsent_bytes",
         "_waiting",
+        "_waiting_bytes",
         "common",
         "listener",
         "unfinished_bytes",
@@ -69,7 +73,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._active: Exchange | None = None  # the one that is being answered
         self._waiting: deque[Exchange] = deque()  # pipelined behind it
         self._segment: Segment | None = None  # shared memory of the body that is being received
-        self._is_slow = False
+        self._waiting_bytes = 0  # of their bodies
+        self._is_slow = False  # responses are buffered: the client reads more slowly than they come
+        self._has_paused = False  # the job of `_active` waits for the client
         self._since = 0.0  # when the connection last made progress, by the loop's clock
         self._unsent_bytes = -1  # of a closing connection, at the previous sweep
         self._peer = ""  # the client's address, once the access log needs it
@@ -119,6 +125,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.listener.connections.discard(self)
+        self.listener.unread.release(self)
         self.uncount()
         self._transport = None
         self._parser.close()
@@ -131,10 +138,21 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._segment = None
 
     def pause_writing(self) -> None:
+        """The client falls behind: read no more requests of it, and count what is held for it."""
         self._is_slow = True
+        if self._transport is not None:
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._is_slow = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._has_paused:
+            self._resume_job(self._transport)
+        if not self._is_slow:  # or it was set again: only a part of what was held is read
+            self.listener.unread.release(self)
+            self._resume_reading()
+            self._handle_next()
 
     # ---- callbacks of the parser ----
 
@@ -172,12 +190,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._segment = parser.memory = None
         elif parser.content:
             exchange.body = RequestBody(bytes(parser.content))
-        if self._active is None and not self._waiting:
+        if self._active is None and not self._waiting and not self._is_slow:
             self._active = exchange
             self.listener.app.handle(exchange)
         else:
             self._waiting.append(exchange)
-            if len(self._waiting) >= MAX_PIPELINED and self._transport is not None:
+            if exchange.body is not None:
+                self._waiting_bytes += exchange.body.size_bytes
+            if not self._may_read and self._transport is not None:
                 self._transport.pause_reading()
 
     def _exchange(self) -> Exchange:
@@ -203,8 +223,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._resume_reading)
 
     def _resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing() and len(self._waiting) < MAX_PIPELINED:
+        if self._transport is not None and not self._transport.is_closing() and self._may_read:
             self._transport.resume_reading()
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether to read further: not while the client must read first, or while enough waits to be answered."""
+        if self._is_slow or len(self._waiting) >= MAX_PIPELINED or self._waiting_bytes > MAX_PIPELINED_BYTES:
+            return False
+        return not self.unfinished_bytes or self.is_idle  # a large body waits for its turn
 
     def _is_admitted(self) -> bool:
         """Whether the body may be sent; if not, the client gets the error now."""
@@ -220,6 +247,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         listener = self.listener
         self.unfinished_bytes += size
         listener.unfinished_bytes += size
+        if not self.is_idle and self._transport is not None:
+            self._transport.pause_reading()
         if listener.unfinished_bytes > listener.limits.max_unfinished_bytes:
             listener.shed_load(self)
 
@@ -235,11 +264,43 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None:
             return
-        if self._is_slow and transport.get_write_buffer_size() > SLOW_CLIENT_BYTES:
-            logger.warning("a client stopped reading its response; its connection is closed")
-            self.abort()
+        if self._is_slow and transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self.cut(f"stopped reading its response; {MAX_UNREAD_BYTES} bytes are held for it")
             return
         transport.write(data)
+        if self._is_slow:
+            self._hold(transport, len(data))
+
+    def _hold(self, transport: asyncio.Transport, added_bytes: int = 0) -> None:
+        """Count what is held for the client, and pause the response if it is much."""
+        if transport.is_closing():
+            return
+        unread, held, now = self.listener.unread, transport.get_write_buffer_size(), self._loop.time()
+        unread.hold(self, held, now, added_bytes=added_bytes)
+        pause_above = unread.pause_above_bytes
+        if held > pause_above and not self._has_paused and self._active is not None and self._active.job is not None:
+            self._has_paused = True
+            resume_below = resume_below_bytes(pause_above)
+            transport.set_write_buffer_limits(max(pause_above, 1), resume_below)
+            self._active.job.pause(held - resume_below)
+        if unread.is_exceeded:
+            self.listener.cut_greedy(now)
+
+    def _resume_job(self, transport: asyncio.Transport) -> None:
+        self._has_paused = False
+        transport.set_write_buffer_limits()  # with much unread, this calls `pause_writing` again
+        if self._is_slow:
+            self.listener.unread.hold(self, transport.get_write_buffer_size(), self._loop.time())
+        if self._active is not None and self._active.job is not None:
+            self._active.job.resume()
+
+    def cut(self, reason: str) -> None:
+        """Close at once: the client does not read."""
+        self.listener.unread.release(self)
+        if self._transport is not None:
+            if not self._transport.is_closing():
+                logger.warning("the client %s %s; its connection is closed", self._remote(), reason)
+            self.abort()
 
     def abort(self) -> None:
         """Close at once, without sending what is buffered."""
@@ -272,19 +333,23 @@ class HttpConnection(asyncio.BufferedProtocol):
             for unanswered in self._waiting:
                 unanswered.drop()
             self._waiting.clear()
+            self._waiting_bytes = 0
             if self._parser.is_discarding:
                 self._linger(transport)
             else:
                 transport.close()
         elif self._waiting:
             self._loop.call_soon(self._handle_next)  # not here: a chain of quick responses would nest calls
+        elif self.unfinished_bytes:
+            self._resume_reading()
 
     def _handle_next(self) -> None:
-        if self._transport is None or self._active is not None or not self._waiting:
+        if self._transport is None or self._active is not None or not self._waiting or self._is_slow:
             return
         self._active = following = self._waiting.popleft()
-        if len(self._waiting) == MAX_PIPELINED - 1:
-            self._transport.resume_reading()
+        if following.body is not None:
+            self._waiting_bytes -= following.body.size_bytes
+        self._resume_reading()
         self.listener.app.handle(following)
 
     def _reject(self, respond: Callable[[Exchange], None], exchange: Exchange | None = None) -> None:
@@ -345,6 +410,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._transport.abort()
             self._unsent_bytes = unsent
             return
+        if self._is_slow:
+            self._hold(self._transport)  # the client may have read meanwhile
         if self._active is not None:
             return
         limits = self.listener.limits

@@ -25,6 +25,7 @@ from flambeau.frontend.http.exchange import common_headers
 from flambeau.frontend.http.listener import HttpLimits, Listener
 from flambeau.frontend.http.router import Endpoint, Router
 from flambeau.frontend.tls import server_context
+from flambeau.serving.reply_budget import ReplyBudget
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class HttpFrontend:
             share_from_bytes=config.shared_memory_from_bytes,
             keep_alive_s=config.keep_alive_s,
             read_timeout_s=config.request_read_timeout_s,
+            response_timeout_s=config.response_read_timeout_s,
             max_connections=room,
             max_unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_BODIES * config.max_request_bytes),
         )
@@ -104,6 +106,7 @@ class HttpFrontend:
             common_headers(config.cors),
             self._server.telemetry.traffic,
             self._server.access_log,
+            unread=ReplyBudget(config.max_response_bytes),
         )
         context = server_context(config.tls, address.host) if address.is_tls else None
         loop = asyncio.get_running_loop()

@@ -36,6 +36,12 @@ class Transport:
     def get_write_buffer_size(self):
         return self.unsent
 
+    def set_write_buffer_limits(self, high=None, low=None):
+        self.limits = (high, low)
+
+    def get_extra_info(self, name):
+        return ("127.0.0.1", 1)
+
     def pause_reading(self):
         self.is_reading = False
 
