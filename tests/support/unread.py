@@ -26,17 +26,19 @@ def post(path: str, body: bytes, kind: str = "application/json") -> bytes:
     return head.encode() + body
 
 
-def open_streams(stack: ExitStack, port: int, count: int, order: dict[str, object]) -> list[socket.socket]:
+def open_streams(
+    stack: ExitStack, port: int, count: int, order: dict[str, object], *, window_bytes: int = 4096
+) -> list[socket.socket]:
     """Streams of the handler `flood` that nobody reads."""
-    clients = [stack.enter_context(dial(port)) for _ in range(count)]
+    clients = [stack.enter_context(dial(port, window_bytes=window_bytes)) for _ in range(count)]
     for client in clients:
         client.sendall(post("/predictions/flood", json.dumps(order).encode()))
     return clients
 
 
-def pipeline(stack: ExitStack, port: int, request: bytes, count: int) -> socket.socket:
+def pipeline(stack: ExitStack, port: int, request: bytes, count: int, *, window_bytes: int = 4096) -> socket.socket:
     """Many requests in a row on one connection, as many as the server takes, and no answer is read."""
-    client = stack.enter_context(dial(port))
+    client = stack.enter_context(dial(port, window_bytes=window_bytes))
     client.settimeout(2)
     try:
         client.sendall(request * count)

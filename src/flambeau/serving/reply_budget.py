@@ -11,6 +11,8 @@ MAX_SHARE = 16  # one reply is paused at a sixteenth of what is free, so that th
 STEADY_BYTES = 1 << 20  # a client that reads this much in time, or all there is, is not stalled
 HELD_UP_S = 5.0  # the time to read STEADY_BYTES while other jobs wait for the same worker
 
+DRAINED_BYTES = 16 << 20  # memory that is worth returning to the system
+
 Holder = TypeVar("Holder")
 
 
@@ -37,6 +39,7 @@ class ReplyBudget(Generic[Holder]):
         self._limit_bytes = max(total_bytes, TOTAL_REPLIES * max_reply_bytes)
         self._unread: dict[Holder, UnreadReply] = {}
         self.held_bytes = 0
+        self._peak_bytes = 0  # since memory was returned
 
     @property
     def pause_above_bytes(self) -> int:
@@ -52,11 +55,22 @@ class ReplyBudget(Generic[Holder]):
         unread = self._unread.get(holder)
         if unread is None:
             self._unread[holder] = UnreadReply(now, held_bytes, 0, now, 0)
-            self.held_bytes += held_bytes
+            self._count(held_bytes)
             return
         unread.read_bytes += max(0, unread.held_bytes + added_bytes - held_bytes)
-        self.held_bytes += held_bytes - unread.held_bytes
+        self._count(held_bytes - unread.held_bytes)
         unread.held_bytes = held_bytes
+
+    def _count(self, num_bytes: int) -> None:
+        self.held_bytes += num_bytes
+        self._peak_bytes = max(self._peak_bytes, self.held_bytes)
+
+    def take_drained(self) -> bool:
+        """Whether much was held and little is now: the allocator keeps that memory. True once each time."""
+        if self._peak_bytes < DRAINED_BYTES or self.held_bytes > self._peak_bytes // 4:
+            return False
+        self._peak_bytes = self.held_bytes
+        return True
 
     def release(self, holder: Holder) -> None:
         """The client has read what was held, or has disconnected."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +35,8 @@ MAX_PIPELINED_BYTES = 64 * 1024  # of bodies that wait for the response before t
 SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is received before its sender's key is checked
 LINGER_S = 2.0  # how long the response to a rejected request may take to reach its client
 MAX_UNREAD_BYTES = 64 << 20  # of a response that cannot be paused; with more, its connection is closed
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: the kernel drops what it holds, and resets the connection
 
 # One buffer serves every connection: received bytes are consumed before the next read.
 _buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -305,6 +309,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once, without sending what is buffered."""
         if self._transport is not None:
+            if self._is_slow and (sock := self._transport.get_extra_info("socket")) is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             self._transport.abort()
 
     def on_answer(self, exchange: Exchange, status: int) -> None:

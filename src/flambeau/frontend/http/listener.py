@@ -10,6 +10,7 @@ from flambeau.frontend.http.exchange import COMMON, Exchange
 from flambeau.logs.writer import AccessLog
 from flambeau.metrics.traffic import HostTraffic
 from flambeau.serving.reply_budget import ReplyBudget
+from flambeau.serving.workers.host_resources import return_free_memory
 from flambeau.wire.shared_memory import SegmentPool
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,9 @@ class Listener:
         patience_s = self.limits.response_timeout_s
         for connection in self.unread.stalled(now, patience_s):
             connection.cut(f"did not read its response for {patience_s:g} s (response_read_timeout)")
+
+        if self.unread.take_drained():
+            return_free_memory()
 
     def cut_greedy(self, now: float) -> None:
         """Close the connections that hold the most of all unread responses, if these are too many."""

@@ -186,9 +186,8 @@ class RemoteWorker:
     def cut_overdue(self) -> None:
         """End replies whose clients do not read, and for which other jobs have waited too long."""
         for job in self._in_flight.overdue(self._now()) if self._in_flight.paused else ():
-            logger.warning(
-                "request %s: its client does not read, and others wait for %s; it is cut", job.request_id, self._name
-            )
+            text = "request %s: its client does not read, and other requests wait for %s; its reply is cut"
+            logger.warning(text, job.request_id, self._name)
             job.expire(ReplyNotRead())
 
     def seconds_silent(self) -> float:
