@@ -258,6 +258,13 @@ class InvalidInput(JobFailed):
     """The worker rejected the request: its form, its JSON or a value is invalid."""
 
 
+class ReplyNotRead(JobFailed):
+    """The client does not read its reply, which is cut."""
+
+    def __init__(self) -> None:
+        super().__init__("The client stopped reading; its call is ended.", status=429)
+
+
 class WorkerDied(FlambeauError):
     """The worker exited before it answered; `cause` has the reason."""
 

@@ -183,6 +183,7 @@ class ServerConfig:
     keep_alive_s: float = 75
     request_read_timeout_s: float = 60
     max_connections_per_address: int = 0  # to the HTTP ports together; 0: no limit, since a proxy has one address
+    response_read_timeout_s: float = 60  # for a client to read 1 MB of a response, or all of it
     first_worker_id: int = 9000
     number_of_gpus: int | None = None
     default_handler: str | None = None

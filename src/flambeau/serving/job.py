@@ -36,6 +36,15 @@ class Receiver(Protocol):
         """The job failed; nothing follows."""
 
 
+class FlowControl(Protocol):
+    """The holder of a job whose reply can be paused: a worker."""
+
+    def pause(self, job: Job, excess_bytes: int) -> None:
+        """Produce no more of the reply until its client has read `excess_bytes`."""
+
+    def resume(self, job: Job) -> None: ...
+
+
 class RequestBody:
     """A request's content: bytes, or a shared segment that is returned to its pool after its last reader."""
 
@@ -76,6 +85,7 @@ class Job:
         "envelope",
         "expiry",
         "fields",
+        "flow",
         "headers",
         "id",
         "is_alone",
@@ -127,6 +137,7 @@ class Job:
         self.state: list[bytes] | None = None  # lets another worker resume the reply; None: it cannot
         self.state_bytes = 0
         self.on_cancel: Callable[[Job], None] | None = None  # set by its holder: the queue or a worker
+        self.flow: FlowControl | None = None  # set by the worker it is sent to
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
         self.usage: RequestCounts | None = None  # the counters of its model, once a model has accepted it
@@ -206,6 +217,16 @@ class Job:
             self._end()
             if self.on_cancel is not None:
                 self.on_cancel(self)
+
+    def pause(self, excess_bytes: int) -> None:
+        """Produce no more of the reply: its client does not read."""
+        if self.flow is not None and not self.is_over:
+            self.flow.pause(self, excess_bytes)
+
+    def resume(self) -> None:
+        """The client reads again."""
+        if self.flow is not None and not self.is_over:
+            self.flow.resume(self)
 
     def _end(self) -> None:
         self.is_over = True

@@ -67,7 +67,7 @@ class Model:
         )
         self.scaler = Scaler(str(self), self.pool, self.queue, host.free_memory)
         liveness = LivenessCheck(self.pool, config, host.events)
-        self._watchdog = Watchdog(str(self), (liveness.tick, self._dispatcher.tick, self.scaler.tick))
+        self._watchdog = Watchdog(str(self), (liveness.tick, self._cut_unread, self._dispatcher.tick, self.scaler.tick))
         for warning in contradictions(config):
             logger.warning("%s: %s", self, warning)
 
@@ -137,6 +137,12 @@ class Model:
         assert self.config.client_timeout_s is not None
         waited = f"{self.config.client_timeout_s * 1000:.0f} ms (clientTimeoutInMills)"
         job.expire(DeadlinePassed(f"Model {self.name!r} did not answer within {waited}."))
+
+    def _cut_unread(self) -> None:
+        """End replies whose clients do not read while other jobs wait for their worker."""
+        for worker in self.pool.workers:
+            if self.queue or (worker.num_batches > worker.depth and not worker.is_concurrent):
+                worker.cut_overdue()
 
     def _reject_all(self, error: Unavailable) -> None:
         for job in self.queue.take_all():

@@ -85,6 +85,7 @@ KEYS = {
     "keep_alive_timeout": ConfigKey("keep_alive_s", _seconds),
     "request_read_timeout": ConfigKey("request_read_timeout_s", _seconds),
     "max_connections_per_address": ConfigKey("max_connections_per_address", values.whole()),
+    "response_read_timeout": ConfigKey("response_read_timeout_s", _seconds),
 }
 
 CORS = {

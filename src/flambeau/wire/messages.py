@@ -1,6 +1,6 @@
-"""The eight messages between server and worker.
+"""The nine messages between server and worker.
 
-To the worker: Load, Run, Cancel, Stop. To the server: Ready, Part, Failed, Samples.
+To the worker: Load, Run, Cancel, Flow, Stop. To the server: Ready, Part, Failed, Samples.
 They carry no tensors, pickles or exceptions.
 """
 
@@ -76,6 +76,13 @@ class Cancel(Struct, array_like=True, tag=3, frozen=True):
     job_ids: list[int]
 
 
+class Flow(Struct, array_like=True, tag=9, frozen=True):
+    """The client of a streamed reply does not read, or reads again: its generator waits, or goes on."""
+
+    job_id: int
+    is_paused: bool
+
+
 class Stop(Struct, array_like=True, tag=4, frozen=True):
     """Finish the jobs sent before this, then exit."""
 
@@ -127,7 +134,7 @@ class Samples(Struct, array_like=True, tag=8, frozen=True):
     samples: list[tuple[str, str, str, float, list[tuple[str, str]], str]]
 
 
-ToWorker = Load | Run | Cancel | Stop
+ToWorker = Load | Run | Cancel | Flow | Stop
 ToServer = Ready | Part | Failed | Samples
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import Queue
+from queue import Full, Queue
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from flambeau.worker.generation import Generation, StepResult
 from flambeau.worker.inputs import Row, types_of
 from flambeau.worker.loop import BatchRunner, Mode, WorkerLoop, is_stream
 from flambeau.worker.model import LoadedModel, ModeName
-from flambeau.worker.outbox import Outbox
+from flambeau.worker.outbox import PAUSE_S, Outbox
 from flambeau.worker.results import check_result, stream_goes_on
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class PipelineMode(Mode):
     def serve(self, loop: WorkerLoop) -> None:
         thread = threading.Thread(target=self._receive, args=(loop,), daemon=True, name="preprocess")
         self._outbox.reader = thread
+        self._outbox.has_own_reader = True
         thread.start()
         while (work := self._prepared.get()) is not None:
             work()
@@ -71,7 +72,7 @@ class PipelineMode(Mode):
     def run(self, run: Run) -> None:
         first = run.jobs[0]
         if first.kind != "predict" or first.envelope:
-            self._prepared.put(partial(self._runner.run, run))
+            self._put(partial(self._runner.run, run))
             return
         context = self._runner.new_context()
         if rows := self._runner.begin(context, run.jobs):
@@ -79,7 +80,16 @@ class PipelineMode(Mode):
                 call = partial(self._complete, self._prepare(rows), context)
             except Exception as error:
                 call = partial(raise_error, error)
-            self._prepared.put(partial(self._runner.answer, context, call))
+            self._put(partial(self._runner.answer, context, call))
+
+    def _put(self, work: Callable[[], None]) -> None:
+        """Pass work on; until there is room, receive the cancellations and pauses of the batch before it."""
+        while True:
+            try:
+                self._prepared.put(work, timeout=PAUSE_S)
+                return
+            except Full:
+                self._outbox.poll_cancellations()
 
     def cancel(self, job_ids: Sequence[int]) -> None:
         self._outbox.cancel(job_ids)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flambeau.errors import BadRequest
-from flambeau.wire.messages import Cancel, Ready, Request, Run, Stop, ToWorker
+from flambeau.wire.messages import Cancel, Flow, Ready, Request, Run, Stop, ToWorker
 from flambeau.worker.context import Context
 from flambeau.worker.failures import is_explained
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Handle
 from flambeau.worker.model import LoadedModel
-from flambeau.worker.outbox import Channel, Outbox
+from flambeau.worker.outbox import PAUSE_S, Channel, Outbox
 from flambeau.worker.results import check_result
 
 GENERATES_NOTHING = "The model generates no text; its handler must be gpt_handler, or another that generates."
@@ -145,6 +145,8 @@ class BatchRunner:
         while streams:
             for i, stream in [*streams.items()]:
                 job_id = context.requests[i].job_id
+                if self._outbox.is_paused(job_id):
+                    continue
                 try:
                     self._outbox.send(context, i, next(stream), last=False)
                     if self._outbox.is_cancelled(job_id):
@@ -155,6 +157,8 @@ class BatchRunner:
                 except Exception as error:  # the other streams continue
                     del streams[i]
                     self.fail([context.requests[i]], error)
+            if self._outbox.has_paused:
+                self._outbox.wait_for_clients([context.requests[i] for i in streams])
 
     # ---- many batches at a time ----
 
@@ -175,6 +179,8 @@ class BatchRunner:
                     if self._outbox.all_cancelled(context):
                         await result.aclose()
                         break
+                    while self._outbox.all_paused(context.requests):
+                        await asyncio.sleep(PAUSE_S)
                 self._outbox.finish(context, [b""] * len(context.requests))
             else:
                 self._outbox.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
@@ -223,12 +229,16 @@ class Mode:
     def cancel(self, job_ids: Sequence[int]) -> None:
         raise NotImplementedError
 
+    def set_flow(self, flow: Flow) -> None:
+        """Pause a job, or let it go on. Steps serve many jobs, so only generators wait for clients."""
+        self._outbox.set_flow(flow)
+
     def step(self) -> None:
         raise NotImplementedError
 
 
 class WorkerLoop:
-    """The only place that tells Run, Cancel and Stop apart."""
+    """The only place that tells Run, Cancel, Flow and Stop apart."""
 
     def __init__(self, channel: Channel, mode: Mode) -> None:
         self.channel = channel
@@ -255,5 +265,7 @@ class WorkerLoop:
             self._mode.run(message)
         elif type(message) is Cancel:
             self._mode.cancel(message.job_ids)
+        elif type(message) is Flow:
+            self._mode.set_flow(message)
         elif type(message) is Stop:
             self.is_stopping = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -12,12 +13,13 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from flambeau.wire.messages import Cancel, Failed, Part, Ready, Request, Samples, ToServer, ToWorker, cancelled
+from flambeau.wire.messages import Cancel, Failed, Flow, Part, Ready, Request, Samples, ToServer, ToWorker, cancelled
 from flambeau.worker.context import Context
 from flambeau.worker.failures import to_failed
 from flambeau.worker.results import BadResult, check_result, check_size, to_body, to_part, to_parts
 
 POLL_INTERVAL_S = 0.001
+PAUSE_S = 0.02  # between two looks at a paused reply
 
 
 class Channel(Protocol):
@@ -65,9 +67,11 @@ class Outbox:
         self._may_split = may_split
         self._max_bytes = max_response_bytes
         self._cancelled: set[int] = set()
+        self._paused: set[int] = set()  # open jobs whose clients do not read
         self._open: set[int] = set()  # jobs without their last part
         self._next_poll = 0.0
         self.reader = threading.current_thread()  # the only thread that polls the channel
+        self.has_own_reader = False  # a thread that does nothing but receive
         self.on_arrived: Callable[[], object] | None = None  # set where many batches run at a time
 
     # ---- open jobs ----
@@ -106,6 +110,7 @@ class Outbox:
     def _close(self, job_id: int) -> None:
         self._open.discard(job_id)
         self._cancelled.discard(job_id)
+        self._paused.discard(job_id)
 
     # ---- replies ----
 
@@ -117,12 +122,15 @@ class Outbox:
             self._close(part.job_id)
 
     def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
-        """Send one chunk to each request of the batch, or to those at `indices`."""
+        """Send one chunk to each request of the batch, or to those at `indices`; wait while no client reads."""
         values = check_result(values, len(context.requests) if indices is None else len(indices))
         parts = to_parts(context, values, self._max_bytes, last=False, indices=indices)
         context.has_sent = True
         self._channel.send(parts)
         os.sched_yield()  # the kernel tends to wake the server on this core: let it send the chunk now
+        self._poll_sometimes()
+        if self._paused:
+            self.wait_for_clients(context.requests)
 
     def send_step(self, context: Context, values: Sequence[Any], lasts: Sequence[bool]) -> None:
         """Send one part to each request of the batch; `lasts` tells which are the last ones."""
@@ -224,8 +232,48 @@ class Outbox:
         for message in arrived:
             if type(message) is Cancel:
                 self._cancelled.update(self._open.intersection(message.job_ids) if self.on_arrived else message.job_ids)
+            elif type(message) is Flow:
+                self.set_flow(message)
         if arrived and self.on_arrived:
             self.on_arrived()
+
+    # ---- clients that do not read ----
+
+    def set_flow(self, flow: Flow) -> None:
+        """Pause an open job, or let it go on."""
+        if flow.is_paused and flow.job_id in self._open:
+            self._paused.add(flow.job_id)
+        else:
+            self._paused.discard(flow.job_id)
+
+    @property
+    def has_paused(self) -> bool:
+        return bool(self._paused)
+
+    def is_paused(self, job_id: int) -> bool:
+        """Whether the client of a job does not read; a cancelled job is not paused."""
+        return job_id in self._paused and job_id not in self._cancelled
+
+    def all_paused(self, requests: Iterable[Request]) -> bool:
+        """Whether no client of these jobs reads. One that does is not held up by the others."""
+        if not self._paused:
+            return False
+        going = self._open - self._cancelled
+        waiting = [request.job_id in self._paused for request in requests if request.job_id in going]
+        return bool(waiting) and all(waiting)
+
+    def wait_for_clients(self, requests: Sequence[Request]) -> None:
+        """Return when a client of these jobs reads again or is gone. It receives cancellations meanwhile."""
+        is_reader = threading.current_thread() is self.reader
+        if self.on_arrived is not None or not (is_reader or self.has_own_reader):
+            return  # this thread must not wait: other batches run in it, or nobody would receive the message
+        while self.all_paused(requests):
+            if not is_reader:
+                time.sleep(PAUSE_S)
+            elif is_closed(self._channel.socket, PAUSE_S):
+                return  # the next attempt to send fails
+            else:
+                self.poll_cancellations()
 
     def _poll_sometimes(self) -> None:
         # Handlers ask in tight loops, and each poll is a system call.
@@ -233,3 +281,10 @@ class Outbox:
         if now >= self._next_poll:
             self._next_poll = now + POLL_INTERVAL_S
             self.poll_cancellations()
+
+
+def is_closed(sock: socket.socket, timeout_s: float) -> bool:
+    """Wait until something has arrived; return whether it is the end of the connection."""
+    if not select.select([sock], [], [], timeout_s)[0]:
+        return False
+    return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from flambeau.wire.messages import Cancel, Load, Part, Ready, Request, Run, Stop
+from flambeau.wire.messages import Cancel, Flow, Load, Part, Ready, Request, Run, Stop
 from flambeau.worker.context import Context
 from flambeau.worker.execution_modes import MODES
 from flambeau.worker.generation import complete
@@ -333,3 +333,46 @@ def test_follower_rank_sends_neither_bodies_nor_samples(tmp_path, monkeypatch):
     channel = FakeChannel(load, Run([request(1)]), Stop())
     assert serve(channel) == 0
     assert channel.sent == [Ready(), Part(1, b"")]
+
+
+# ---- clients that do not read ----
+
+
+def test_generators_of_clients_that_read_go_on_beside_one_that_waits():
+    """The pause arrives with the first chunk; the other stream runs to its end before the first goes on."""
+
+    def handle(rows, context):
+        def chunks(name):
+            for i in range(3):
+                setup.channel.waiting.extend([Flow(1, True)] if (name, i) == ("a", 0) else [])
+                setup.channel.waiting.extend([Flow(1, False)] if (name, i) == ("b", 2) else [])
+                setup.mode._outbox.poll_cancellations()
+                yield f"{name}{i}"
+
+        return [chunks("a"), chunks("b")]
+
+    setup = Setup("batches", Run([request(1), request(2)]), handle=handle)
+    setup.serve()
+    bodies = [part.body for part in setup.channel.sent if isinstance(part, Part)]
+    assert bodies.index(b"b2") < bodies.index(b"a1")
+    assert setup.channel.parts(1)[-1] == (b"", True)
+
+
+def test_an_async_generator_waits_while_others_run():
+    order = []
+
+    async def handle(rows, context):
+        name = rows[0]["body"]
+        for i in range(3):
+            order.append((name, i))
+            yield [f"{i}"]
+            if name == 1 and i == 0:
+                setup.mode._outbox.set_flow(Flow(1, True))
+            if name == 2 and i == 2:
+                setup.mode._outbox.set_flow(Flow(1, False))
+            await asyncio.sleep(0)
+
+    setup = Setup("async", Run([request(1)]), Run([request(2, 2)]), Stop(), handle=handle)
+    setup.serve()
+    assert order.index((2, 2)) < order.index((1, 2))
+    assert len(setup.channel.parts(1)) == 4

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
 
-from flambeau.wire.messages import Cancel, Failed, Part, Ready, Request, Run, Samples
+from flambeau.wire.messages import Cancel, Failed, Flow, Part, Ready, Request, Run, Samples
 from flambeau.worker.context import Context
 from flambeau.worker.outbox import FollowerChannel, Outbox
 from flambeau.worker.results import BadResult
@@ -188,3 +189,81 @@ def test_follower_channel_sends_only_that_a_rank_is_ready_failed_or_done(channel
     channel.waiting.append(Cancel([1]))
     assert follower.poll() is channel.waiting
     assert follower.receive() == Cancel([1])
+
+
+# ---- clients that do not read ----
+
+
+class SlowClients(FakeChannel):
+    """A channel with messages that arrive while the worker waits, one round at each look."""
+
+    def __init__(self, *rounds):
+        super().__init__()
+        self.rounds = [*rounds]
+        self.socket, self.other = socket.socketpair()
+
+    def poll(self):
+        if self.rounds:
+            self.waiting.extend(self.rounds.pop(0))
+        return super().poll()
+
+    def close(self):
+        self.socket.close()
+        self.other.close()
+
+
+@pytest.fixture
+def slow():
+    """Makes an outbox whose channel has these rounds."""
+    channels = []
+
+    def make(*rounds):
+        channels.append(SlowClients(*rounds))
+        return channels[-1], Outbox(channels[-1], 100)
+
+    yield make
+    for channel in channels:
+        channel.close()
+
+
+def test_a_handler_waits_while_its_client_does_not_read(slow):
+    channel, outbox = slow([Flow(1, True)], [], [Flow(1, False)])
+    outbox.send_values(opened(outbox, 1), ["a"])
+    assert channel.rounds == []
+    assert not outbox.has_paused
+
+
+def test_a_cancelled_job_is_not_waited_for(slow):
+    _, outbox = slow([Flow(1, True)], [Cancel([1])])
+    outbox.send_values(opened(outbox, 1), ["a"])
+    assert outbox.is_cancelled(1)
+
+
+def test_a_client_that_reads_is_not_held_up_by_one_that_does_not(slow):
+    _, outbox = slow([Flow(1, True)])
+    context = opened(outbox, 1, 2)
+    outbox.send_values(context, ["a", "b"])
+    assert outbox.is_paused(1)
+    assert not outbox.all_paused(context.requests)
+
+
+def test_a_worker_does_not_wait_for_clients_of_a_server_that_is_gone(slow):
+    channel, outbox = slow([Flow(1, True)])
+    channel.other.close()
+    outbox.send_values(opened(outbox, 1), ["a"])
+    assert outbox.is_paused(1)
+
+
+def test_a_pause_for_a_job_that_is_over_has_no_effect(channel, outbox):
+    context = opened(outbox, 1)
+    outbox.finish(context, ["a"])
+    outbox.set_flow(Flow(1, True))
+    assert not outbox.has_paused
+
+
+def test_an_event_loop_is_not_blocked_by_a_client_that_does_not_read(slow):
+    _, outbox = slow([Flow(1, True)])
+    outbox.on_arrived = lambda: None
+    context = opened(outbox, 1)
+    outbox.send_values(context, ["a"])
+    assert outbox.all_paused(context.requests)  # the task waits, and others run

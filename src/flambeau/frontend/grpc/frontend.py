@@ -21,12 +21,13 @@ from flambeau.frontend.grpc.inference import InferenceService
 from flambeau.frontend.grpc.management import ManagementService
 from flambeau.frontend.grpc.messages import POOL
 from flambeau.frontend.grpc.open_inference import SERVICES, OpenInferenceService
-from flambeau.frontend.grpc.service import GrpcService, Message
+from flambeau.frontend.grpc.service import GrpcService, Message, is_worth_logging
 from flambeau.frontend.http.frontend import LAST_CALL_S, connections_per_grpc_port, listen_error
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
 
+GRPC_LOGGER = "grpc._cython.cygrpc"
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 MAX_REFLECTION_BYTES = 4096
 KEEP_ALIVE_ANSWER_MS = 20_000
@@ -45,6 +46,7 @@ class GrpcFrontend:
 
     async def __aenter__(self) -> Self:
         server, config = self._server, self._server.config.grpc
+        logging.getLogger(GRPC_LOGGER).addFilter(is_worth_logging)
         try:
             if config.inference is not None:
                 services: list[GrpcService] = [InferenceService(server, self._keys)]

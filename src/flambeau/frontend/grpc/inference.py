@@ -22,6 +22,7 @@ from flambeau.frontend.grpc.predictions import Headers, StreamReply, UnaryReply,
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.grpc.status import of_prediction
 from flambeau.frontend.http.errors import to_json
+from flambeau.serving.reply_budget import ReplyBudget
 from flambeau.serving.server import Server
 
 SERVICE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
@@ -39,8 +40,10 @@ class InferenceService(GrpcService):
             read_timeout_s=server.config.request_read_timeout_s,
             keys=keys,
             statuses=status.of_prediction,
+            write_timeout_s=server.config.response_read_timeout_s,
         )
         self._server = server
+        self._unread = ReplyBudget[StreamReply](server.config.max_response_bytes)
         self.one("Ping", Empty, self.ping)
         self.one("Predictions", PredictionsRequest, self.predict)
         self.many("StreamPredictions", PredictionsRequest, self.stream)
@@ -63,7 +66,7 @@ class InferenceService(GrpcService):
     async def stream(self, request: Message) -> AsyncIterator[Message]:
         server = self._server
         model = find_model(server, request.model_name, request.model_version)
-        reply = StreamReply(model)
+        reply = StreamReply(model, self._unread)
         add_inputs(server, model, request.model_version, request.input, reply, [])
         try:
             async for body in reply.bodies():
@@ -72,7 +75,7 @@ class InferenceService(GrpcService):
             reply.cancel()
 
     def stream_sequences(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
-        return SequenceStream(self._server, requests).replies()
+        return SequenceStream(self._server, requests, self._unread).replies()
 
 
 Line = deque[StreamReply | FlambeauError]
@@ -86,9 +89,10 @@ class SequenceStream:
     MAX_OPEN unanswered requests.
     """
 
-    def __init__(self, server: Server, requests: AsyncIterator[Message]) -> None:
+    def __init__(self, server: Server, requests: AsyncIterator[Message], unread: ReplyBudget[StreamReply]) -> None:
         self._server = server
         self._requests = requests
+        self._unread = unread
         self._lines: dict[object, Line] = {}  # requests that are answered in order
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
         self._places = asyncio.Semaphore(MAX_OPEN)
@@ -141,7 +145,7 @@ class SequenceStream:
         try:
             sequence_id, headers = sequence_of(sequence_id, request.input, self._server.config.sequence_headers)
             model = find_model(self._server, request.model_name, request.model_version)
-            reply = StreamReply(model)
+            reply = StreamReply(model, self._unread)
             add_inputs(self._server, model, request.model_version, request.input, reply, headers)
         except FlambeauError as error:
             return sequence_id, error

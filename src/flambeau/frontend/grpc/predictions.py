@@ -8,13 +8,15 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
-from flambeau.errors import BadRequest, FlambeauError, JobFailed
+from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.grpc.messages import MalformedMessage
 from flambeau.frontend.http.errors import status_and_type
 from flambeau.frontend.http.exchange import new_request_id
 from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
+from flambeau.serving.reply_budget import ReplyBudget, resume_below_bytes
 from flambeau.serving.server import Server
+from flambeau.serving.workers.host_resources import return_free_memory
 from flambeau.wire.messages import Part
 
 MAX_INPUTS = 1000  # the limit of a form's fields too
@@ -75,7 +77,10 @@ def to_body(server: Server, values: list[bytes]) -> RequestBody:
 
 logger = logging.getLogger(__name__)
 
-UNREAD_BYTES = 64 << 20  # a client with this much unread data has stopped reading
+COUNTED_BYTES = 64 << 10  # a reply with more unread data is counted; HTTP counts from there as well
+MAX_UNREAD_BYTES = 64 << 20  # of a reply that cannot be paused; with more, it is ended
+RETURNED_S = 1.0  # after which free memory is returned to the system
+PART_BYTES = 64  # the cost of a part besides its content
 FAILED_FROM = 400  # statuses of a handler that are errors
 
 
@@ -83,13 +88,15 @@ class GrpcReply:
     """Receives the parts of a job, and counts its status."""
 
     def __init__(self, model: Model) -> None:
-        self.job: Job | None = None
+        self.job: Job | None = None  # until either ends: they refer to each other
         self.headers: list[tuple[str, str]] = []  # set by the handler
         self.model = model
         self._is_counted = False
         self._size_bytes = 0
 
     def on_parts(self, parts: list[Part]) -> None:
+        if parts[-1].last:
+            self.job = None
         if not self._is_counted:
             self._count(parts[0].status)
             self.headers = parts[0].headers or []
@@ -104,12 +111,14 @@ class GrpcReply:
             logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
         if not self._is_counted:
             self._count(status_and_type(error)[0])
+        self.job = None
         self.end(error)
 
     def cancel(self) -> None:
         """Cancel the job; without effect once it has ended."""
-        if self.job is not None:
-            self.job.cancel()
+        job, self.job = self.job, None
+        if job is not None:
+            job.cancel()
 
     def _count(self, status: int) -> None:
         self._is_counted = True
@@ -152,10 +161,13 @@ class UnaryReply(GrpcReply):
 
 
 class StreamReply(GrpcReply):
-    """The parts as they arrive; the unread data of a slow client is limited."""
+    """The parts as they arrive; a client that does not read pauses its job."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, budget: ReplyBudget[StreamReply]) -> None:
         super().__init__(model)
+        self._budget = budget
+        self._is_held = False  # counted in the budget
+        self._resume_below = 0  # bytes; 0: it is not paused
         self._unread: deque[bytes] = deque()
         self._num_parts = 0
         self._error: FlambeauError | None = None
@@ -168,12 +180,61 @@ class StreamReply(GrpcReply):
         if parts[-1].last and not bodies[-1] and self._num_parts > 1:  # the end of a generator has no content
             bodies.pop()
         self._unread.extend(bodies)
-        self._size_bytes += sum(map(len, bodies))
-        if self._size_bytes > UNREAD_BYTES:
-            self._fail(JobFailed("The client stopped reading; its call is ended.", status=429))
-            return
         self._is_over = self._is_over or parts[-1].last
+        self._size_bytes += sum(map(len, bodies)) + PART_BYTES * len(bodies)
+        if self._size_bytes > COUNTED_BYTES:
+            self._hold()
         self._arrived.set()
+
+    def _hold(self) -> None:
+        """Count what is held for the client, and pause the job if it is much."""
+        budget, held, now = self._budget, self._size_bytes, time.monotonic()
+        self._is_held = True
+        budget.hold(self, held, now)
+        if held > MAX_UNREAD_BYTES and not self._is_over:
+            self.cut()
+        elif held > budget.pause_above_bytes and not self._resume_below and self.job is not None:
+            self._resume_below = max(1, resume_below_bytes(budget.pause_above_bytes))
+            self.job.pause(held - self._resume_below)
+        for greedy in budget.to_cut(now) if budget.is_exceeded else ():
+            greedy.cut()
+
+    def cut(self) -> None:
+        """End the reply without what its client has not read."""
+        logger.warning("a client of %s stopped reading its reply, which is cut", self.model)
+        self.cancel()
+        self._is_over, self._error = True, ReplyNotRead()
+        self._drop()
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Hold nothing for the client any more."""
+        self._unread.clear()
+        self._size_bytes = 0
+        self._release()
+
+    def _release(self) -> None:
+        self._is_held = False
+        self._budget.release(self)
+        if self._budget.take_drained():  # a moment later: grpc still holds the last message
+            asyncio.get_running_loop().call_later(RETURNED_S, return_free_memory)
+
+    def _on_read(self, body: bytes) -> None:
+        self._size_bytes = held = max(0, self._size_bytes - len(body) - PART_BYTES)
+        if self._resume_below and held < self._resume_below:
+            self._resume_below = 0
+            if self.job is not None:
+                self.job.resume()
+        if not self._is_held:
+            return
+        if held > COUNTED_BYTES:
+            self._budget.hold(self, held, time.monotonic())
+        else:
+            self._release()
 
     def end(self, error: FlambeauError) -> None:
         if not self._is_over:
@@ -185,8 +246,8 @@ class StreamReply(GrpcReply):
         while True:
             while self._unread:
                 body = self._unread.popleft()
-                self._size_bytes -= len(body)
                 yield body
+                self._on_read(body)
             if self._is_over:
                 break
             self._arrived.clear()

@@ -12,13 +12,16 @@ from typing import Any
 import grpc
 from grpc import StatusCode
 
-from flambeau.errors import DeadlinePassed, FlambeauError, JobFailed
+from flambeau.errors import DeadlinePassed, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.authorization import Keys, Kind
 from flambeau.frontend.grpc.messages import MalformedMessage, parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
+from flambeau.serving.workers.host_resources import return_free_memory
 from flambeau.wire.messages import header
 
 logger = logging.getLogger(__name__)
+
+RETURNED_S = 1.0  # after which the memory of calls that were cut is returned to the system
 
 Context = Any  # grpc.aio.ServicerContext, whose type lacks some methods
 Message = Any  # of protobuf
@@ -41,14 +44,17 @@ class GrpcService:
         keys: Keys | None = None,
         kind: Kind = "inference",
         statuses: Statuses = of_management,
+        write_timeout_s: float | None = None,
     ) -> None:
         self.name = name
         self._max_bytes = max_bytes  # of a received message
         self._read_timeout_s = read_timeout_s  # for the first message of a call
+        self._write_timeout_s = write_timeout_s  # for a client to read a message of a stream; None: no limit
         self._keys = keys  # None: calls need no key
         self._kind: Kind = kind
         self._statuses = statuses
         self.ended: Ended | None = None
+        self._will_return = False
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     @property
@@ -126,14 +132,34 @@ class GrpcService:
             self._check(context)
             async with aclosing(work()) as replies:  # type: ignore[type-var]
                 async for reply in replies:
-                    await context.write(reply.SerializeToString())
+                    await self._write(context, reply.SerializeToString())
             code = StatusCode.OK
         except Exception as error:
             code = self._fail(method, context, error)
         finally:
             note(code)
 
+    async def _write(self, context: Context, message: bytes) -> None:
+        """Send a message; returns when there is room for the next, which is up to the client."""
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await context.write(message)
+        except TimeoutError:
+            text = "the client %s did not read a message for %g s (response_read_timeout); its call is ended"
+            logger.warning(text, context.peer(), self._write_timeout_s)
+            raise ReplyNotRead from None
+
     # ---- before and after ----
+
+    def _return_memory(self, _: Context) -> None:
+        """Return memory to the system a moment after a call, once for many calls."""
+        if not self._will_return:
+            self._will_return = True
+            asyncio.get_running_loop().call_later(RETURNED_S, self._returned)
+
+    def _returned(self) -> None:
+        self._will_return = False
+        return_free_memory()
 
     def _begin(self, method: str, context: Context) -> Callable[[StatusCode], None]:
         """The function to call with the status when the call ends."""
@@ -155,17 +181,24 @@ class GrpcService:
 
     def _fail(self, method: str, context: Context, error: Exception) -> StatusCode:
         """Set the status of a failed call; returns its code."""
-        if context.done():  # the client has disconnected, which grpc reports by raising
+        if context.done() or isinstance(error, grpc.aio.InternalError):  # grpc raises it if the client has disconnected
             return StatusCode.CANCELLED
         if isinstance(error, FlambeauError):
             code, name = self._statuses(error)
             details = details_of(error, name)
+            if isinstance(error, ReplyNotRead):  # grpc holds the last message until the client is gone
+                context.add_done_callback(self._return_memory)
         else:
             logger.error("%s/%s failed", self.name, method, exc_info=error)
             code, details = StatusCode.INTERNAL, "Internal server error."
         context.set_code(code)
         context.set_details(details)
         return code
+
+
+def is_worth_logging(record: logging.LogRecord) -> bool:
+    """Whether grpc logs more than that a client has disconnected, which it reports with a traceback."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
 def ignore(code: StatusCode) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from flambeau.frontend.http.listener import Listener, address_of
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
 from flambeau.logs.writer import remote_of
 from flambeau.serving.job import RequestBody
+from flambeau.serving.reply_budget import resume_below_bytes
 from flambeau.wire.shared_memory import Segment
 
 logger = logging.getLogger(__name__)
@@ -31,11 +34,14 @@ RECEIVE_BYTES = 256 * 1024
 MAX_PIPELINED = 8
 # A read longer than WHOLE_BYTES is parsed in slices, since it may hold thousands of small requests.
 WHOLE_BYTES, SLICE_BYTES, CHUNKED_SLICE_BYTES = 2048, 1024, 16 * 1024
+MAX_PIPELINED_BYTES = 64 * 1024  # of bodies that wait for the response before them
 SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is received before its sender's key is checked
 LINGER_S = 2.0  # how long the response to a rejected request may take to reach its client
 MAX_REFUSED = 64  # connections of a port that are told at a time that there is no room; others are only closed
 RETRY_AFTER_S = 5
-SLOW_CLIENT_BYTES = 64 << 20  # a client with this much unsent data has stopped reading
+MAX_UNREAD_BYTES = 64 << 20  # of a response that cannot be paused; with more, its connection is closed
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: the kernel drops what it holds, and resets the connection
 
 # One buffer serves every connection: received bytes are consumed before the next read.
 _memory = bytearray(RECEIVE_BYTES)
@@ -57,6 +63,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_address",
         "_handshake",
         "_has_ended",
+        "_has_paused",
         "_is_paused",
         "_is_slow",
         "_is_waiting_for_turn",
@@ -71,6 +78,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_unparsed",
         "_unsent_bytes",
         "_waiting",
+        "_waiting_bytes",
         "common",
         "listener",
         "unfinished_bytes",
@@ -99,7 +107,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._handshake = handshake  # of a TLS client, which was counted when it was accepted
         self._address = ""  # under which the connection is counted; empty if it is not
         self._segment: Segment | None = None  # shared memory of the body that is being received
-        self._is_slow = False
+        self._waiting_bytes = 0  # of their bodies
+        self._is_slow = False  # responses are buffered: the client reads more slowly than they come
+        self._has_paused = False  # the job of `_active` waits for the client
         self._since = 0.0  # when the connection last made progress, by the loop's clock
         self._unsent_bytes = -1  # of a closing connection, at the previous sweep
         self._peer = ""  # the client's address, once the access log needs it
@@ -142,7 +152,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._feed(_buffer[:nbytes])
         else:
             self._feed_slices(_memory, 0, nbytes)
-        if len(self._waiting) >= MAX_PIPELINED:
+        if self._waiting and not self._may_read:
             self._pause()
         if parser.is_reading and parser.size_bytes > SMALL_BODY_BYTES and not parser.content_length:
             self._continue_unannounced(nbytes)
@@ -157,9 +167,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         except MalformedRequest as error:
             if not parser.is_discarding:
                 self._reject(partial(self.listener.app.malformed, reason=str(error)))
-        if (
-            parser.is_reading and not parser.fed_bytes
-        ):  # it started in these bytes; a slow head does not extend its time
+        if parser.is_reading and not parser.fed_bytes:  # it started in these bytes; a slow head gets no more time
             self._since = self._loop.time()
 
     def _feed_slices(self, data: bytes | bytearray, start: int, end: int) -> None:
@@ -177,7 +185,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             start = stop
             if parser.is_discarding or self._transport is None:
                 return
-            if start < end and len(self._waiting) >= MAX_PIPELINED:
+            if start < end and not self._may_read:
                 kept = data if isinstance(data, bytes) else bytes(view[start:end])
                 self._unparsed = (kept, len(kept) - (end - start))
                 self._pause()
@@ -192,6 +200,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         listener = self.listener
         listener.connections.discard(self)
+        listener.unread.release(self)
         if listener.addresses is not None:
             listener.addresses.remove(self._address)
         self.uncount()
@@ -206,12 +215,21 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._segment = None
 
     def pause_writing(self) -> None:
+        """The client falls behind: read no more requests of it, and count what is held for it."""
         self._is_slow = True
+        self._pause()
 
     def resume_writing(self) -> None:
         self._is_slow = False
-        if self._waiting:
-            self._wait_for_turn()
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._has_paused:
+            self._resume_job(self._transport)
+        if not self._is_slow:  # or it was set again: only a part of what was held is read
+            self.listener.unread.release(self)
+            self._continue()
+            if self._waiting:
+                self._wait_for_turn()
 
     # ---- callbacks of the parser ----
 
@@ -255,6 +273,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.listener.app.handle(exchange)
         else:
             self._waiting.append(exchange)
+            if exchange.body is not None:
+                self._waiting_bytes += exchange.body.size_bytes
             self._wait_for_turn()
 
     def _exchange(self) -> Exchange:
@@ -287,15 +307,22 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _continue(self) -> None:
-        """Parse and read on, unless enough requests wait."""
-        if self._unparsed is not None and len(self._waiting) < MAX_PIPELINED:
+        """Parse and read on, if this connection may."""
+        if self._unparsed is not None and self._may_read:
             (data, start), self._unparsed = self._unparsed, None
             self._feed_slices(data, start, len(data))
-        if self._unparsed is None and len(self._waiting) < MAX_PIPELINED:
+        if self._is_paused and self._unparsed is None and self._may_read:
             transport = self._transport
-            if self._is_paused and transport is not None and not transport.is_closing():
+            if transport is not None and not transport.is_closing():
                 self._is_paused = False
                 transport.resume_reading()
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether to read further: not while the client must read first, or while enough waits to be answered."""
+        if self._is_slow or len(self._waiting) >= MAX_PIPELINED or self._waiting_bytes > MAX_PIPELINED_BYTES:
+            return False
+        return not self.unfinished_bytes or self.is_idle  # a large body waits for its turn
 
     def _is_admitted(self) -> bool:
         """Whether the body may be sent; if not, the client gets the error now."""
@@ -311,6 +338,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         listener = self.listener
         self.unfinished_bytes += size
         listener.unfinished_bytes += size
+        if not self.is_idle:
+            self._pause()
         if listener.unfinished_bytes > listener.limits.max_unfinished_bytes:
             listener.shed_load(self)
 
@@ -326,15 +355,49 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None:
             return
-        if self._is_slow and transport.get_write_buffer_size() > SLOW_CLIENT_BYTES:
-            logger.warning("a client stopped reading its response; its connection is closed")
-            self.abort()
+        if self._is_slow and transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self.cut(f"stopped reading its response; {MAX_UNREAD_BYTES} bytes are held for it")
             return
         transport.write(data)
+        if self._is_slow:
+            self._hold(transport, len(data))
+
+    def _hold(self, transport: asyncio.Transport, added_bytes: int = 0) -> None:
+        """Count what is held for the client, and pause the response if it is much."""
+        if transport.is_closing():
+            return
+        unread, held, now = self.listener.unread, transport.get_write_buffer_size(), self._loop.time()
+        unread.hold(self, held, now, added_bytes=added_bytes)
+        pause_above = unread.pause_above_bytes
+        if held > pause_above and not self._has_paused and self._active is not None and self._active.job is not None:
+            self._has_paused = True
+            resume_below = resume_below_bytes(pause_above)
+            transport.set_write_buffer_limits(max(pause_above, 1), resume_below)
+            self._active.job.pause(held - resume_below)
+        if unread.is_exceeded:
+            self.listener.cut_greedy(now)
+
+    def _resume_job(self, transport: asyncio.Transport) -> None:
+        self._has_paused = False
+        transport.set_write_buffer_limits()  # with much unread, this calls `pause_writing` again
+        if self._is_slow:
+            self.listener.unread.hold(self, transport.get_write_buffer_size(), self._loop.time())
+        if self._active is not None and self._active.job is not None:
+            self._active.job.resume()
+
+    def cut(self, reason: str) -> None:
+        """Close at once: the client does not read."""
+        self.listener.unread.release(self)
+        if self._transport is not None:
+            if not self._transport.is_closing():
+                logger.warning("the client %s %s; its connection is closed", self._remote(), reason)
+            self.abort()
 
     def abort(self) -> None:
         """Close at once, without sending what is buffered."""
         if self._transport is not None:
+            if self._is_slow and (sock := self._transport.get_extra_info("socket")) is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             self._transport.abort()
 
     def on_answer(self, exchange: Exchange, status: int) -> None:
@@ -363,6 +426,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             for unanswered in self._waiting:
                 unanswered.drop()
             self._waiting.clear()
+            self._waiting_bytes = 0
             if self._parser.is_discarding:
                 self._linger(transport)
             else:
@@ -371,6 +435,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._wait_for_turn()
         elif self._has_ended:
             transport.close()
+        elif self._is_paused:
+            self._continue()
 
     def _wait_for_turn(self) -> None:
         """Answer the next request after those of others; not before the client has read enough of the last response."""
@@ -381,10 +447,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     def answer_next(self) -> None:
         """Handle the next of the waiting requests; it is this connection's turn."""
         self._is_waiting_for_turn = False
-        if self._transport is None or self._active is not None or not self._waiting:
+        if self._transport is None or self._active is not None or not self._waiting or self._is_slow:
             return
         self._active = following = self._waiting.popleft()
-        if self._is_paused and len(self._waiting) < MAX_PIPELINED:
+        if following.body is not None:
+            self._waiting_bytes -= following.body.size_bytes
+        if self._is_paused:
             self._continue()
         if self._rejection is not None and not self._waiting:
             self._rejection(following)
@@ -469,6 +537,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._transport.abort()
             self._unsent_bytes = unsent
             return
+        if self._is_slow:
+            self._hold(self._transport)  # the client may have read meanwhile
         if self._active is not None:
             return
         limits = self.listener.limits

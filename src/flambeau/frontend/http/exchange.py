@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from flambeau.serving.job import RequestBody
+from flambeau.serving.job import Job, RequestBody
 from flambeau.wire.messages import header
 
 Header = tuple[str, str]
@@ -69,6 +69,7 @@ class Exchange:
         "headers",
         "host",
         "is_started",
+        "job",
         "keeps_alive",
         "method",
         "on_gone",
@@ -103,6 +104,7 @@ class Exchange:
         self.origin: str | None = None
         self.is_started = False
         self.on_gone: Callable[[], object] | None = None
+        self.job: Job | None = None  # that streams the response; it is paused while the client does not read
         self._has_body = True
         self._is_chunked = False
         self._task: asyncio.Task[None] | None = None
@@ -121,6 +123,7 @@ class Exchange:
         if self.on_gone is not None:
             self.on_gone()
             self.on_gone = None
+        self.job = None
         self._release()
 
     def _release(self) -> None:
@@ -193,7 +196,7 @@ class Exchange:
         return head
 
     def _finish(self) -> None:
-        self.on_gone = None
+        self.on_gone = self.job = None
         self._release()
         self._connection.on_finished(self)
 

@@ -25,6 +25,7 @@ from flambeau.frontend.http.listener import AddressCounts, ConnectionRoom, HttpL
 from flambeau.frontend.http.router import Endpoint, Router
 from flambeau.frontend.http.tls_port import TlsPort, backlog_of
 from flambeau.frontend.tls import server_context
+from flambeau.serving.reply_budget import ReplyBudget
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class HttpFrontend:
             share_from_bytes=config.shared_memory_from_bytes,
             keep_alive_s=config.keep_alive_s,
             read_timeout_s=config.request_read_timeout_s,
+            response_timeout_s=config.response_read_timeout_s,
             max_unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_BODIES * config.max_request_bytes),
         )
         listener = Listener(
@@ -117,6 +119,7 @@ class HttpFrontend:
             turns=self._turns,
             room=self._room,
             addresses=self._addresses,
+            unread=ReplyBudget(config.max_response_bytes),
         )
         opened: asyncio.Server | TlsPort
         loop = asyncio.get_running_loop()

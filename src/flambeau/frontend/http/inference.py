@@ -6,7 +6,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from flambeau.errors import BadRequest, FlambeauError, JobFailed
+from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.bodies import field_of, is_form
 from flambeau.frontend.http.errors import error_event, respond_error, respond_json
@@ -147,7 +147,7 @@ class Prediction:
         """
         self.log(error)
         exchange = self.exchange
-        if exchange.is_started and self._has_events:
+        if exchange.is_started and self._has_events and not isinstance(error, ReplyNotRead):
             exchange.send([error_event(error, details=self._details)], ends=True)
         elif exchange.is_started:
             exchange.abort()
@@ -168,6 +168,7 @@ def is_event_stream(content_type: str) -> bool:
 def submit(reply: Prediction, job: Job, version: str | None) -> None:
     """Add a job to its model; if the model rejects it, respond with the error."""
     reply.exchange.on_gone = job.cancel
+    reply.exchange.job = job
     try:
         if reply.exchange.priority is not None:
             job.priority = priority_named(reply.exchange.priority)

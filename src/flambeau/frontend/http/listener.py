@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from flambeau.frontend.http.exchange import COMMON, Exchange
 from flambeau.logs.writer import AccessLog
 from flambeau.metrics.traffic import HostTraffic
+from flambeau.serving.reply_budget import ReplyBudget
+from flambeau.serving.workers.host_resources import return_free_memory
 from flambeau.wire.shared_memory import SegmentPool
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class HttpLimits:
     share_from_bytes: int
     keep_alive_s: float
     read_timeout_s: float
+    response_timeout_s: float = 60.0  # to read a part of a response
     max_unfinished_bytes: int = 1 << 60  # of large bodies that are still arriving, in total
 
 
@@ -71,6 +74,9 @@ class ListenerConnection(Protocol):
         """Stop counting its unfinished body."""
 
     def abort(self) -> None: ...
+
+    def cut(self, reason: str) -> None:
+        """Close at once: the client does not read."""
 
     def close_if_idle(self) -> None: ...
 
@@ -209,6 +215,7 @@ class Listener:
     addresses: AddressCounts | None = None
     num_refused: int = 0  # lately, with a response
     is_draining: bool = False
+    unread: ReplyBudget[ListenerConnection] = field(default_factory=ReplyBudget)
     unfinished_bytes: int = 0  # of large bodies: announced, or received if the size is not announced
 
     @property
@@ -255,3 +262,14 @@ class Listener:
         """Close connections that have been idle, or within a request, for too long."""
         for connection in [*self.connections]:
             connection.close_if_stale(now)
+        patience_s = self.limits.response_timeout_s
+        for connection in self.unread.stalled(now, patience_s):
+            connection.cut(f"did not read its response for {patience_s:g} s (response_read_timeout)")
+
+        if self.unread.take_drained():
+            return_free_memory()
+
+    def cut_greedy(self, now: float) -> None:
+        """Close the connections that hold the most of all unread responses, if these are too many."""
+        for connection in self.unread.to_cut(now):
+            connection.cut("does not read its response, and too much is held for such clients")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from flambeau import __version__
-from flambeau.errors import BadRequest, FlambeauError, JobFailed
+from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.errors import JSON_TYPE, openai_error_body, openai_status, status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
@@ -192,7 +192,7 @@ class GenerationReply(Prediction):
 
     def on_error(self, error: FlambeauError) -> None:
         """Respond with the error; a stream that has started ends with an error event."""
-        if not (self._is_streamed and self.exchange.is_started):
+        if not (self._is_streamed and self.exchange.is_started) or isinstance(error, ReplyNotRead):
             super().on_error(error)
             return
         self.log(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -106,3 +107,9 @@ def _free_in_group(group: Path) -> int | None:
         return int(limit) - used + int(counts.get("inactive_file", 0))
     except (OSError, ValueError):  # "max": no limit
         return None
+
+
+def return_free_memory() -> None:
+    """Return the pages of freed objects to the system, where the C library can: it keeps those of large ones."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)

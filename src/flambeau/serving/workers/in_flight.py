@@ -36,6 +36,7 @@ class InFlight:
         self.last_message_at = 0.0  # kept only with `answers_all`
         self.batches: deque[Batch] = deque()
         self.jobs: dict[int, tuple[Job | None, Batch]] = {}  # None: taken back
+        self.paused: dict[int, float] = {}  # job whose client does not read → until when it may hold up others
         self._traffic = traffic
 
     def add(self, jobs: Sequence[Job], now: float) -> Batch:
@@ -54,6 +55,8 @@ class InFlight:
     def finish(self, job_id: int, batch: Batch, now: float) -> bool:
         """Remove an answered job; return whether it was the last of its batch."""
         del self.jobs[job_id]
+        if self.paused:
+            self.paused.pop(job_id, None)
         batch.remaining -= 1
         if batch.is_ahead:  # cancelled before it began
             self._traffic.num_ahead -= 1
@@ -91,6 +94,34 @@ class InFlight:
             job.renew_id()  # this worker may still send messages about the old id
         return taken
 
+    def pause(self, job_id: int, until: float) -> bool:
+        """Note that a job waits for its client; False if it did already, or is not here."""
+        if job_id not in self.jobs or job_id in self.paused:
+            return False
+        self.paused[job_id] = until
+        return True
+
+    def resume(self, job_id: int, now: float) -> bool:
+        """Note that a job goes on, or is cancelled; False if it did not wait."""
+        if self.paused.pop(job_id, None) is None:
+            return False
+        self.jobs[job_id][1].progress = now  # the wait was not the worker's
+        return True
+
+    def overdue(self, now: float) -> list[Job]:
+        """Paused jobs that have held up others for too long."""
+        late = [self.jobs[job_id][0] for job_id, until in self.paused.items() if now > until]
+        return [job for job in late if job is not None]
+
+    def seconds_silent(self, now: float) -> float:
+        """How long the worker has made no progress that it could have made: not with jobs that wait for clients."""
+        if not self.paused or self.answers_all:
+            return self.seconds_without_progress(now)
+        if not self.is_concurrent:
+            return 0.0
+        waiting = {id(self.jobs[job_id][1]) for job_id in self.paused}
+        return max((now - batch.progress for batch in self.batches if id(batch) not in waiting), default=0.0)
+
     def seconds_without_progress(self, now: float) -> float:
         """How long the current batch has made no progress; 0 without a batch."""
         if not self.batches:
@@ -103,7 +134,7 @@ class InFlight:
         """Count a crash for each job of a concurrent worker that made no progress for so long."""
         if self.is_concurrent and not self.answers_all:
             for job, batch in self.jobs.values():
-                if job is not None and now - batch.progress > limit_s:
+                if job is not None and now - batch.progress > limit_s and job.id not in self.paused:
                     job.crashes += 1
 
     def drain(self) -> tuple[list[tuple[Job, int]], list[Job]]:
@@ -126,5 +157,6 @@ class InFlight:
                 suspects.append((job, company or batch.size))
         self._traffic.num_ahead -= sum(batch.remaining for batch in self.batches if batch.is_ahead)
         self.jobs.clear()
+        self.paused.clear()
         self.batches.clear()
         return suspects, innocent

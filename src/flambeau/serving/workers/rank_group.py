@@ -14,7 +14,20 @@ from flambeau.serving.events import ServerEvents
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Run, Samples, Stop, ToServer, ToWorker, cancelled
+from flambeau.wire.messages import (
+    Cancel,
+    Failed,
+    Flow,
+    Load,
+    Part,
+    Ready,
+    Run,
+    Samples,
+    Stop,
+    ToServer,
+    ToWorker,
+    cancelled,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +102,7 @@ class RankGroup:
     def send(self, message: ToWorker) -> None:
         """Send to all ranks in lockstep, otherwise to rank 0, which leads the others itself."""
         self._is_stopping |= isinstance(message, Stop)
-        if self._lockstep is None:
+        if self._lockstep is None or isinstance(message, Flow):
             self._send(0, message)  # also Stop: the others are needed until rank 0 has finished
         elif isinstance(message, Cancel):
             if dropped := self._lockstep.cancel(message):

@@ -7,17 +7,18 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from flambeau.errors import InvalidInput, JobFailed
+from flambeau.errors import InvalidInput, JobFailed, ReplyNotRead
 from flambeau.metrics.traffic import ModelTraffic, smoothed
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import Job
+from flambeau.serving.reply_budget import hold_up_s
 from flambeau.serving.workers.in_flight import Batch, InFlight
 from flambeau.serving.workers.rank_group import RankGroup
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.messages import Cancel, Failed, Part, Ready, Run, Samples, Stop, ToServer
+from flambeau.wire.messages import Cancel, Failed, Flow, Part, Ready, Run, Samples, Stop, ToServer
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +150,7 @@ class RemoteWorker:
         requests = []
         for job in jobs:
             job.on_cancel = self._cancel
+            job.flow = self
             if job.body.segment is not None:
                 job.body.hold()
             requests.append(job.to_request(share=share))
@@ -168,7 +170,28 @@ class RemoteWorker:
         if self._channel is not None and job.id in self._jobs:
             if self.is_continuous:
                 self._events.stream_cancelled(self._name, job.request_id)
+            self.resume(job)
             self._channel.send(Cancel([job.id]))
+
+    def pause(self, job: Job, excess_bytes: int) -> None:
+        """Produce no more of a reply until its client has read `excess_bytes`."""
+        if self._in_flight.pause(job.id, self._now() + hold_up_s(excess_bytes)) and self._channel is not None:
+            self._channel.send(Flow(job.id, True))
+
+    def resume(self, job: Job) -> None:
+        if self._in_flight.resume(job.id, self._now()) and self._channel is not None:
+            self._channel.send(Flow(job.id, False))
+
+    def cut_overdue(self) -> None:
+        """End replies whose clients do not read, and for which other jobs have waited too long."""
+        for job in self._in_flight.overdue(self._now()) if self._in_flight.paused else ():
+            text = "request %s: its client does not read, and other requests wait for %s; its reply is cut"
+            logger.warning(text, job.request_id, self._name)
+            job.expire(ReplyNotRead())
+
+    def seconds_silent(self) -> float:
+        """How long it has made no progress that it could have made; 0 when it is idle."""
+        return self._in_flight.seconds_silent(self._now())
 
     def seconds_without_progress(self) -> float:
         """How long its current batch has made no progress; 0 when it is idle."""

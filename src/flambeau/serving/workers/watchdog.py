@@ -67,7 +67,7 @@ class LivenessCheck:
 
     def _check(self, worker: RemoteWorker) -> None:
         timeout_s, limit_mb = self._timeout_s, self._memory_limit_mb
-        if worker.seconds_without_progress() > timeout_s:
+        if worker.seconds_silent() > timeout_s:
             worker.blame_silent(timeout_s)
             self._events.worker_stalled(worker.spec.ref, timeout_s, self._failures_of(worker))
             worker.kill(WorkerExit(reason=f"no answer within responseTimeout, {timeout_s:g} s"))

@@ -11,6 +11,7 @@ from flambeau.config.server import SequenceHeaders, ServerConfig
 from flambeau.errors import BadRequest
 from flambeau.frontend.grpc.inference import SequenceStream, sequence_of
 from flambeau.frontend.grpc.messages import PredictionsRequest
+from flambeau.serving.reply_budget import ReplyBudget
 
 NAMES = SequenceHeaders(id="id", start="start", end="end")
 
@@ -47,4 +48,4 @@ async def test_a_mistake_of_ours_ends_the_stream_at_once():
     server = SimpleNamespace(registry=broken, config=ServerConfig())
     with pytest.raises(ZeroDivisionError):
         async with asyncio.timeout(30):
-            [reply async for reply in SequenceStream(server, one_request_and_silence()).replies()]
+            [reply async for reply in SequenceStream(server, one_request_and_silence(), ReplyBudget()).replies()]

@@ -10,6 +10,7 @@ import pytest
 from flambeau.errors import InvalidKey
 from flambeau.frontend.http.connection import MAX_PIPELINED, SMALL_BODY_BYTES, HttpConnection
 from flambeau.frontend.http.listener import TURN_S, ConnectionRoom, HttpLimits, Listener, TurnQueue
+from flambeau.serving.reply_budget import MAX_HELD_BYTES
 
 GET = b"GET /%d HTTP/1.1\r\n\r\n"
 LARGE = SMALL_BODY_BYTES + 1
@@ -36,6 +37,12 @@ class Transport:
 
     def get_write_buffer_size(self):
         return self.unsent
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        self.limits = (high, low)
+
+    def get_extra_info(self, name):
+        return ("127.0.0.1", 1) if name == "peername" else None
 
     def pause_reading(self):
         self.is_reading = False
@@ -308,3 +315,103 @@ async def test_a_client_that_does_not_read_its_response_is_disconnected():
     client.transport.unsent = 65 << 20
     client.connection.write(b"x")
     assert (client.transport.is_aborted, client.transport.sent) == (True, b"")
+
+
+class StreamingJob:
+    def __init__(self):
+        self.calls = []
+
+    def pause(self, excess_bytes):
+        self.calls.append(excess_bytes)
+
+    def resume(self):
+        self.calls.append("resume")
+
+
+def streaming_client():
+    client = Client()
+    client.send(GET % 0)
+    [exchange] = client.app.exchanges
+    exchange.job = job = StreamingJob()
+    exchange.start(200)
+    return client, exchange, job
+
+
+async def test_a_client_that_falls_behind_is_not_read_and_its_job_is_paused_at_the_mark():
+    client, exchange, job = streaming_client()
+    client.transport.unsent = 100_000
+    client.connection.pause_writing()
+    assert not client.transport.is_reading
+    exchange.send([b"x"])
+    assert job.calls == []
+    client.transport.unsent = MAX_HELD_BYTES + 1
+    exchange.send([b"x"])
+    exchange.send([b"x"])
+    assert job.calls == [MAX_HELD_BYTES // 4 + 1]
+    assert client.listener.unread.held_bytes == MAX_HELD_BYTES + 1
+    assert client.transport.limits == (MAX_HELD_BYTES, MAX_HELD_BYTES * 3 // 4)
+
+
+async def test_a_paused_job_goes_on_when_its_client_has_read():
+    client, exchange, job = streaming_client()
+    client.transport.unsent = 2 * MAX_HELD_BYTES
+    client.connection.pause_writing()
+    exchange.send([b"x"])
+    client.transport.unsent = 0
+    client.connection.resume_writing()
+    assert job.calls[-1] == "resume"
+    assert client.transport.is_reading
+    assert client.listener.unread.held_bytes == 0
+
+
+async def test_pipelined_requests_wait_until_the_responses_before_them_are_read():
+    client = Client()
+    client.connection.pause_writing()
+    client.send(GET % 0 + GET % 1)
+    assert client.app.exchanges == []
+    client.connection.resume_writing()
+    await asyncio.sleep(0)
+    assert [exchange.path for exchange in client.app.exchanges] == ["/0"]
+
+
+async def test_a_large_body_behind_an_unanswered_request_is_not_read_before_its_turn():
+    client = Client()
+    client.send(GET % 0 + b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % LARGE)
+    assert not client.transport.is_reading
+    client.app.exchanges[0].respond(200, b"")
+    assert client.transport.is_reading
+    client.send(b"x" * LARGE)
+    assert client.app.exchanges[1].body.size_bytes == LARGE
+
+
+async def test_bodies_that_wait_stop_the_reading_by_their_size():
+    client = Client()
+    body = b"x" * 40_000
+    client.send(GET % 0 + (b"POST / HTTP/1.1\r\ncontent-length: 40000\r\n\r\n" + body) * 2)
+    assert not client.transport.is_reading
+    for i in range(2):
+        client.app.exchanges[i].respond(200, b"")
+        await asyncio.sleep(0)
+    assert client.transport.is_reading
+
+
+async def test_a_client_that_reads_nothing_in_time_is_disconnected_though_its_response_goes_on(caplog):
+    client, exchange, _ = streaming_client()
+    client.transport.unsent = 100_000
+    client.connection.pause_writing()
+    exchange.send([b"x"])
+    client.listener.sweep(asyncio.get_running_loop().time() + 59)
+    assert not client.transport.is_closed
+    client.listener.sweep(asyncio.get_running_loop().time() + 61)
+    assert client.transport.is_aborted
+    assert "response_read_timeout" in caplog.text
+
+
+async def test_a_client_that_is_gone_holds_nothing():
+    client, exchange, _ = streaming_client()
+    client.transport.unsent = 100_000
+    client.connection.pause_writing()
+    exchange.send([b"x"])
+    client.connection.connection_lost(None)
+    assert client.listener.unread.held_bytes == 0
+    assert exchange.job is None

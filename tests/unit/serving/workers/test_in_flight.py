@@ -113,3 +113,36 @@ def test_only_those_who_are_silent_are_to_blame(in_flight):
     assert in_flight.seconds_without_progress(9.0) == 0.5
     in_flight.blame_silent(5.0, 9.0)
     assert silent.crashes == 1
+
+
+# ---- clients that do not read ----
+
+
+def test_a_worker_that_waits_for_a_client_is_not_silent(in_flight):
+    [(_, [job])] = add(in_flight, 1)
+    assert in_flight.pause(job.id, until=15.0)
+    assert not in_flight.pause(job.id, until=20.0)
+    assert in_flight.seconds_silent(100.0) == 0.0
+    assert in_flight.seconds_without_progress(100.0) == 100.0  # jobs behind it move to another worker
+    assert in_flight.resume(job.id, 100.0)
+    assert not in_flight.resume(job.id, 100.0)
+    assert in_flight.seconds_silent(101.0) == 1.0
+
+
+def test_a_paused_job_does_not_hide_that_a_concurrent_worker_is_silent(in_flight):
+    in_flight.is_concurrent = True
+    (_, [paused]), (_, [other]) = add(in_flight, 1, 1)
+    in_flight.pause(paused.id, until=15.0)
+    assert in_flight.seconds_silent(10.0) == 10.0
+    in_flight.blame_silent(5.0, 10.0)
+    assert (paused.crashes, other.crashes) == (0, 1)
+
+
+def test_paused_jobs_are_overdue_after_their_time_and_forgotten_when_finished(in_flight):
+    [(batch, [job])] = add(in_flight, 1)
+    in_flight.pause(job.id, until=15.0)
+    assert in_flight.overdue(14.0) == []
+    assert in_flight.overdue(16.0) == [job]
+    in_flight.finish(job.id, batch, 16.0)
+    assert in_flight.overdue(16.0) == []
+    assert not in_flight.pause(job.id, until=20.0)

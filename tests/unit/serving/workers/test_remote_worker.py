@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.errors import JobFailed
+from flambeau.errors import JobFailed, ReplyNotRead
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import MAX_STATE_BYTES
-from flambeau.wire.messages import Cancel, Failed, Part
+from flambeau.serving.reply_budget import HELD_UP_S
+from flambeau.wire.messages import Cancel, Failed, Flow, Part
 from support.jobs import BrokenListener, new_job, new_worker
 
 
@@ -114,3 +115,39 @@ async def test_batches_are_reported_only_where_they_are_asked_for():
     assert events.batches == ["W-1-m_1.0"]
     new_worker().send([new_job()])
     assert events.batches == ["W-1-m_1.0"]
+
+
+# ---- clients that do not read ----
+
+
+async def test_a_job_is_paused_once_and_goes_on_once():
+    worker, job = new_worker(), new_job()
+    job.pause(10)  # nobody works on it yet
+    worker.send([job])
+    for _ in range(2):
+        job.pause(10)
+    for _ in range(2):
+        job.resume()
+    assert worker._channel.sent[1:] == [Flow(job.id, True), Flow(job.id, False)]
+
+
+async def test_a_paused_job_goes_on_when_it_is_cancelled():
+    worker, job = new_worker(), new_job()
+    worker.send([job])
+    job.pause(10)
+    job.cancel()
+    assert worker._channel.sent[1:] == [Flow(job.id, True), Flow(job.id, False), Cancel([job.id])]
+
+
+async def test_a_job_that_holds_up_others_for_too_long_is_cut(caplog):
+    worker, job = new_worker(), new_job()
+    worker.send([job])
+    job.pause(10)
+    began = worker._now()
+    worker.cut_overdue()
+    assert not job.is_over
+    worker._now = lambda: began + HELD_UP_S + 1
+    worker.cut_overdue()
+    assert [type(error) for error in job.receiver.errors] == [ReplyNotRead]
+    assert worker._channel.sent[-1] == Cancel([job.id])
+    assert job.request_id in caplog.text

@@ -22,7 +22,7 @@ class Worker:
         self.silent_s = silent_s
         self.causes = []
 
-    def seconds_without_progress(self):
+    def seconds_silent(self):
         return self.silent_s
 
     def blame_silent(self, limit_s):
