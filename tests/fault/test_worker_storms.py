@@ -10,12 +10,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from support.archives import pack_handler
-from support.running import Load
+from support.running import Load, children_of
 
 STORM_S = 1.5
 MANY, ONE = "min_worker=6&max_worker=6", "min_worker=1&max_worker=1"
@@ -64,10 +63,6 @@ def pipeline(server, *requests):
             received += (chunk := client.recv(65536))
             assert chunk, f"the connection was cut after {received!r}"
     return [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]]
-
-
-def children_of(pid):
-    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
 @pytest.mark.parametrize("config", [None, GROUPS], ids=["workers", "groups"])

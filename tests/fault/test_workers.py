@@ -9,7 +9,9 @@ import time
 import pytest
 
 from support.held_requests import HeldRequests
-from support.running import HANDLERS, Load, RunningServer
+from support.running import HANDLERS, Load, RunningServer, children_of
+
+GROUP = "parallelType: pp\ndeviceType: cpu\nminWorkers: 1\nmaxWorkers: 1\ntorchrun:\n    nproc-per-node: 2\n"
 
 
 def order(do, **more):
@@ -289,3 +291,67 @@ def test_workers_die_with_their_server(start, tmp_path):
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def kill_server(server):
+    server.process.kill()
+    server.process.wait()
+
+
+def wait_gone(*pids):
+    deadline = time.monotonic() + 20
+    while alive := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"{alive} outlive their server"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("state", ["idle", "keeps the lock", "stopped"])
+def test_worker_and_its_children_die_with_a_killed_server(start, tmp_path, state, transport):
+    server = start("faulty.py", "--worker-transport", transport).wait_ready()
+    family = server.predict("faulty", order("keep child")).json
+    if state == "keeps the lock":
+        note = tmp_path / "note"
+        server.at_once(lambda o: server.predict("faulty", o), [order("keep the lock", note=str(note))])
+        server.until(note.exists)
+    elif state == "stopped":
+        os.kill(family["pid"], signal.SIGSTOP)
+        os.kill(family["child"], signal.SIGSTOP)
+    kill_server(server)
+    wait_gone(family["pid"], family["child"])
+
+
+def test_worker_dies_with_a_killed_server_also_without_the_guardian(start):
+    server = start("faulty.py").wait_ready()
+    worker = server.worker_pids("faulty")[0]
+    os.kill(worker, signal.SIGSTOP)
+    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    os.kill(guardian, signal.SIGKILL)
+    kill_server(server)
+    wait_gone(worker)
+
+
+def test_guardian_is_replaced_and_ends_with_the_server(start):
+    server = start("faulty.py").wait_ready()
+    worker = server.worker_pids("faulty")[0]
+    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    os.kill(guardian, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    server.until(lambda: server.worker_pids("faulty") not in ([], [worker]))
+    (worker,) = server.worker_pids("faulty")
+    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    child = server.predict("faulty", order("keep child")).json["child"]
+    kill_server(server)
+    wait_gone(worker, child, guardian)
+
+
+def test_every_rank_of_a_group_dies_with_a_killed_server(start, tmp_path):
+    from support.archives import pack_handler
+
+    model = pack_handler(tmp_path, "echo", config=GROUP)
+    server = start(model).wait_ready()
+    ranks = [rank["pid"] for rank in server.describe("echo")["workers"][0]["ranks"]]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    kill_server(server)
+    wait_gone(*ranks)

@@ -13,7 +13,7 @@ from typing import Any
 from flambeau.http_client import HttpReply as Reply
 from flambeau.testing.server import ModelServer, free_ports
 
-__all__ = ["HANDLERS", "Load", "Reply", "RunningServer", "free_ports", "lines_with", "path"]
+__all__ = ["HANDLERS", "Load", "Reply", "RunningServer", "children_of", "free_ports", "lines_with", "path"]
 HANDLERS = Path(__file__).parent / "handlers"
 SITE = Path(__file__).parent / "site"
 
@@ -54,6 +54,12 @@ def lines_with(log: str, *keys: str, level: str | None = None) -> list[str]:
         rf"\S+ \[?{level[:4]}" if level else ""
     )  # `… WARNING …`, or `… [WARN ] …` in TorchServe's layout
     return [line for line in log.splitlines() if at_level.match(line) and all(key in line for key in keys)]
+
+
+def children_of(pid: int) -> list[int]:
+    """The running processes that a process has started, whichever of its threads did."""
+    lists = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for found in lists for child in found]
 
 
 def path() -> str:

@@ -14,6 +14,7 @@ from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import Job
 from flambeau.serving.scheduling.batch_policy import smoothed
 from flambeau.serving.workers.in_flight import Batch, InFlight
+from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.rank_group import RankGroup
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
@@ -39,6 +40,7 @@ class RemoteWorker:
         traffic: ModelTraffic,
         output: WorkerOutput,
         events: ServerEvents,
+        launcher: Launcher,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
@@ -75,9 +77,11 @@ class RemoteWorker:
         self._channel: ServerChannel | RankGroup | None = None
         self._process: WorkerProcess | RankGroup
         if spec.others:
-            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed, output, events)
+            self._channel = self._process = RankGroup(
+                spec, self._receive, self._on_channel_closed, output, events, launcher
+            )
         else:
-            self._process = WorkerProcess(spec, self._new_channel, output, events)
+            self._process = WorkerProcess(spec, self._new_channel, output, events, launcher)
 
     # ---- life cycle ----
 
@@ -206,6 +210,8 @@ class RemoteWorker:
                 self._on_samples(message)
 
     def _on_ready(self, message: Ready) -> None:
+        if isinstance(self._process, WorkerProcess):  # a group notes it for each rank
+            self._process.note_ready()
         self.is_concurrent = self._in_flight.is_concurrent = message.is_concurrent
         self.is_continuous = message.is_continuous
         self._in_flight.answers_all = message.is_continuous or message.places > 0

@@ -12,12 +12,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
 from flambeau.config.server import SequenceHeaders
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
+from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
 from flambeau.serving.workers.worker_output import WorkerOutput, count_kernel_kills
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load
@@ -62,11 +64,13 @@ class WorkerProcess:
         new_channel: Callable[[], ServerChannel],
         output: WorkerOutput,
         events: ServerEvents,
+        launcher: Launcher,
     ) -> None:
         self.load_failure: Failed | None = None  # as the worker reported it
         self._spec = spec
         self._new_channel = new_channel
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
+        self._launcher = launcher
         self._output = output
         self._events = events
         self._kill_cause: WorkerExit | None = None  # set when this server ends the process
@@ -97,12 +101,10 @@ class WorkerProcess:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         try:
-            await self._start("--fd", str(theirs.fileno()), inherited=(theirs.fileno(),))
+            await self._start("--fd", str(theirs.fileno()), inherited=theirs)
         except BaseException:
             ours.close()
             raise
-        finally:
-            theirs.close()
         # Not create_unix_connection: uvloop's takes the socket object over only after connection_made. If the worker
         # is dead by then, the loop has closed the descriptor and the object closes that number again.
         _, channel = await asyncio.get_running_loop().connect_accepted_socket(self._new_channel, ours)
@@ -130,27 +132,25 @@ class WorkerProcess:
         channel.send(self._spec.load)
 
     async def _start(
-        self, *arguments: str, inherited: tuple[int, ...] = (), variables: Mapping[str, str] | None = None
+        self, *arguments: str, inherited: socket.socket | None = None, variables: Mapping[str, str] | None = None
     ) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *(self._spec.python, "-P", "-m", "flambeau.worker", *arguments),
-            cwd=self._spec.load.folder,
-            env={**self._spec.environment, **(variables or {})},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=inherited,
-            start_new_session=True,  # Ctrl-C in the terminal must reach only the server, which then drains
+        self._process = await self._launcher.start(
+            (self._spec.python, "-P", "-m", "flambeau.worker", *arguments),
+            folder=self._spec.load.folder,
+            environment={**self._spec.environment, **(variables or {})},
+            inherited=inherited,
         )
         self._events.process_started(self._output.name, self.pid)
         if self._kill_cause is not None:
-            self._kill_group()
+            kill_group(self.pid)
 
     async def _watch(self) -> WorkerExit:
         process = self._process
         assert process is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
+        with closing(process):
+            return self._exit_from(await self._wait(process))
+
+    async def _wait(self, process: ChildProcess) -> int:
         async with asyncio.TaskGroup() as tasks:
             readers = [
                 tasks.create_task(self._output.forward(process.stdout, is_error=False)),
@@ -158,13 +158,17 @@ class WorkerProcess:
             ]
             try:
                 code = await process.wait()
-                self._kill_group()  # children that outlived it hold memory, ports and pipes
                 await asyncio.wait(readers, timeout=OUTPUT_GRACE_S)
             finally:
                 for reader in readers:
                     reader.cancel()
                 self.kill(WorkerExit(reason="the server stopped"))
-        return self._exit_from(code)
+        return code
+
+    def note_ready(self) -> None:
+        """The worker has loaded its model."""
+        if self._process is not None:
+            self._process.note_ready()
 
     def kill(self, cause: WorkerExit) -> None:
         """Kill the process and its children; one that has not started yet is killed then."""
@@ -172,14 +176,7 @@ class WorkerProcess:
             self._kill_cause = self._kill_cause or cause
         elif self._process.returncode is None:
             self._kill_cause = self._kill_cause or cause
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        assert self._process is not None
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except OSError:
-            pass  # no process is left
+            kill_group(self.pid)
 
     def _exit_from(self, code: int) -> WorkerExit:
         """Combine the exit status, the reported failure and the reason of a kill."""
