@@ -262,6 +262,44 @@ def test_worker_that_never_starts_is_given_up_and_requests_are_refused_with_the_
     assert "a_module_that_nobody_has" in reply.message
 
 
+def test_failure_that_repeats_is_logged_in_full_once(start):
+    server = start("broken.py").wait_started()
+    server.until(lambda: server.logged("as before (attempt 3)", "a_module_that_nobody_has", level="WARNING"))
+    assert server.log.count("import a_module_that_nobody_has") == 1  # the last line of the traceback
+
+
+def test_syntax_error_in_a_handler_is_final(start, tmp_path):
+    (tmp_path / "odd.py").write_text("def handle(data, context:\n    return data\n")
+    server = start(tmp_path / "odd.py").wait_started()
+    server.until(lambda: server.describe("odd")["workers"][0]["state"] == "failed")
+    worker = server.describe("odd")["workers"][0]
+    assert (worker["restarts"], worker["pid"]) == (1, 0)
+    assert "SyntaxError: " in worker["lastFailure"]["reason"]
+    assert "odd.py, line 1" in server.predict("odd", {}).message
+
+
+def test_scaling_down_keeps_the_ready_worker_and_synchronous_waits_for_one(start, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    server = start("slow_start.py", "--workers", "2", env={"SLOW_START_S": "0", "SLOW_START_UNTIL": str(gate)})
+    server.wait_ready()
+    first, second = server.worker_pids("slow_start")
+    gate.unlink()  # a worker that restarts now does not become ready
+    os.kill(first, signal.SIGKILL)
+    server.until(lambda: server.worker_pids("slow_start") == [second])
+    assert server.manage("PUT", "/models/slow_start?min_worker=1&max_worker=1&synchronous=true").status == 200
+    assert server.worker_pids("slow_start") == [second]
+    os.kill(second, signal.SIGKILL)
+    server.until(lambda: server.worker_pids("slow_start") == [])
+    scale = "/models/slow_start?min_worker=1&max_worker=1&synchronous=true"
+    (waiting,) = server.at_once(lambda path: server.manage("PUT", path), [scale])
+    server.until(lambda: server.describe("slow_start")["workers"][0]["state"] == "loading")
+    assert not waiting.done()
+    gate.touch()
+    assert waiting.result().status == 200
+    assert len(server.worker_pids("slow_start")) == 1
+
+
 def test_start_that_takes_too_long_is_stopped(start):
     server = start("slow_start.py", "--startup-timeout", "0.5", env={"SLOW_START_S": "60"}).wait_started()
     assert "startupTimeout" in str(server.request("GET", "/readyz").json)

@@ -150,11 +150,12 @@ class Model:
         if minimum > 0 and self.config.response_timeout_s <= 0:
             cause = "the response timeout is 0 seconds, in which no worker can answer"
             raise WorkersFailed(f"Failed to start workers for {self.pool.name}", cause=cause)
-        fresh = self.pool.set_bounds(self._factory.at_most(minimum), self._factory.at_most(maximum))
+        minimum = self._factory.at_most(minimum)
+        self.pool.set_bounds(minimum, self._factory.at_most(maximum))
         self._watchdog.start()
         self._on_change()
         if wait:
-            await self.pool.wait_started(fresh)
+            await self.pool.wait_started(minimum)
             self._check_open()  # it may have been unregistered meanwhile
 
     def _check_open(self) -> None:

@@ -87,7 +87,7 @@ def serve(channel: Channel) -> int:
         try:
             model = load_model(load, event_loop)
         except (Exception, SystemExit) as error:
-            channel.send([load_failed(error, may_change=load.watch)])
+            channel.send([load_failed(error, folder=load.folder, may_change=load.watch)])
             return 1
         outbox = Outbox(channel, load.max_response_bytes, may_split=may_split(load))
         mode = MODES[model.mode](model, new_runner(load, model, outbox), outbox)

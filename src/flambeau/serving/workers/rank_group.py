@@ -51,7 +51,7 @@ class RankGroup:
 
     @property
     def pid(self) -> int:
-        """The process id of rank 0, or -1 before there is one."""
+        """The process id of rank 0, or 0 before there is one."""
         return self._processes[0].pid
 
     @property

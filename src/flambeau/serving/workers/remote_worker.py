@@ -87,7 +87,7 @@ class RemoteWorker:
 
     @property
     def pid(self) -> int:
-        """The process id, or -1 before there is one."""
+        """The process id, or 0 before there is one."""
         return self._process.pid
 
     @property

@@ -78,8 +78,8 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, or -1 before there is one."""
-        return self._process.pid if self._process else -1
+        """The process id, or 0 before there is one."""
+        return self._process.pid if self._process else 0
 
     @property
     def pids(self) -> list[int]:
