@@ -119,3 +119,38 @@ def test_models_that_come_and_go_harm_no_client(start, tmp_path):
     with asked_all_along(server), ThreadPoolExecutor(4) as clients:
         names = [f"other-{i}" for i in range(4)]
         assert [*clients.map(lambda name: for_a_while(lambda: come_and_go(name), 2.5), names)] == [None] * 4
+
+
+def kill_all(pids):
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_scaling_down_while_workers_die_leaves_ready_ones(start):
+    server = start("echo.py", "--workers", "4").wait_ready()
+    scale = "/models/echo?min_worker={0}&max_worker={0}&synchronous=true"
+
+    def shrink_and_grow():
+        pids = server.worker_pids("echo")
+        kill_all(pids[: len(pids) // 2])  # in the first slots: the newest are ready
+        assert server.manage("PUT", scale.format(1), timeout=60).status == 200
+        assert len(server.worker_pids("echo")) == 1
+        assert server.manage("PUT", scale.format(4), timeout=60).status == 200
+
+    with asked_all_along(server):
+        for_a_while(shrink_and_grow)
+
+
+def test_probes_are_answered_while_many_workers_start(start):
+    server = start("echo.py").wait_ready()
+    scale = "/models/echo?min_worker=30&max_worker=30&synchronous=true"
+    (scaling,) = server.at_once(lambda path: server.manage("PUT", path, timeout=120), [scale])
+    times_s = []
+    while not scaling.done():
+        asked = time.monotonic()
+        assert server.request("GET", "/livez").status == 200
+        times_s.append(time.monotonic() - asked)
+    assert scaling.result().status == 200
+    assert len(server.worker_pids("echo")) == 30
+    assert max(times_s) < 1.0  # on a busy machine; on the event loop they took seconds

@@ -146,6 +146,24 @@ def test_worker_over_its_memory_limit_is_stopped(start, tmp_path):
     assert server.predict("faulty", order("answer")).status == 200
 
 
+def test_memory_of_children_counts(start, tmp_path):
+    from support.archives import pack_handler
+
+    model = pack_handler(tmp_path, "faulty", config="workerMemoryLimitMb: 200\nminWorkers: 1\nmaxWorkers: 1\n")
+    server = start(model).wait_ready()
+    reply = server.predict("faulty", order("let a child eat"))
+    assert reply.status == 507
+    assert "with its children; workerMemoryLimitMb is 200" in reply.cause
+    assert server.predict("faulty", order("answer")).status == 200
+
+
+def test_too_many_workers_are_refused_with_the_limit(unharmed):
+    reply = unharmed.manage("PUT", "/models/faulty?min_worker=1&max_worker=1001")
+    assert (reply.status, reply.json["type"]) == (400, "BadRequestException")
+    assert reply.message == "max_worker is 1001; a model may have at most 1000 workers (max_workers_per_model)"
+    assert len(unharmed.describe("faulty")["workers"]) == 1
+
+
 def test_memory_error_is_out_of_resources(unharmed):
     reply = unharmed.predict("faulty", order("memory error"))
     assert (reply.status, reply.message) == (507, "Out of resources")

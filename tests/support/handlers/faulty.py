@@ -50,6 +50,10 @@ class Faulty:
                 while True:
                     hoard.append(bytearray(b"x" * (16 << 20)))
                     time.sleep(0.005)
+            case "let a child eat":
+                subprocess.run(
+                    [sys.executable, "-c", "import time; h = b'x' * (300 << 20); time.sleep(1000)"], check=True
+                )
             case "memory error":
                 raise MemoryError
             case "raise":

@@ -13,6 +13,7 @@ from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import Job
 from flambeau.serving.scheduling.batch_policy import smoothed
+from flambeau.serving.workers.host_resources import private_bytes_of
 from flambeau.serving.workers.in_flight import Batch, InFlight
 from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.rank_group import RankGroup
@@ -61,6 +62,7 @@ class RemoteWorker:
         self.shares_memory = False
         self.service_s: float | None = None
         self.ready_at: float | None = None
+        self.loaded_bytes = 0  # its own memory when the model was loaded
         self.has_answered = False
         self.has_suspect = False  # the job sent last was in a worker that crashed
         self._in_flight = InFlight(traffic)
@@ -219,6 +221,7 @@ class RemoteWorker:
         self.depth = self._in_flight.depth = message.depth
         self.shares_memory = message.can_share_memory
         self.is_ready = True
+        self.loaded_bytes = private_bytes_of(self.pids)
         self.ready_at = self._now()
         self.load_s = self.ready_at - self._began
         self._traffic.loaded(self._name, self.load_s)
