@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from support.archives import pack_handler
-from support.running import Load, children_of
+from support.running import Load, children_of, is_running
 
 STORM_S = 1.5
 MANY, ONE = "min_worker=6&max_worker=6", "min_worker=1&max_worker=1"
@@ -133,7 +133,8 @@ def test_scaling_down_while_workers_die_leaves_ready_ones(start):
 
     def shrink_and_grow():
         pids = server.worker_pids("echo")
-        kill_all(pids[: len(pids) // 2])  # in the first slots: the newest are ready
+        kill_all(victims := pids[: len(pids) // 2])  # in the first slots: the newest are ready
+        server.until(lambda: not any(map(is_running, victims)))
         assert server.manage("PUT", scale.format(1), timeout=60).status == 200
         assert len(server.worker_pids("echo")) == 1
         assert server.manage("PUT", scale.format(4), timeout=60).status == 200

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from support.held_requests import HeldRequests
-from support.running import HANDLERS, Load, RunningServer, children_of
+from support.running import HANDLERS, Load, RunningServer, children_of, is_running
 
 GROUP = "parallelType: pp\ndeviceType: cpu\nminWorkers: 1\nmaxWorkers: 1\ntorchrun:\n    nproc-per-node: 2\n"
 
@@ -236,14 +236,6 @@ def test_children_of_a_worker_go_with_it(start, tmp_path):
     note = tmp_path / "child"
     assert server.predict("faulty", order("child", note=str(note))).status == 500
     server.until(lambda: not is_running(int(note.read_text())))
-
-
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_scaling_to_zero_between_two_lives_answers_who_waits(start):

@@ -187,6 +187,13 @@ class ChildProcess:
         """The exit status; negative: the number of the signal that ended it."""
         return await asyncio.shield(self._exited)
 
+    @property
+    def has_exited(self) -> bool:
+        """Asks the kernel: the event loop may not know yet."""
+        if self.returncode is not None or sys.platform == "darwin":
+            return self.returncode is not None
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def note_ready(self) -> None:
         """It is up: the next one may start."""
         self._place.leave()

@@ -200,7 +200,7 @@ class WorkerPool:
     async def wait_started(self, number: int) -> None:
         """Wait until that many workers, or all if there are fewer, are ready; raise if one fails to load meanwhile."""
         before = {slot: slot.failed_loads for slot in self.slots}
-        while self.num_ready < min(number, len(self.slots)):
+        while sum(slot.is_alive for slot in self.slots) < min(number, len(self.slots)):
             for slot in self.slots:
                 has_failed = slot.is_abandoned or slot.failed_loads > before.get(slot, 0)
                 if has_failed and not slot.is_ready and slot.last_exit is not None:
@@ -271,5 +271,5 @@ class WorkerPool:
 
 def surplus(slots: Sequence[Slot], number: int) -> list[Slot]:
     """The slots to retire so that `number` are left: those without a ready worker first, the newest of them first."""
-    by_use = sorted(slots, key=lambda slot: (not slot.is_ready, slot.worker is None))  # stable: the oldest first
+    by_use = sorted(slots, key=lambda slot: (not slot.is_alive, slot.worker is None))  # stable: the oldest first
     return by_use[number:]

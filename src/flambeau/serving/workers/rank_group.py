@@ -59,6 +59,11 @@ class RankGroup:
         """The process ids, by rank."""
         return [process.pid for process in self._processes]
 
+    @property
+    def has_exited(self) -> bool:
+        """Whether one of the ranks has; the others follow."""
+        return any(process.has_exited for process in self._processes)
+
     # ---- the interface of a process ----
 
     async def run(self) -> WorkerExit:

@@ -98,6 +98,11 @@ class RemoteWorker:
         return self._process.pids
 
     @property
+    def has_exited(self) -> bool:
+        """Whether the process is gone. `is_ready` tells it a moment later, but costs no system call."""
+        return self._process.has_exited
+
+    @property
     def num_batches(self) -> int:
         return len(self.batches)
 

@@ -48,6 +48,11 @@ class Slot:
         return self.worker is not None and self.worker.is_ready
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it is ready and its process runs at this moment."""
+        return self.worker is not None and self.worker.is_ready and not self.worker.has_exited
+
+    @property
     def is_failing(self) -> bool:
         """Whether its last worker exited before it answered anything, and no new one is loaded."""
         return not self.is_ready and self.failures > 0

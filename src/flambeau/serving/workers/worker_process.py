@@ -85,6 +85,10 @@ class WorkerProcess:
     def pids(self) -> list[int]:
         return [self.pid]
 
+    @property
+    def has_exited(self) -> bool:
+        return self._process is not None and self._process.has_exited
+
     async def run(self) -> WorkerExit:
         """Run the process to its end."""
         self._kernel_kills = count_kernel_kills()
