@@ -93,6 +93,21 @@ class WorkerOutput:
         return True
 
 
+class KernelKills:
+    """Whether the kernel has just killed a process for lack of memory. One that it killed long ago explains nothing."""
+
+    def __init__(self) -> None:
+        self._before = self._latest = count_kernel_kills()
+
+    def look(self) -> None:
+        """Call it from time to time: a kill counts until the second call after it."""
+        self._before, self._latest = self._latest, count_kernel_kills()
+
+    @property
+    def has_new(self) -> bool:
+        return count_kernel_kills() > self._before
+
+
 def count_kernel_kills() -> int:
     """How many processes the kernel has killed for lack of memory so far, in this control group or on this host."""
     for source in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):

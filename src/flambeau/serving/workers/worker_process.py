@@ -20,7 +20,7 @@ from flambeau.config.server import SequenceHeaders
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
-from flambeau.serving.workers.worker_output import WorkerOutput, count_kernel_kills
+from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load
 
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 SOCKET_BUFFER_BYTES = 1 << 20
 TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which every user can read
 TOKEN_TIMEOUT_S = 10.0  # a worker sends its token as soon as it is connected
+KERNEL_KILLS_S = 5.0
 OUTPUT_GRACE_S = 0.5  # until its output ends: a daemon that it started may hold the pipes open
 
 
@@ -74,7 +75,6 @@ class WorkerProcess:
         self._output = output
         self._events = events
         self._kill_cause: WorkerExit | None = None  # set when this server ends the process
-        self._kernel_kills = 0
 
     @property
     def pid(self) -> int:
@@ -91,7 +91,7 @@ class WorkerProcess:
 
     async def run(self) -> WorkerExit:
         """Run the process to its end."""
-        self._kernel_kills = count_kernel_kills()
+        self._kernel_kills = KernelKills()
         try:
             if self._spec.transport == "tcp":
                 return await self._run_over_tcp()
@@ -160,8 +160,11 @@ class WorkerProcess:
                 tasks.create_task(self._output.forward(process.stdout, is_error=False)),
                 tasks.create_task(self._output.forward(process.stderr, is_error=True)),
             ]
+            exited = tasks.create_task(process.wait())
             try:
-                code = await process.wait()
+                while exited not in (await asyncio.wait([exited], timeout=KERNEL_KILLS_S))[0]:
+                    self._kernel_kills.look()
+                code = exited.result()
                 await asyncio.wait(readers, timeout=OUTPUT_GRACE_S)
             finally:
                 for reader in readers:
@@ -209,7 +212,7 @@ class WorkerProcess:
                 while_loading=self._kill_cause.while_loading,
                 last_lines=lines,
             )
-        by_kernel = by_signal == signal.SIGKILL and count_kernel_kills() > self._kernel_kills
+        by_kernel = by_signal == signal.SIGKILL and self._kernel_kills.has_new
         if by_kernel:
             words += ", by the kernel because memory ran out"
         elif by_signal == signal.SIGKILL:
