@@ -348,9 +348,11 @@ def kill_server(server):
 
 def wait_gone(*pids):
     deadline = time.monotonic() + 20
-    while alive := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline, f"{alive} outlive their server"
+    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    assert alive == [], "they outlive their server"
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
