@@ -6,9 +6,11 @@ import http.client
 import os
 import signal
 import socket
+import time
 
 import pytest
 
+from flambeau.cli.lifecycle import SAME_SIGNAL_S
 from support.archives import pack_handler
 from support.held_requests import HeldRequests
 from support.running import Load
@@ -271,7 +273,20 @@ def test_second_signal_does_not_wait(start, tmp_path):
     HeldRequests(server, tmp_path).wait_running()
     server.process.send_signal(signal.SIGTERM)
     server.until(lambda: not server._connects())
+    time.sleep(SAME_SIGNAL_S)
     server.stop(timeout=60)
+
+
+def test_signal_that_arrives_twice_at_once_is_one(start, tmp_path):
+    server = start("faulty.py", "--drain-timeout", "300").wait_ready()
+    held = HeldRequests(server, tmp_path, 3).wait_running()
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.005)  # two that are pending at the same time are one anyway
+    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGINT)
+    server.until(lambda: not server._connects())
+    assert [reply.status for reply in held.release()] == [200] * 3
+    assert server.process.wait(60) == 0
 
 
 def test_drain_that_takes_too_long_ends(start, tmp_path):

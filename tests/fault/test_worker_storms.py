@@ -10,12 +10,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from support.archives import pack_handler
-from support.running import Load
+from support.running import Load, children_of, is_running
 
 STORM_S = 1.5
 MANY, ONE = "min_worker=6&max_worker=6", "min_worker=1&max_worker=1"
@@ -64,10 +63,6 @@ def pipeline(server, *requests):
             received += (chunk := client.recv(65536))
             assert chunk, f"the connection was cut after {received!r}"
     return [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]]
-
-
-def children_of(pid):
-    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
 @pytest.mark.parametrize("config", [None, GROUPS], ids=["workers", "groups"])
@@ -124,3 +119,39 @@ def test_models_that_come_and_go_harm_no_client(start, tmp_path):
     with asked_all_along(server), ThreadPoolExecutor(4) as clients:
         names = [f"other-{i}" for i in range(4)]
         assert [*clients.map(lambda name: for_a_while(lambda: come_and_go(name), 2.5), names)] == [None] * 4
+
+
+def kill_all(pids):
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_scaling_down_while_workers_die_leaves_ready_ones(start):
+    server = start("echo.py", "--workers", "4").wait_ready()
+    scale = "/models/echo?min_worker={0}&max_worker={0}&synchronous=true"
+
+    def shrink_and_grow():
+        pids = server.worker_pids("echo")
+        kill_all(victims := pids[: len(pids) // 2])  # in the first slots: the newest are ready
+        server.until(lambda: not any(map(is_running, victims)))
+        assert server.manage("PUT", scale.format(1), timeout=60).status == 200
+        assert len(server.worker_pids("echo")) == 1
+        assert server.manage("PUT", scale.format(4), timeout=60).status == 200
+
+    with asked_all_along(server):
+        for_a_while(shrink_and_grow)
+
+
+def test_probes_are_answered_while_many_workers_start(start):
+    server = start("echo.py").wait_ready()
+    scale = "/models/echo?min_worker=30&max_worker=30&synchronous=true"
+    (scaling,) = server.at_once(lambda path: server.manage("PUT", path, timeout=120), [scale])
+    times_s = []
+    while not scaling.done():
+        asked = time.monotonic()
+        assert server.request("GET", "/livez").status == 200
+        times_s.append(time.monotonic() - asked)
+    assert scaling.result().status == 200
+    assert len(server.worker_pids("echo")) == 30
+    assert max(times_s) < 1.0  # on a busy machine; on the event loop they took seconds

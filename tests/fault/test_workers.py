@@ -9,7 +9,9 @@ import time
 import pytest
 
 from support.held_requests import HeldRequests
-from support.running import HANDLERS, Load, RunningServer
+from support.running import HANDLERS, Load, RunningServer, children_of, is_running
+
+GROUP = "parallelType: pp\ndeviceType: cpu\nminWorkers: 1\nmaxWorkers: 1\ntorchrun:\n    nproc-per-node: 2\n"
 
 
 def order(do, **more):
@@ -144,6 +146,24 @@ def test_worker_over_its_memory_limit_is_stopped(start, tmp_path):
     assert server.predict("faulty", order("answer")).status == 200
 
 
+def test_memory_of_children_counts(start, tmp_path):
+    from support.archives import pack_handler
+
+    model = pack_handler(tmp_path, "faulty", config="workerMemoryLimitMb: 200\nminWorkers: 1\nmaxWorkers: 1\n")
+    server = start(model).wait_ready()
+    reply = server.predict("faulty", order("let a child eat"))
+    assert reply.status == 507
+    assert "with its children; workerMemoryLimitMb is 200" in reply.cause
+    assert server.predict("faulty", order("answer")).status == 200
+
+
+def test_too_many_workers_are_refused_with_the_limit(unharmed):
+    reply = unharmed.manage("PUT", "/models/faulty?min_worker=1&max_worker=1001")
+    assert (reply.status, reply.json["type"]) == (400, "BadRequestException")
+    assert reply.message == "max_worker is 1001; a model may have at most 1000 workers (max_workers_per_model)"
+    assert len(unharmed.describe("faulty")["workers"]) == 1
+
+
 def test_memory_error_is_out_of_resources(unharmed):
     reply = unharmed.predict("faulty", order("memory error"))
     assert (reply.status, reply.message) == (507, "Out of resources")
@@ -218,14 +238,6 @@ def test_children_of_a_worker_go_with_it(start, tmp_path):
     server.until(lambda: not is_running(int(note.read_text())))
 
 
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_scaling_to_zero_between_two_lives_answers_who_waits(start):
     server = start("broken.py").wait_started()
     server.until(lambda: server.describe("broken")["workers"][0]["restarts"] >= 3)  # now it waits longer
@@ -260,6 +272,44 @@ def test_worker_that_never_starts_is_given_up_and_requests_are_refused_with_the_
     assert "a_module_that_nobody_has" in reply.message
 
 
+def test_failure_that_repeats_is_logged_in_full_once(start):
+    server = start("broken.py").wait_started()
+    server.until(lambda: server.logged("as before (attempt 3)", "a_module_that_nobody_has", level="WARNING"))
+    assert server.log.count("import a_module_that_nobody_has") == 1  # the last line of the traceback
+
+
+def test_syntax_error_in_a_handler_is_final(start, tmp_path):
+    (tmp_path / "odd.py").write_text("def handle(data, context:\n    return data\n")
+    server = start(tmp_path / "odd.py").wait_started()
+    server.until(lambda: server.describe("odd")["workers"][0]["state"] == "failed")
+    worker = server.describe("odd")["workers"][0]
+    assert (worker["restarts"], worker["pid"]) == (1, 0)
+    assert "SyntaxError: " in worker["lastFailure"]["reason"]
+    assert "odd.py, line 1" in server.predict("odd", {}).message
+
+
+def test_scaling_down_keeps_the_ready_worker_and_synchronous_waits_for_one(start, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    server = start("slow_start.py", "--workers", "2", env={"SLOW_START_S": "0", "SLOW_START_UNTIL": str(gate)})
+    server.wait_ready()
+    first, second = server.worker_pids("slow_start")
+    gate.unlink()  # a worker that restarts now does not become ready
+    os.kill(first, signal.SIGKILL)
+    server.until(lambda: server.worker_pids("slow_start") == [second])
+    assert server.manage("PUT", "/models/slow_start?min_worker=1&max_worker=1&synchronous=true").status == 200
+    assert server.worker_pids("slow_start") == [second]
+    os.kill(second, signal.SIGKILL)
+    server.until(lambda: server.worker_pids("slow_start") == [])
+    scale = "/models/slow_start?min_worker=1&max_worker=1&synchronous=true"
+    (waiting,) = server.at_once(lambda path: server.manage("PUT", path), [scale])
+    server.until(lambda: server.describe("slow_start")["workers"][0]["state"] == "loading")
+    assert not waiting.done()
+    gate.touch()
+    assert waiting.result().status == 200
+    assert len(server.worker_pids("slow_start")) == 1
+
+
 def test_start_that_takes_too_long_is_stopped(start):
     server = start("slow_start.py", "--startup-timeout", "0.5", env={"SLOW_START_S": "60"}).wait_started()
     assert "startupTimeout" in str(server.request("GET", "/readyz").json)
@@ -289,3 +339,69 @@ def test_workers_die_with_their_server(start, tmp_path):
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def kill_server(server):
+    server.process.kill()
+    server.process.wait()
+
+
+def wait_gone(*pids):
+    deadline = time.monotonic() + 20
+    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    assert alive == [], "they outlive their server"
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("state", ["idle", "keeps the lock", "stopped"])
+def test_worker_and_its_children_die_with_a_killed_server(start, tmp_path, state, transport):
+    server = start("faulty.py", "--worker-transport", transport).wait_ready()
+    family = server.predict("faulty", order("keep child")).json
+    if state == "keeps the lock":
+        note = tmp_path / "note"
+        server.at_once(lambda o: server.predict("faulty", o), [order("keep the lock", note=str(note))])
+        server.until(note.exists)
+    elif state == "stopped":
+        os.kill(family["pid"], signal.SIGSTOP)
+        os.kill(family["child"], signal.SIGSTOP)
+    kill_server(server)
+    wait_gone(family["pid"], family["child"])
+
+
+def test_worker_dies_with_a_killed_server_also_without_the_guardian(start):
+    server = start("faulty.py").wait_ready()
+    worker = server.worker_pids("faulty")[0]
+    os.kill(worker, signal.SIGSTOP)
+    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    os.kill(guardian, signal.SIGKILL)
+    kill_server(server)
+    wait_gone(worker)
+
+
+def test_guardian_is_replaced_and_ends_with_the_server(start):
+    server = start("faulty.py").wait_ready()
+    worker = server.worker_pids("faulty")[0]
+    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    os.kill(guardian, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    server.until(lambda: server.worker_pids("faulty") not in ([], [worker]))
+    (worker,) = server.worker_pids("faulty")
+    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    child = server.predict("faulty", order("keep child")).json["child"]
+    kill_server(server)
+    wait_gone(worker, child, guardian)
+
+
+def test_every_rank_of_a_group_dies_with_a_killed_server(start, tmp_path):
+    from support.archives import pack_handler
+
+    model = pack_handler(tmp_path, "echo", config=GROUP)
+    server = start(model).wait_ready()
+    ranks = [rank["pid"] for rank in server.describe("echo")["workers"][0]["ranks"]]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    kill_server(server)
+    wait_gone(*ranks)

@@ -28,8 +28,9 @@ class FakeWorker:
         self.ready_at: float | None = None
         self.load_s = self.service_s = None
         self.has_answered = self.is_ready = self.is_retiring = self.is_concurrent = self.has_suspect = False
+        self.has_exited = False
         self.depth = 1
-        self.num_batches = self.places = self.max_length = 0
+        self.num_batches = self.places = self.max_length = self.loaded_bytes = 0
         self.abilities: list[str] = []
         self.batches: deque[Any] = deque()
         self.pid, self.pids = -1, []

@@ -92,6 +92,7 @@ def new_worker(
         traffic=ModelTraffic("m", HostTraffic()),
         output=SimpleNamespace(name="W-1-m_1.0"),  # type: ignore[arg-type]
         events=events or ServerEvents(),
+        launcher=None,  # type: ignore[arg-type]
     )
     worker._channel = Channel()  # type: ignore[assignment]
     worker._receive([Ready(**ready)])

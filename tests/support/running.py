@@ -13,7 +13,17 @@ from typing import Any
 from flambeau.http_client import HttpReply as Reply
 from flambeau.testing.server import ModelServer, free_ports
 
-__all__ = ["HANDLERS", "Load", "Reply", "RunningServer", "free_ports", "lines_with", "path"]
+__all__ = [
+    "HANDLERS",
+    "Load",
+    "Reply",
+    "RunningServer",
+    "children_of",
+    "free_ports",
+    "is_running",
+    "lines_with",
+    "path",
+]
 HANDLERS = Path(__file__).parent / "handlers"
 SITE = Path(__file__).parent / "site"
 
@@ -54,6 +64,21 @@ def lines_with(log: str, *keys: str, level: str | None = None) -> list[str]:
         rf"\S+ \[?{level[:4]}" if level else ""
     )  # `… WARNING …`, or `… [WARN ] …` in TorchServe's layout
     return [line for line in log.splitlines() if at_level.match(line) and all(key in line for key in keys)]
+
+
+def children_of(pid: int) -> list[int]:
+    """The running processes that a process has started, whichever of its threads did."""
+    lists = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for found in lists for child in found]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that has exited and was not reaped does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def path() -> str:

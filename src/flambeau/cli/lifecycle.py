@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SAME_SIGNAL_S = 1.0  # `timeout` and service managers signal a process and then its group
+
 
 class LifecycleHooks:
     """Work around serving, such as loading models; subclasses override what they need."""
@@ -137,15 +139,24 @@ def open_grpc(server: Server, keys: Keys | None) -> AbstractAsyncContextManager[
     return GrpcFrontend(server, keys)
 
 
+def is_second_signal(first_at: float, now: float) -> bool:
+    """Whether a signal is another one, and not the same sent twice."""
+    return now - first_at >= SAME_SIGNAL_S
+
+
 def catch_signals(stop: asyncio.Event) -> None:
-    """Set `stop` on SIGTERM and Ctrl-C; cancel the main task on the second signal."""
+    """Set `stop` on SIGTERM and Ctrl-C; cancel the main task on a second signal."""
     loop = asyncio.get_running_loop()
     main_task = asyncio.current_task()
+    first_at: float | None = None
 
     def on_signal() -> None:
-        if stop.is_set() and main_task is not None:
+        nonlocal first_at
+        if first_at is None:
+            first_at = loop.time()
+            stop.set()
+        elif is_second_signal(first_at, loop.time()) and main_task is not None:
             main_task.cancel()
-        stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)

@@ -175,6 +175,7 @@ class ServerConfig:
     job_queue_size: int = 100
     max_request_bytes: int = 6_553_500
     max_response_bytes: int = 6_553_500
+    max_workers_per_model: int = 1000
     default_workers: int = 0  # for a model registered over the API without a number
     default_response_timeout_s: float = 120
     default_startup_timeout_s: float = 120

@@ -228,7 +228,7 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
 def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_GPUS) -> dict[str, Any]:
     """One worker, with the cause of its last failure."""
     worker = slot.worker
-    pids = worker.pids if worker else [-1]
+    pids = worker.pids if worker else [0]  # not -1: `kill` takes that for every process
     started = datetime.fromtimestamp(slot.started_at, UTC)
     document: dict[str, Any] = {
         "id": str(slot.id),

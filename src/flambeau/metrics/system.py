@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MB, GB = 1 << 20, 1 << 30
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # name, unit, value, device (None: the host itself)
 Reading = tuple[str, str, float, str | None]
@@ -127,8 +128,20 @@ def is_number(word: str) -> bool:
 
 def resident_bytes(pid: int) -> int:
     """The resident memory of a process; 0 if it is not available."""
+    return read_pages(pid)[0] * PAGE_BYTES
+
+
+def private_bytes(pid: int) -> int:
+    """Of that, what is neither a mapped file nor shared memory."""
+    resident, shared = read_pages(pid)
+    return (resident - shared) * PAGE_BYTES
+
+
+def read_pages(pid: int) -> tuple[int, int]:
+    """The resident and the shared pages of a process."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            words = file.read().split()
+        return int(words[1]), int(words[2])
     except (OSError, IndexError, ValueError):
-        return 0
+        return 0, 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 
 # Existing crash alerts rely on this rhythm. Only the first restart is immediate.
 _DELAYS_S = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MAX_RETRIES = 1  # crashes that a job survives …
 MAX_RESUMES = 3  # … and if its reply has begun and can be resumed
@@ -35,6 +37,13 @@ class WorkerExit:
     def cause(self) -> str:
         """The reason, followed by the worker's last lines of output."""
         return "\n".join([self.reason, *(f"  | {line}" for line in self.last_lines)])
+
+
+def is_same_failure(one: WorkerExit, other: WorkerExit) -> bool:
+    """Whether two workers failed alike: process ids, addresses and times may differ."""
+    if (one.exit_code, one.signal) != (other.exit_code, other.signal):
+        return False
+    return _VARYING.sub("", one.cause) == _VARYING.sub("", other.cause)
 
 
 def backoff_s(failures: int) -> float:

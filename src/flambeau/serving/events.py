@@ -63,7 +63,13 @@ class ServerEvents:
         """A worker exited unexpectedly. `worker_retried` or `worker_abandoned` follows."""
         self._log(logging.DEBUG, "worker_exited", worker.name, "%s exited: %s", worker, worker_exit.reason)
 
-    def worker_retried(self, worker: WorkerRef, worker_exit: WorkerExit, delay_s: float) -> None:
+    def worker_retried(self, worker: WorkerRef, worker_exit: WorkerExit, delay_s: float, *, attempt: int = 0) -> None:
+        """A worker restarts. With `attempt`, so many failed in a row and the log has this cause already."""
+        if attempt:
+            text = "%s exited and restarts in %g s, as before (attempt %d): %s"
+            reason = worker_exit.reason.partition("\n")[0]
+            self._log(logging.WARNING, "worker_retried", worker.name, text, worker, delay_s, attempt, reason)
+            return
         text = "%s exited and restarts in %g s: %s"
         self._log(logging.WARNING, "worker_retried", worker.name, text, worker, delay_s, worker_exit.cause)
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
+from flambeau.errors import BadRequest, DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
 from flambeau.logs.line_formats import printable
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.crash_recovery import WorkerExit, should_retry
@@ -16,6 +16,7 @@ from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
 from flambeau.serving.job import Job
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
 from flambeau.serving.model_sources.store import Source
+from flambeau.serving.workers.host_resources import available_bytes, free_swap_bytes
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.scaler import Scaler
@@ -48,6 +49,8 @@ class Model:
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
         self.traffic = ModelTraffic(name, host.telemetry.traffic)
         self._events = host.events
+        self._max_workers = host.config.max_workers_per_model
+        self._check_number(config.min_workers, config.max_workers)
         self._is_reported = False  # as loaded
         self.pool = WorkerPool(
             f"model {name} version: {version}",
@@ -67,7 +70,9 @@ class Model:
         )
         self.scaler = Scaler(str(self), self.pool, self.queue, host.free_memory)
         liveness = LivenessCheck(self.pool, config, host.events)
-        self._watchdog = Watchdog(str(self), (liveness.tick, self._cut_unread, self._dispatcher.tick, self.scaler.tick))
+        families = None if config.memory_limit_mb is None else liveness.check_families
+        checks = (liveness.tick, self._cut_unread, self._dispatcher.tick, self.scaler.tick)
+        self._watchdog = Watchdog(str(self), checks, families)
         for warning in contradictions(config):
             logger.warning("%s: %s", self, warning)
 
@@ -156,12 +161,32 @@ class Model:
         if minimum > 0 and self.config.response_timeout_s <= 0:
             cause = "the response timeout is 0 seconds, in which no worker can answer"
             raise WorkersFailed(f"Failed to start workers for {self.pool.name}", cause=cause)
-        fresh = self.pool.set_bounds(self._factory.at_most(minimum), self._factory.at_most(maximum))
+        self._check_number(minimum, maximum)
+        minimum = self._factory.at_most(minimum)
+        self._check_memory(minimum - self.pool.num_present)
+        self.pool.set_bounds(minimum, self._factory.at_most(maximum))
         self._watchdog.start()
         self._on_change()
         if wait:
-            await self.pool.wait_started(fresh)
+            await self.pool.wait_started(minimum)
             self._check_open()  # it may have been unregistered meanwhile
+
+    def _check_number(self, minimum: int, maximum: int) -> None:
+        for name, number in (("min_worker", minimum), ("max_worker", maximum)):
+            if number > self._max_workers:
+                limit = f"{self._max_workers} workers (max_workers_per_model)"
+                raise BadRequest(f"{name} is {number}; a model may have at most {limit}")
+
+    def _check_memory(self, num_new: int) -> None:
+        """Raise if so many more workers cannot fit, going by what those that run had once they were loaded."""
+        size = min((worker.loaded_bytes for worker in self.pool.workers if worker.is_ready), default=0)
+        available = available_bytes()
+        if num_new > 0 and available is not None and size * num_new > available + free_swap_bytes():
+            cause = (
+                f"{num_new} more workers need at least {size * num_new >> 20} MB of memory, {size >> 20} MB each, "
+                f"and {available >> 20} MB are left; ask for fewer workers"
+            )
+            raise WorkersFailed(f"Failed to start workers for {self.pool.name}", cause=cause, out_of_memory=True)
 
     def _check_open(self) -> None:
         if self.pool.is_closed:

@@ -27,7 +27,8 @@ from flambeau.serving.registry import Registry, name_from, new_model, settings_o
 from flambeau.serving.server_extensions import EXTENSIONS, Extension
 from flambeau.serving.server_metrics import HostMetricsReader, model_metrics
 from flambeau.serving.telemetry import Telemetry
-from flambeau.serving.workers.host_resources import count_gpus
+from flambeau.serving.workers.host_resources import count_cores, count_gpus
+from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.ranks import RendezvousPorts
 from flambeau.serving.workers.worker_factory import Host
 from flambeau.wire.messages import Shared
@@ -88,6 +89,7 @@ class Server:
             gpus=gpus,
             worker_ids=itertools.count(self.config.first_worker_id),
             rendezvous_ports=RendezvousPorts(self.config.first_distribution_port),
+            launcher=Launcher(count_cores()),
             free_memory=self._free_memory,
             telemetry=self.telemetry,
             logs=self.logs,
@@ -105,6 +107,8 @@ class Server:
         await self._close(now=error is not None)
         if self._watching is not None:
             await self._watching.stop()
+        if self._host is not None:
+            await asyncio.to_thread(self._host.launcher.close)
 
     # ---- models ----
 

@@ -81,6 +81,7 @@ KEYS = {
     "key_file": ConfigKey("keys.file", values.path),
     "ping_needs_key": ConfigKey("keys.ping_needs_key", values.switch),
     "error_details": ConfigKey("error_details", values.switch),
+    "max_workers_per_model": ConfigKey("max_workers_per_model", values.whole(at_least=1)),
     "drain_timeout": ConfigKey("drain_timeout_s", _seconds),
     "keep_alive_timeout": ConfigKey("keep_alive_s", _seconds),
     "request_read_timeout": ConfigKey("request_read_timeout_s", _seconds),

@@ -24,6 +24,7 @@ class TorchServeEvents(ServerEvents):
         self.reports_batches = not logs.is_terminal
         self._states: dict[str, str] = {}  # worker → the state in its last "State change" line
         self._recovering: set[str] = set()  # workers that failed and have not loaded since
+        self._tracebacks: dict[str, str] = {}  # worker → that of its last load failure
         self._explained: set[str] = set()  # workers whose load failure is in the model log
 
     def model_loaded(self, model: str) -> None:
@@ -36,6 +37,7 @@ class TorchServeEvents(ServerEvents):
 
     def worker_loaded(self, worker: WorkerRef, load_s: float) -> None:
         self._change(worker, "WORKER_MODEL_LOADED")
+        self._tracebacks.pop(worker.name, None)
         if worker.name in self._recovering:
             self._recovering.remove(worker.name)
             logger.info("Auto recovery succeeded, reset recoveryStartTS", extra={"worker": worker.name})
@@ -64,9 +66,12 @@ class TorchServeEvents(ServerEvents):
             self._recovering.add(worker.name)
             logger.info("Auto recovery start timestamp: %d", time.time() * 1000, extra=extra)
 
-    def worker_retried(self, worker: WorkerRef, worker_exit: WorkerExit, delay_s: float) -> None:
+    def worker_retried(self, worker: WorkerRef, worker_exit: WorkerExit, delay_s: float, *, attempt: int = 0) -> None:
         if worker.name in self._explained:
             self._explained.remove(worker.name)
+        elif attempt:
+            reason = worker_exit.reason.partition("\n")[0]
+            logger.warning("%s: as before (attempt %d): %s", worker, attempt, reason)
         else:
             logger.warning("%s: %s", worker, worker_exit.cause)
         logger.info("Retry worker: %d in %g seconds.", worker.id, delay_s, extra={"worker": worker.name})
@@ -90,7 +95,10 @@ class TorchServeEvents(ServerEvents):
         self._print(worker, f"[PID]{pid}", "Torch worker started.", f"Python runtime: {version}")
 
     def load_failed(self, worker: str, message: str, traceback: str) -> None:
-        self._print(worker, "Backend worker process died.", *(traceback or message).splitlines())
+        is_repeated = self._tracebacks.get(worker) == traceback
+        self._tracebacks[worker] = traceback
+        words = f"as before: {message}" if is_repeated else traceback or message
+        self._print(worker, "Backend worker process died.", *words.splitlines())
         if not self._logs.is_terminal:
             self._explained.add(worker)
 
@@ -118,6 +126,7 @@ class TorchServeEvents(ServerEvents):
         self._states.pop(worker.name, None)
         self._recovering.discard(worker.name)
         self._explained.discard(worker.name)
+        self._tracebacks.pop(worker.name, None)
 
     def _print(self, worker: str, *lines: str) -> None:
         """Write to the model log, unless it goes to a terminal."""

@@ -206,7 +206,7 @@ def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
 async def wait_for_workers(model: Model) -> None:
     """Wait until a model's workers have started, or log why they failed."""
     try:
-        await model.pool.wait_started([*model.pool.slots])
+        await model.pool.wait_started(model.pool.min_workers)
     except WorkersFailed as error:
         if not error.is_final:  # a final error is logged by the supervisor
             logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])

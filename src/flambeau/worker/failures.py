@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import traceback
+from pathlib import Path
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
@@ -35,16 +37,19 @@ def is_explained(error: BaseException) -> bool:
     return isinstance(error, (PredictionException, BadRequest, BadResult)) or is_out_of_memory(error)
 
 
-def load_failed(error: BaseException, *, may_change: bool = False) -> Failed:
+def load_failed(error: BaseException, *, folder: str = "", may_change: bool = False) -> Failed:
     """The failure to load a model. Its message names the error: only operators see it.
 
-    A final error is reported by its own text, in one line. No error is final while the model's files `may_change`.
+    A final error is reported by its own text, in one line. No error is final while the model's files, which are in
+    `folder`, `may_change`.
     """
     status = OUT_OF_MEMORY if any(map(lacks_memory, origins(error))) else 500
     detail = printable("".join(traceback.format_exception(error)))
     text = " ".join(str(error).split())
     if text and not may_change and is_final(error):
         return Failed([], status, printable(text), detail, is_final=True)
+    if not may_change and is_in_code(error, folder):
+        return Failed([], status, printable(f"{type(error).__name__}: {text}"), detail, is_final=True)
     summary = "".join(traceback.format_exception_only(error)).strip()
     return Failed([], status, printable(summary), detail)
 
@@ -55,6 +60,13 @@ def is_final(error: BaseException) -> bool:
         return False
     links = origins(error)
     return not any(map(lacks_memory, links)) and not any(map(may_pass, links[1:]))
+
+
+def is_in_code(error: BaseException, folder: str) -> bool:
+    """Whether the model's code cannot be imported: a syntax error, or a name that another of its files lacks."""
+    if isinstance(error, SyntaxError):
+        return error.filename is not None and os.path.isfile(error.filename)
+    return type(error) is ImportError and bool(folder and error.path and Path(error.path).is_relative_to(folder))
 
 
 def origins(error: BaseException) -> list[BaseException]:

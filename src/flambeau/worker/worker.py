@@ -26,11 +26,13 @@ from flambeau.worker.loop import BatchRunner, WorkerLoop
 from flambeau.worker.model import LoadedModel, load_model
 from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
 
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 MAX_FRAME_BYTES = (1 << 32) - 1  # the server limits what it sends
 
 
 def main(arguments: list[str]) -> int:
     """Run a worker; the exit status is 0 when the server stopped it."""
+    die_with_parent()
     faulthandler.enable(all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -49,6 +51,18 @@ def connect(options: dict[str, str]) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.sendall(os.environ.pop("FLAMBEAU_WORKER_TOKEN").encode())
     return sock
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the server dies, even while it is stopped or a call keeps the GIL.
+
+    If the server is dead by now, `exit_with_server` finds its socket closed. Systems other than Linux have no such
+    signal; there the server's guardian process kills the worker.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # an error leaves the guardian
 
 
 def exit_with_server(fd: int) -> None:
@@ -73,7 +87,7 @@ def serve(channel: Channel) -> int:
         try:
             model = load_model(load, event_loop)
         except (Exception, SystemExit) as error:
-            channel.send([load_failed(error, may_change=load.watch)])
+            channel.send([load_failed(error, folder=load.folder, may_change=load.watch)])
             return 1
         outbox = Outbox(channel, load.max_response_bytes, may_split=may_split(load))
         mode = MODES[model.mode](model, new_runner(load, model, outbox), outbox)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -49,6 +50,10 @@ class Faulty:
                 while True:
                     hoard.append(bytearray(b"x" * (16 << 20)))
                     time.sleep(0.005)
+            case "let a child eat":
+                subprocess.run(
+                    [sys.executable, "-c", "import time; h = b'x' * (300 << 20); time.sleep(1000)"], check=True
+                )
             case "memory error":
                 raise MemoryError
             case "raise":
@@ -59,6 +64,13 @@ class Faulty:
                 child = subprocess.Popen(["sleep", "1000"])
                 Path(order["note"]).write_text(str(child.pid))
                 os._exit(3)
+            case "keep child":
+                return {"pid": os.getpid(), "child": subprocess.Popen(["sleep", "1000"]).pid}
+            case "keep the lock":  # of the interpreter: no other thread of this process runs
+                Path(order["note"]).touch()
+                ctypes.PyDLL(None).sleep(1000)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             case "no content":
                 context.set_response_status(204)
                 return "nobody reads this"

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import signal
 
-from flambeau.serving.crash_recovery import WorkerExit, backoff_s, describe_exit, should_abandon, should_retry
+import pytest
+
+from flambeau.serving.crash_recovery import (
+    WorkerExit,
+    backoff_s,
+    describe_exit,
+    is_same_failure,
+    should_abandon,
+    should_retry,
+)
 
 
 def test_first_restart_comes_at_once_and_the_next_ones_later():
@@ -60,3 +69,16 @@ def test_exit_statuses_in_words():
     assert describe_exit(3) == ("exited with code 3", None)
     assert describe_exit(-11) == ("killed by SIGSEGV (signal 11)", 11)
     assert describe_exit(-64)[1] == 64
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (WorkerExit(reason="exited with code 3", exit_code=3, last_lines=("Thread 0x00007f2e: pid 918",)), True),
+        (WorkerExit(reason="exited with code 4", exit_code=4, last_lines=("Thread 0x00007f1a: pid 917",)), False),
+        (WorkerExit(reason="exited with code 3", exit_code=3, last_lines=("KeyError: 'x'",)), False),
+    ],
+)
+def test_failures_are_the_same_but_for_addresses_and_process_ids(other, same):
+    one = WorkerExit(reason="exited with code 3", exit_code=3, last_lines=("Thread 0x00007f1a: pid 917",))
+    assert is_same_failure(one, other) is same

@@ -9,7 +9,7 @@ import pytest
 
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import MetricsConfig, ServerConfig
-from flambeau.errors import DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
+from flambeau.errors import BadRequest, DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.model import REMEDY, no_worker, not_loaded, queue_full, rejected
 from flambeau.serving.server import Server
@@ -207,3 +207,40 @@ def test_full_queue_says_when_to_come_again():
     error = queue_full("m", "1", 10, drained_in_s=7.6)
     assert error.retry_after_s == 8
     assert "All 10 places" in str(error)
+
+
+@pytest.mark.parametrize(("minimum", "maximum", "name"), [(1001, 1001, "min_worker"), (1, 1001, "max_worker")])
+async def test_more_workers_than_a_model_may_have_are_refused(folder, workers, minimum, maximum, name):
+    async with Served(folder) as model:
+        with pytest.raises(BadRequest, match=f"{name} is 1001; .* 1000 workers"):
+            await model.scale(minimum, maximum, wait=False)
+        assert len(model.pool.slots) == 1
+
+
+async def test_model_that_wants_too_many_workers_is_not_registered(folder):
+    async with Server(ServerConfig(measure=MetricsConfig(system=False), max_workers_per_model=2)) as server:
+        config = ModelConfig(min_workers=3, max_workers=3)
+        with pytest.raises(BadRequest, match="min_worker is 3"):
+            await server.register("m", path=folder, name="m", handler="handler.py", config=config)
+        assert [*server.registry] == []
+
+
+async def test_workers_that_cannot_fit_into_memory_are_refused_and_others_are_not(folder, workers, monkeypatch):
+    monkeypatch.setattr("flambeau.serving.model.available_bytes", lambda: 900 << 20)
+    monkeypatch.setattr("flambeau.serving.model.free_swap_bytes", lambda: 100 << 20)
+    async with Served(folder) as model:
+        await until(lambda: workers)
+        await model.scale(2, 2, wait=False)  # what a worker takes is not known yet
+        await until(lambda: len(workers) == 2)
+        for worker, size in zip(workers, (200 << 20, 700 << 20), strict=True):
+            worker.load()
+            worker.loaded_bytes = size
+        with pytest.raises(WorkersFailed) as caught:
+            await model.scale(8, 8, wait=False)
+        assert caught.value.out_of_memory
+        assert caught.value.cause == (
+            "6 more workers need at least 1200 MB of memory, 200 MB each, and 900 MB are left; ask for fewer workers"
+        )
+        assert len(model.pool.slots) == model.pool.max_workers == 2
+        await model.scale(7, 7, wait=False)
+        await model.scale(1, 1, wait=False)

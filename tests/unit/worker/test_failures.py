@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import sys
 
 import pytest
 
 from flambeau.errors import ConfigError, HandlerError
+from flambeau.file_import import import_file
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError, NoRoom, TokenizerError
 from flambeau.worker.failures import load_failed
 
@@ -112,3 +114,52 @@ def test_deep_and_circular_causes_are_followed():
 
 def test_nothing_is_final_where_files_are_watched():
     assert not load_failed(HandlerError("no class"), may_change=True).is_final
+
+
+def imported(source, folder):
+    """The failure of a handler with this source."""
+    file = folder / "mine_for_failures.py"
+    file.write_text(source)
+    sys.path.insert(0, str(folder))
+    try:
+        import_file(file)
+    except Exception as error:
+        return load_failed(error, folder=str(folder))
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("mine_for_failures", None)
+        sys.modules.pop("beside_for_failures", None)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def handle(:\n", "SyntaxError: invalid syntax (mine_for_failures.py, line 1)"),
+        ("def handle():\npass\n", "IndentationError: expected an indented block after function definition"),
+        ("from beside_for_failures import nothing\n", "ImportError: cannot import name 'nothing'"),
+    ],
+)
+def test_code_that_cannot_be_imported_is_not_tried_again(tmp_path, source, message):
+    (tmp_path / "beside_for_failures.py").write_text("")
+    failed = imported(source, tmp_path)
+    assert failed.is_final
+    assert failed.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import a_module_that_nobody_has\n",  # it may be installed meanwhile
+        "from os import nothing_like_that\n",
+        "eval('1 +')\n",  # of data, not of the handler
+    ],
+)
+def test_other_import_errors_are_tried_again(tmp_path, source):
+    assert not imported(source, tmp_path).is_final
+
+
+def test_syntax_error_in_files_that_may_change_is_tried_again(tmp_path):
+    error = SyntaxError("invalid syntax")
+    error.filename = __file__
+    assert load_failed(error).is_final
+    assert not load_failed(error, may_change=True).is_final

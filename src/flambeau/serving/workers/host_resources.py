@@ -8,11 +8,11 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from flambeau.metrics.system import query_gpus, resident_bytes
+from flambeau.metrics.system import private_bytes, query_gpus, resident_bytes
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 AMD_DRIVER = Path("/dev/kfd")
@@ -84,6 +84,52 @@ def resident_bytes_of(pids: Iterable[int]) -> int:
     return sum(map(resident_bytes, pids))
 
 
+def private_bytes_of(pids: Iterable[int]) -> int:
+    """The resident memory of several processes that other processes cannot share, without mapped files."""
+    return sum(map(private_bytes, pids))
+
+
+def family_bytes(pids: Sequence[int], limit: int) -> int:
+    """The memory of these processes and all that they have started. It may take long: call it in a thread.
+
+    The resident memory counts what a forked child shares with its parent twice, so above the limit each page is
+    divided by the number of its users.
+    """
+    family = [*pids, *(child for pid in pids for child in descendants(pid))]
+    if len(family) == len(pids) or (used := resident_bytes_of(family)) <= limit:
+        return resident_bytes_of(pids)
+    shares = [proportional_bytes(pid) for pid in family]
+    return used if None in shares else max(resident_bytes_of(pids), sum(share or 0 for share in shares))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that a process has started, and theirs."""
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(word) for word in file.read_text().split()]
+        except OSError:  # the thread has ended
+            continue
+        for child in children:
+            yield child
+            yield from descendants(child)
+
+
+def proportional_bytes(pid: int) -> int | None:
+    """The memory of a process, with its share of pages that several use; 0 if it has exited, None if unknown."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0 if not Path(f"/proc/{pid}").exists() else None
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+
+
+def free_swap_bytes(host: Path = HOST) -> int:
+    """What the host can still swap out."""
+    return _read_meminfo(host, "SwapFree:") or 0
+
+
 def available_bytes(group: Path = GROUP, host: Path = HOST) -> int | None:
     """The free memory of the host or its container, whichever is less; None if unknown."""
     known = [size for size in (_free_on_host(host), _free_in_group(group)) if size is not None]
@@ -91,11 +137,15 @@ def available_bytes(group: Path = GROUP, host: Path = HOST) -> int | None:
 
 
 def _free_on_host(host: Path) -> int | None:
+    return _read_meminfo(host, "MemAvailable:")
+
+
+def _read_meminfo(host: Path, key: str) -> int | None:
     try:
         lines = host.read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(key)), None)
 
 
 def _free_in_group(group: Path) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import WorkersFailed
@@ -44,7 +44,8 @@ class WorkerPool:
         self.workers: list[RemoteWorker] = []
         self._config = config
         self._new_slot = new_slot
-        self._on_change = on_change
+        self._tell_change = on_change
+        self._has_changed = asyncio.Event()  # set for a moment, for those who wait
         self._events = events
         self._drain_timeout_s = drain_timeout_s
         self.is_closed = False
@@ -53,7 +54,7 @@ class WorkerPool:
             new_worker=new_worker,
             on_started=self.workers.append,
             on_exited=self.workers.remove,
-            on_change=on_change,
+            on_change=self._on_change,
             events=events,
             startup_timeout_s=config.startup_timeout_s,
             max_retry_s=config.max_retry_s,
@@ -186,21 +187,25 @@ class WorkerPool:
             self.slots.append(slot)
             slot.task = self._own(self._run(slot))
             fresh.append(slot)
-        for slot in self.slots[maximum:]:
+        for slot in surplus(self.slots, maximum):
             self._own(self._supervisor.retire(slot, self._drain_timeout_s))
-        del self.slots[maximum:]
+            self.slots.remove(slot)
+        self._wake_waiting()
         return fresh
 
     def drop_abandoned(self) -> None:
         """Remove the slots whose workers could not be started, so that new ones are tried."""
         self.slots[:] = [slot for slot in self.slots if not slot.is_abandoned]
 
-    async def wait_started(self, slots: list[Slot]) -> None:
-        """Wait until each of these has loaded; raise with the cause if one has failed."""
-        for slot in slots:
-            await slot.settled.wait()
-            if slot.failures and slot.last_exit is not None:
-                raise self._failure(slot.last_exit)
+    async def wait_started(self, number: int) -> None:
+        """Wait until that many workers, or all if there are fewer, are ready; raise if one fails to load meanwhile."""
+        before = {slot: slot.failed_loads for slot in self.slots}
+        while sum(slot.is_alive for slot in self.slots) < min(number, len(self.slots)):
+            for slot in self.slots:
+                has_failed = slot.is_abandoned or slot.failed_loads > before.get(slot, 0)
+                if has_failed and not slot.is_ready and slot.last_exit is not None:
+                    raise self._failure(slot.last_exit)
+            await self._has_changed.wait()
 
     async def wait_decided(self) -> None:
         """Wait until a worker has loaded, after any number of attempts; raise with the cause if all are abandoned."""
@@ -223,6 +228,7 @@ class WorkerPool:
         for slot in self.slots:
             self._own(self._supervisor.retire(slot, 0.0 if now else self._drain_timeout_s))
         self.slots.clear()
+        self._wake_waiting()
         if now:  # also those that are retiring already
             for worker in self.workers:
                 worker.kill(WorkerExit(reason="it did not stop in time", spares_jobs=True))
@@ -230,6 +236,14 @@ class WorkerPool:
             await asyncio.wait([*self._tasks])
 
     # ---- the life of a slot ----
+
+    def _on_change(self) -> None:
+        self._wake_waiting()
+        self._tell_change()
+
+    def _wake_waiting(self) -> None:
+        self._has_changed.set()
+        self._has_changed.clear()
 
     async def _run(self, slot: Slot) -> None:
         last_exit = await self._supervisor.keep_alive(slot)
@@ -253,3 +267,9 @@ class WorkerPool:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s: the supervision of a worker failed", self.name, exc_info=error)
+
+
+def surplus(slots: Sequence[Slot], number: int) -> list[Slot]:
+    """The slots to retire so that `number` are left: those without a ready worker first, the newest of them first."""
+    by_use = sorted(slots, key=lambda slot: (not slot.is_alive, slot.worker is None))  # stable: the oldest first
+    return by_use[number:]

@@ -11,6 +11,7 @@ from functools import partial
 
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
+from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
@@ -44,10 +45,11 @@ class RankGroup:
         on_closed: Callable[[str], None],
         output: WorkerOutput,
         events: ServerEvents,
+        launcher: Launcher,
     ) -> None:
         self._specs = (spec, *spec.others)
         self._processes = [
-            WorkerProcess(s, partial(self._new_channel, rank), output.of_rank(rank), events)
+            WorkerProcess(s, partial(self._new_channel, rank), output.of_rank(rank), events, launcher)
             for rank, s in enumerate(self._specs)
         ]
         self._channels: dict[int, ServerChannel] = {}
@@ -62,13 +64,18 @@ class RankGroup:
 
     @property
     def pid(self) -> int:
-        """The process id of rank 0, or -1 before there is one."""
+        """The process id of rank 0, or 0 before there is one."""
         return self._processes[0].pid
 
     @property
     def pids(self) -> list[int]:
         """The process ids, by rank."""
         return [process.pid for process in self._processes]
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether one of the ranks has; the others follow."""
+        return any(process.has_exited for process in self._processes)
 
     # ---- the interface of a process ----
 
@@ -164,6 +171,7 @@ class RankGroup:
         Ranks of a generating model are not in lockstep: rank 0 leads the others itself.
         """
         self._ready[rank] = message
+        self._processes[rank].note_ready()
         if len(self._ready) < len(self._specs):
             return []
         if any(ready.places for ready in self._ready.values()):

@@ -13,7 +13,9 @@ from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import Job
 from flambeau.serving.reply_budget import hold_up_s
+from flambeau.serving.workers.host_resources import private_bytes_of
 from flambeau.serving.workers.in_flight import Batch, InFlight
+from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.rank_group import RankGroup
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
@@ -39,6 +41,7 @@ class RemoteWorker:
         traffic: ModelTraffic,
         output: WorkerOutput,
         events: ServerEvents,
+        launcher: Launcher,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
@@ -59,6 +62,7 @@ class RemoteWorker:
         self.shares_memory = False
         self.service_s: float | None = None
         self.ready_at: float | None = None
+        self.loaded_bytes = 0  # its own memory when the model was loaded
         self.has_answered = False
         self.has_suspect = False  # the job sent last was in a worker that crashed
         self._in_flight = InFlight(traffic)
@@ -75,21 +79,28 @@ class RemoteWorker:
         self._channel: ServerChannel | RankGroup | None = None
         self._process: WorkerProcess | RankGroup
         if spec.others:
-            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed, output, events)
+            self._channel = self._process = RankGroup(
+                spec, self._receive, self._on_channel_closed, output, events, launcher
+            )
         else:
-            self._process = WorkerProcess(spec, self._new_channel, output, events)
+            self._process = WorkerProcess(spec, self._new_channel, output, events, launcher)
 
     # ---- life cycle ----
 
     @property
     def pid(self) -> int:
-        """The process id, or -1 before there is one."""
+        """The process id, or 0 before there is one."""
         return self._process.pid
 
     @property
     def pids(self) -> list[int]:
         """The process ids of all its ranks."""
         return self._process.pids
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the process is gone. `is_ready` tells it a moment later, but costs no system call."""
+        return self._process.has_exited
 
     @property
     def num_batches(self) -> int:
@@ -228,6 +239,8 @@ class RemoteWorker:
                 self._on_samples(message)
 
     def _on_ready(self, message: Ready) -> None:
+        if isinstance(self._process, WorkerProcess):  # a group notes it for each rank
+            self._process.note_ready()
         self.is_concurrent = self._in_flight.is_concurrent = message.is_concurrent
         self.is_continuous = message.is_continuous
         self._in_flight.answers_all = message.is_continuous or message.places > 0
@@ -235,6 +248,7 @@ class RemoteWorker:
         self.depth = self._in_flight.depth = message.depth
         self.shares_memory = message.can_share_memory
         self.is_ready = True
+        self.loaded_bytes = private_bytes_of(self.pids)
         self.ready_at = self._now()
         self.load_s = self.ready_at - self._began
         self._traffic.loaded(self._name, self.load_s)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from flambeau.serving.crash_recovery import WorkerExit, backoff_s, should_abandon
+from flambeau.serving.crash_recovery import WorkerExit, backoff_s, is_same_failure, should_abandon
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.workers.remote_worker import RemoteWorker
 
@@ -23,12 +23,12 @@ class Slot:
 
     ref: WorkerRef
     devices: tuple[int, ...] = ()
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # its first worker has loaded or failed
     worker: RemoteWorker | None = None
     task: asyncio.Task[None] | None = None
     failures: int = 0  # in a row
     waited_s: float = 0.0  # between those
     restarts: int = 0
+    failed_loads: int = 0  # workers that exited before they were ready
     last_exit: WorkerExit | None = None
     is_retired: bool = False
     is_abandoned: bool = False
@@ -48,6 +48,11 @@ class Slot:
         return self.worker is not None and self.worker.is_ready
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it is ready and its process runs at this moment."""
+        return self.worker is not None and self.worker.is_ready and not self.worker.has_exited
+
+    @property
     def is_failing(self) -> bool:
         """Whether its last worker exited before it answered anything, and no new one is loaded."""
         return not self.is_ready and self.failures > 0
@@ -62,6 +67,8 @@ class Slot:
         self.restarts += 1
         if was_ready:  # the model can be loaded, so the slot is not abandoned
             self.waited_s = 0.0
+        else:
+            self.failed_loads += 1
         if was_useful:
             self.failures = 0
         self.failures += 1
@@ -83,6 +90,7 @@ class Supervisor:
     ) -> None:
         self.num_restarts = 0  # of all slots, including those that are gone
         self.load_s: float | None = None  # how long the last worker took to load
+        self._last_logged: WorkerExit | None = None
         self._new_worker = new_worker
         self._on_started = on_started
         self._on_exited = on_exited
@@ -101,17 +109,25 @@ class Supervisor:
                 worker_exit = replace(worker_exit, is_final=False)
             self._events.worker_exited(slot.ref, worker_exit)
             self.num_restarts += 1
+            is_repeated = self._is_repeated(slot, worker_exit)
             slot.note_exit(worker_exit, was_ready=was_ready, was_useful=was_useful)
-            slot.settled.set()
             is_late = not was_ready and should_abandon(slot.failures, slot.waited_s, self._max_retry_s)
             if worker_exit.is_final or is_late:
                 return worker_exit
             delay_s = backoff_s(slot.failures)
-            self._events.worker_retried(slot.ref, worker_exit, delay_s)
+            self._events.worker_retried(slot.ref, worker_exit, delay_s, attempt=slot.failures if is_repeated else 0)
             self._on_change()
             await asyncio.sleep(delay_s)
             slot.waited_s += delay_s
         return None
+
+    def _is_repeated(self, slot: Slot, worker_exit: WorkerExit) -> bool:
+        """Whether the log has this failure in full: of this slot, or of any since the model was loaded last."""
+        before = slot.last_exit if slot.failures else None
+        if any(known is not None and is_same_failure(known, worker_exit) for known in (before, self._last_logged)):
+            return True
+        self._last_logged = worker_exit
+        return False
 
     async def _run_worker(self, slot: Slot) -> tuple[WorkerExit, bool, bool]:
         """Run one worker; return its exit, whether it was ready, and whether it was of any use."""
@@ -144,9 +160,9 @@ class Supervisor:
         timer.cancel()
         if not ready.cancelled():
             self.load_s = time.time() - slot.started_at
+            self._last_logged = None
             if not slot.is_retired:
                 self._events.worker_loaded(slot.ref, self.load_s)
-            slot.settled.set()
             self._on_change()
 
     async def retire(self, slot: Slot, timeout_s: float) -> None:
@@ -154,7 +170,6 @@ class Supervisor:
         slot.is_retired = True
         if not slot.is_abandoned:
             self._events.worker_retired(slot.ref)
-        slot.settled.set()
         if slot.worker is not None and not slot.worker.ended.done():
             await slot.worker.retire(timeout_s)
         elif slot.task is not None:  # it waits for the next restart

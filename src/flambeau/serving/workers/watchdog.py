@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from flambeau.config.model import ModelConfig
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.workers.host_resources import resident_bytes_of
+from flambeau.serving.workers.host_resources import family_bytes, resident_bytes_of
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.1
+SLOW_INTERVAL_S = 0.5
 
 
 class Watchdog:
     """Calls every check ten times a second. A check that raises stops neither the others nor the next round."""
 
-    def __init__(self, name: str, checks: Sequence[Callable[[], None]]) -> None:
+    def __init__(
+        self, name: str, checks: Sequence[Callable[[], None]], slow_check: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._name = name
         self._checks = checks
+        self._slow_check = slow_check  # runs beside them, twice a second
         self._problems: dict[int, str] = {}  # check → its last exception, so that each is logged once
         self._task: asyncio.Task[None] | None = None
 
@@ -37,9 +41,20 @@ class Watchdog:
             self._task.cancel()
 
     async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if self._slow_check is not None:
+                tasks.create_task(self._run_slow(self._slow_check))
+            while True:
+                await asyncio.sleep(INTERVAL_S)
+                self.tick()
+
+    async def _run_slow(self, check: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_S)
-            self.tick()
+            await asyncio.sleep(SLOW_INTERVAL_S)
+            try:
+                await check()
+            except Exception as error:
+                self._report(-1, error)
 
     def tick(self) -> None:
         for i, check in enumerate(self._checks):
@@ -47,9 +62,12 @@ class Watchdog:
                 check()
                 self._problems.pop(i, None)
             except Exception as error:
-                if self._problems.get(i) != repr(error):
-                    logger.exception("%s: a periodic check failed", self._name)
-                self._problems[i] = repr(error)
+                self._report(i, error)
+
+    def _report(self, check: int, error: Exception) -> None:
+        if self._problems.get(check) != repr(error):
+            logger.exception("%s: a periodic check failed", self._name)
+        self._problems[check] = repr(error)
 
 
 class LivenessCheck:
@@ -72,8 +90,20 @@ class LivenessCheck:
             self._events.worker_stalled(worker.spec.ref, timeout_s, self._failures_of(worker))
             worker.kill(WorkerExit(reason=f"no answer within responseTimeout, {timeout_s:g} s"))
         elif limit_mb is not None and (used := resident_bytes_of(worker.pids)) > limit_mb << 20:
-            reason = f"it used {used >> 20} MB of memory; workerMemoryLimitMb is {limit_mb}"
-            worker.kill(WorkerExit(reason=reason, out_of_memory=True))
+            self._on_oversized(worker, used, "")
+
+    async def check_families(self) -> None:
+        """End workers that exceed workerMemoryLimitMb together with the processes they have started."""
+        if (limit_mb := self._memory_limit_mb) is None:
+            return
+        for worker in [*self._pool.workers]:
+            used = await asyncio.to_thread(family_bytes, worker.pids, limit_mb << 20)
+            if used > limit_mb << 20:
+                self._on_oversized(worker, used, " with its children")
+
+    def _on_oversized(self, worker: RemoteWorker, used: int, whose: str) -> None:
+        reason = f"it used {used >> 20} MB of memory{whose}; workerMemoryLimitMb is {self._memory_limit_mb}"
+        worker.kill(WorkerExit(reason=reason, out_of_memory=True))
 
     def _failures_of(self, worker: RemoteWorker) -> int:
         """Failures in a row, with this one."""

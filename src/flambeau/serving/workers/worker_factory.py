@@ -17,6 +17,7 @@ from flambeau.serving.model_sources.store import Source
 from flambeau.serving.telemetry import Telemetry
 from flambeau.serving.workers.device_allocator import DeviceAllocator, threads_per_worker
 from flambeau.serving.workers.host_resources import count_cores
+from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.ranks import RendezvousPorts
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.supervisor import Slot
@@ -33,6 +34,7 @@ class Host:
     gpus: range
     worker_ids: Iterator[int]
     rendezvous_ports: RendezvousPorts
+    launcher: Launcher
     free_memory: Callable[[], bool]  # stop an idle model; whether there was one
     telemetry: Telemetry
     logs: Logs
@@ -86,7 +88,14 @@ class WorkerFactory:
         spec = self._devices.apply(self._spec(slot, self._load(slot), num_workers), slot.devices)
         output = WorkerOutput(self._host.logs, spec.name, telemetry.add_samples, events)
         return RemoteWorker(
-            spec, on_free=on_free, on_lost=on_lost, on_samples=on_samples, traffic=traffic, output=output, events=events
+            spec,
+            on_free=on_free,
+            on_lost=on_lost,
+            on_samples=on_samples,
+            traffic=traffic,
+            output=output,
+            events=events,
+            launcher=self._host.launcher,
         )
 
     def _load(self, slot: Slot) -> Load:

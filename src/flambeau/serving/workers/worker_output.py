@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from flambeau.logs.line_formats import MODEL
 from flambeau.logs.writer import Logs
@@ -20,6 +20,12 @@ MARK = METRICS_MARK.encode()
 KEPT_LINES = 30
 KEPT_LINE_BYTES = 500
 CHUNK_BYTES = 64 * 1024
+
+
+class OutputStream(Protocol):
+    """What a worker prints, in chunks; an empty one is the end."""
+
+    async def read(self, size: int, /) -> bytes: ...
 
 
 class Tail:
@@ -52,7 +58,7 @@ class WorkerOutput:
             return self
         return WorkerOutput(self._logs, f"{self.name}-rank-{rank}", self._on_samples, self._events)
 
-    async def forward(self, stream: asyncio.StreamReader, *, is_error: bool) -> None:
+    async def forward(self, stream: OutputStream, *, is_error: bool) -> None:
         """Forward stdout or stderr until it ends, in chunks: handlers may print megabytes."""
         rest = b""
         while chunk := await stream.read(CHUNK_BYTES):
@@ -85,6 +91,21 @@ class WorkerOutput:
         else:
             self._on_samples([sample])
         return True
+
+
+class KernelKills:
+    """Whether the kernel has just killed a process for lack of memory. One that it killed long ago explains nothing."""
+
+    def __init__(self) -> None:
+        self._before = self._latest = count_kernel_kills()
+
+    def look(self) -> None:
+        """Call it from time to time: a kill counts until the second call after it."""
+        self._before, self._latest = self._latest, count_kernel_kills()
+
+    @property
+    def has_new(self) -> bool:
+        return count_kernel_kills() > self._before
 
 
 def count_kernel_kills() -> int:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,7 +21,8 @@ from flambeau.config.server import SequenceHeaders
 from flambeau.errors import FlambeauError
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
-from flambeau.serving.workers.worker_output import WorkerOutput, count_kernel_kills
+from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
+from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load
 
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 SOCKET_BUFFER_BYTES = 1 << 20
 TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which every user can read
 TOKEN_TIMEOUT_S = 10.0  # a worker sends its token as soon as it is connected
+KERNEL_KILLS_S = 5.0
 OUTPUT_GRACE_S = 0.5  # until its output ends: a daemon that it started may hold the pipes open
 
 
@@ -65,28 +68,33 @@ class WorkerProcess:
         new_channel: Callable[[], ServerChannel],
         output: WorkerOutput,
         events: ServerEvents,
+        launcher: Launcher,
     ) -> None:
         self.load_failure: Failed | None = None  # as the worker reported it
         self._spec = spec
         self._new_channel = new_channel
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
+        self._launcher = launcher
         self._output = output
         self._events = events
         self._kill_cause: WorkerExit | None = None  # set when this server ends the process
-        self._kernel_kills = 0
 
     @property
     def pid(self) -> int:
-        """The process id, or -1 before there is one."""
-        return self._process.pid if self._process else -1
+        """The process id, or 0 before there is one."""
+        return self._process.pid if self._process else 0
 
     @property
     def pids(self) -> list[int]:
         return [self.pid]
 
+    @property
+    def has_exited(self) -> bool:
+        return self._process is not None and self._process.has_exited
+
     async def run(self) -> WorkerExit:
         """Run the process to its end."""
-        self._kernel_kills = count_kernel_kills()
+        self._kernel_kills = KernelKills()
         try:
             if self._spec.restore_files is not None:
                 await asyncio.to_thread(self._spec.restore_files)
@@ -104,12 +112,10 @@ class WorkerProcess:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         try:
-            await self._start("--fd", str(theirs.fileno()), inherited=(theirs.fileno(),))
+            await self._start("--fd", str(theirs.fileno()), inherited=theirs)
         except BaseException:
             ours.close()
             raise
-        finally:
-            theirs.close()
         # Not create_unix_connection: uvloop's takes the socket object over only after connection_made. If the worker
         # is dead by then, the loop has closed the descriptor and the object closes that number again.
         _, channel = await asyncio.get_running_loop().connect_accepted_socket(self._new_channel, ours)
@@ -137,41 +143,46 @@ class WorkerProcess:
         channel.send(self._spec.load)
 
     async def _start(
-        self, *arguments: str, inherited: tuple[int, ...] = (), variables: Mapping[str, str] | None = None
+        self, *arguments: str, inherited: socket.socket | None = None, variables: Mapping[str, str] | None = None
     ) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *(self._spec.python, "-P", "-m", "flambeau.worker", *arguments),
-            cwd=self._spec.load.folder,
-            env={**self._spec.environment, **(variables or {})},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=inherited,
-            start_new_session=True,  # Ctrl-C in the terminal must reach only the server, which then drains
+        self._process = await self._launcher.start(
+            (self._spec.python, "-P", "-m", "flambeau.worker", *arguments),
+            folder=self._spec.load.folder,
+            environment={**self._spec.environment, **(variables or {})},
+            inherited=inherited,
         )
         self._events.process_started(self._output.name, self.pid)
         if self._kill_cause is not None:
-            self._kill_group()
+            kill_group(self.pid)
 
     async def _watch(self) -> WorkerExit:
         process = self._process
         assert process is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
+        with closing(process):
+            return self._exit_from(await self._wait(process))
+
+    async def _wait(self, process: ChildProcess) -> int:
         async with asyncio.TaskGroup() as tasks:
             readers = [
                 tasks.create_task(self._output.forward(process.stdout, is_error=False)),
                 tasks.create_task(self._output.forward(process.stderr, is_error=True)),
             ]
+            exited = tasks.create_task(process.wait())
             try:
-                code = await process.wait()
-                self._kill_group()  # children that outlived it hold memory, ports and pipes
+                while exited not in (await asyncio.wait([exited], timeout=KERNEL_KILLS_S))[0]:
+                    self._kernel_kills.look()
+                code = exited.result()
                 await asyncio.wait(readers, timeout=OUTPUT_GRACE_S)
             finally:
                 for reader in readers:
                     reader.cancel()
                 self.kill(WorkerExit(reason="the server stopped"))
-        return self._exit_from(code)
+        return code
+
+    def note_ready(self) -> None:
+        """The worker has loaded its model."""
+        if self._process is not None:
+            self._process.note_ready()
 
     def kill(self, cause: WorkerExit) -> None:
         """Kill the process and its children; one that has not started yet is killed then."""
@@ -179,14 +190,7 @@ class WorkerProcess:
             self._kill_cause = self._kill_cause or cause
         elif self._process.returncode is None:
             self._kill_cause = self._kill_cause or cause
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        assert self._process is not None
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except OSError:
-            pass  # no process is left
+            kill_group(self.pid)
 
     def _exit_from(self, code: int) -> WorkerExit:
         """Combine the exit status, the reported failure and the reason of a kill."""
@@ -215,7 +219,7 @@ class WorkerProcess:
                 while_loading=self._kill_cause.while_loading,
                 last_lines=lines,
             )
-        by_kernel = by_signal == signal.SIGKILL and count_kernel_kills() > self._kernel_kills
+        by_kernel = by_signal == signal.SIGKILL and self._kernel_kills.has_new
         if by_kernel:
             words += ", by the kernel because memory ran out"
         elif by_signal == signal.SIGKILL:

@@ -2,13 +2,24 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
+import subprocess
 import sys
 
 import pytest
 
 from flambeau.metrics.system import parse_gpus
 from flambeau.serving.workers import host_resources
-from flambeau.serving.workers.host_resources import available_bytes, count_gpus, resident_bytes, resident_bytes_of
+from flambeau.serving.workers.host_resources import (
+    available_bytes,
+    count_gpus,
+    descendants,
+    family_bytes,
+    free_swap_bytes,
+    private_bytes_of,
+    resident_bytes,
+    resident_bytes_of,
+)
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TS_IPEX_GPU_ENABLE")
 
@@ -96,3 +107,44 @@ def test_gpu_usage_has_the_format_of_describe(monkeypatch):
 def test_usage_is_empty_without_the_vendors_tool(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert host_resources.gpu_usage() == {}
+
+
+FAMILY = """
+import os, subprocess, sys, time
+hoard = bytearray(os.urandom(1 << 20) * 64)
+if sys.argv[1] == "forks":
+    for _ in range(2):
+        if os.fork() == 0:
+            break
+else:
+    subprocess.Popen([sys.executable, "-c", "import os; h = os.urandom(1 << 20) * 64; print(flush=True); input()"])
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(("how", "copies"), [("forks", 1), ("starts", 2)])
+def test_memory_of_a_family_counts_shared_pages_once(how, copies):
+    command = [sys.executable, "-c", FAMILY, how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        try:
+            for _ in range(2):
+                parent.stdout.readline()
+            assert len([*descendants(parent.pid)]) >= 1
+            used = family_bytes([parent.pid], limit=70 << 20)
+            assert copies * 64 <= used >> 20 < copies * 64 + 40
+            assert family_bytes([parent.pid], limit=1 << 40) < 110 << 20  # far from it, only the parent is looked at
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_private_memory_is_part_of_the_resident_memory():
+    assert 0 < private_bytes_of([os.getpid()]) < resident_bytes(os.getpid())
+    assert private_bytes_of([0]) == 0
+
+
+def test_free_swap(tmp_path):
+    file = tmp_path / "meminfo"
+    assert free_swap_bytes(file) == 0
+    file.write_text("MemAvailable: 10 kB\nSwapFree: 3 kB\n")
+    assert free_swap_bytes(file) == 3 << 10

@@ -11,7 +11,7 @@ from flambeau.errors import WorkersFailed
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.workers.device_allocator import next_device
-from flambeau.serving.workers.pool import WorkerPool
+from flambeau.serving.workers.pool import WorkerPool, surplus
 from flambeau.serving.workers.supervisor import Slot
 from support.fake_workers import CRASH, FakeWorker, ScriptedWorker, until
 
@@ -52,7 +52,8 @@ def new_pool(*outcomes, new_worker=None, events=None, **settings):
 
 async def test_workers_of_one_call_are_spread_over_the_devices():
     pool = new_pool()
-    await pool.wait_started(pool.scale(4, 4))
+    pool.scale(4, 4)
+    await pool.wait_started(4)
     assert [slot.device for slot in pool.slots] == [0, 1, 2, 3]
     assert pool.num_ready == len(pool.workers) == 4
     await pool.close()
@@ -61,12 +62,72 @@ async def test_workers_of_one_call_are_spread_over_the_devices():
 
 async def test_scaling_down_retires_the_newest():
     pool = new_pool()
-    await pool.wait_started(pool.scale(3, 3))
+    pool.scale(3, 3)
+    await pool.wait_started(3)
     first = pool.slots[0]
     pool.scale(1, 1)
     assert pool.slots == [first]
     await until(lambda: pool.workers == [first.worker])
     await pool.close()
+
+
+async def test_scaling_down_keeps_ready_workers_before_loading_and_dead_ones():
+    pool = new_pool(new_worker=lambda slot: FakeWorker())
+    dead, loading, ready, newest = pool.scale(4, 4)
+    await until(lambda: len(pool.workers) == 4)
+    ready.worker.load()
+    newest.worker.load()
+    dead.failures = 5  # so its next start is seconds away
+    dead.worker.kill(CRASH)
+    await until(lambda: dead.worker is None)
+    assert [[slot.id for slot in surplus(pool.slots, number)] for number in (4, 3, 2, 1, 0)] == [
+        [],
+        [dead.id],
+        [loading.id, dead.id],
+        [newest.id, loading.id, dead.id],
+        [ready.id, newest.id, loading.id, dead.id],
+    ]
+    pool.scale(1, 1)
+    assert pool.slots == [ready]
+    await pool.close(now=True)
+
+
+async def test_waiting_for_workers_includes_those_that_restart():
+    workers = []
+
+    def new_worker(slot):
+        workers.append(FakeWorker())
+        return workers[-1]
+
+    pool = new_pool(new_worker=new_worker)
+    pool.scale(1, 1)
+    await until(lambda: workers)
+    workers[0].load()
+    await pool.wait_started(1)
+    workers[0].kill(CRASH)
+    await until(lambda: len(workers) == 2)
+    waiting = asyncio.ensure_future(pool.wait_started(1))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    workers[1].load()
+    await asyncio.wait_for(waiting, 30)
+    await pool.close(now=True)
+
+
+@pytest.mark.parametrize("end", ["scaling down", "closing"])
+async def test_nobody_waits_for_workers_that_are_not_wanted_any_more(end):
+    pool = new_pool(new_worker=lambda slot: FakeWorker())
+    pool.scale(2, 2)
+    await until(lambda: len(pool.workers) == 2)
+    pool.workers[0].load()
+    waiting = asyncio.ensure_future(pool.wait_started(2))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    if end == "scaling down":
+        pool.scale(1, 1)
+    closing = asyncio.ensure_future(pool.close(now=True))
+    await asyncio.wait_for(waiting, 30)
+    await closing
 
 
 async def test_slot_that_cannot_load_is_abandoned_in_time_and_replaced_by_scaling():
@@ -86,8 +147,9 @@ async def test_worker_that_cannot_be_created_is_a_failure_like_others(kind):
         raise kind("no port is free")
 
     pool = new_pool(new_worker=fail)
+    pool.scale(1, 1)
     with pytest.raises(WorkersFailed) as caught:
-        await pool.wait_started(pool.scale(1, 1))
+        await pool.wait_started(1)
     await pool.close()
     assert caught.value.cause == f"it could not be started: {kind('no port is free')}"
 
@@ -107,7 +169,8 @@ async def test_exception_in_the_supervision_is_logged(caplog):
 
 async def test_restarts_are_counted_beyond_the_life_of_their_slots():
     pool = new_pool()
-    await pool.wait_started(pool.scale(1, 1))
+    pool.scale(1, 1)
+    await pool.wait_started(1)
     worker = pool.slots[0].worker
     worker.kill(CRASH)
     await until(lambda: pool.has_ready and pool.slots[0].worker is not worker)
@@ -122,7 +185,7 @@ async def test_load_that_cannot_succeed_is_tried_once_and_reported_once(caplog):
     pool = new_pool(new_worker=workers)
     fresh = pool.scale(3, 3)
     with pytest.raises(WorkersFailed) as caught:
-        await pool.wait_started(fresh)
+        await pool.wait_started(3)
     await asyncio.gather(*(slot.task for slot in fresh))
     assert (caught.value.cause, caught.value.is_final) == (FINAL.reason, True)
     assert pool.has_failed_for_good
@@ -138,7 +201,8 @@ async def test_load_that_cannot_succeed_is_tried_once_and_reported_once(caplog):
 
 async def test_model_that_was_loaded_before_is_tried_again_whatever_the_cause():
     pool = new_pool(LOADS, FINAL, LOADS)
-    await pool.wait_started(pool.scale(1, 1))
+    pool.scale(1, 1)
+    await pool.wait_started(1)
     [slot] = pool.slots
     slot.worker.kill(CRASH)
     await until(lambda: slot.restarts == 2 and slot.is_ready)
@@ -168,7 +232,8 @@ async def test_waiting_for_a_decision_ends_when_a_worker_has_loaded(outcomes):
 async def test_state_of_a_model_that_may_sleep():
     pool = new_pool(LOADS, min_workers=0, max_workers=2)
     assert (pool.state, pool.can_answer, pool.is_healthy, pool.num_wanted) == ("sleeping", True, True, 0)
-    await pool.wait_started(pool.scale(1, 2))
+    pool.scale(1, 2)
+    await pool.wait_started(1)
     assert (pool.state, pool.is_ready, pool.num_wanted) == ("ready", True, 1)
     await pool.close()
     assert not pool.is_sleeping  # a closed one does not wake
@@ -177,22 +242,22 @@ async def test_state_of_a_model_that_may_sleep():
 async def test_state_of_a_model_that_needs_its_workers():
     pool = new_pool(new_worker=lambda slot: FakeWorker(), min_workers=2, max_workers=2)
     assert (pool.state, pool.is_healthy, pool.is_ready) == ("without workers", False, False)
-    slots = pool.set_bounds(2, 2)
+    pool.set_bounds(2, 2)
     await until(lambda: len(pool.workers) == 2)
     assert (pool.state, pool.is_healthy, pool.is_ready) == ("loading", True, False)
     pool.workers[0].load()
     assert (pool.state, pool.can_answer, pool.is_ready) == ("ready", True, False)
     pool.workers[1].load()
-    await pool.wait_started(slots)
+    await pool.wait_started(2)
     assert pool.is_ready
     await pool.close(now=True)
 
 
 async def test_model_that_fails_to_load_is_tried_again_and_not_ready():
     pool = new_pool(WorkerExit(reason="no memory", while_loading=True))
-    slots = pool.scale(1, 1)
+    pool.scale(1, 1)
     with pytest.raises(WorkersFailed, match=r"model m version: 1\.0"):
-        await pool.wait_started(slots)
+        await pool.wait_started(1)
     assert pool.is_failing_to_load
     assert pool.may_recover
     await pool.close()
@@ -201,7 +266,8 @@ async def test_model_that_fails_to_load_is_tried_again_and_not_ready():
 async def test_drain_time_follows_the_speed_of_the_workers():
     pool = new_pool()
     assert pool.drain_time_s(8) == 1.0  # nothing is known yet
-    await pool.wait_started(pool.scale(2, 2))
+    pool.scale(2, 2)
+    await pool.wait_started(2)
     for worker in pool.workers:
         worker.service_s = 0.5
     assert pool.drain_time_s(8) == 2.0

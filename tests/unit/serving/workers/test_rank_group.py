@@ -18,7 +18,7 @@ def new_group(told, *, keeps_step):
     other = WorkerSpec(id=2, load=LOAD, environment={}, max_frame_bytes=1)
     spec = WorkerSpec(id=1, load=LOAD, environment={}, max_frame_bytes=1, others=(other,), keeps_step=keeps_step)
     output = SimpleNamespace(of_rank=lambda rank: None)
-    return RankGroup(spec, told.extend, lambda fault: None, output, ServerEvents())
+    return RankGroup(spec, told.extend, lambda fault: None, output, ServerEvents(), None)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,16 @@ def test_worker_that_takes_too_much_memory_is_ended(monkeypatch):
     assert worker.causes == ["it used 300 MB of memory; workerMemoryLimitMb is 200"]
 
 
+async def test_worker_whose_children_take_too_much_memory_is_ended(monkeypatch):
+    sizes = iter([100, 300])
+    monkeypatch.setattr(watchdog_module, "family_bytes", lambda pids, limit: next(sizes) << 20)
+    small, large = Worker(), Worker()
+    pool = SimpleNamespace(workers=[small, large], slots=[])
+    await LivenessCheck(pool, ModelConfig(memory_limit_mb=200), ServerEvents()).check_families()
+    assert small.causes == []
+    assert large.causes == ["it used 300 MB of memory with its children; workerMemoryLimitMb is 200"]
+
+
 def test_check_that_raises_stops_neither_the_others_nor_the_next_round(caplog):
     calls = []
     watchdog = Watchdog("m", [lambda: [].pop(), lambda: 1 / 0, lambda: calls.append(True)])
@@ -73,6 +83,23 @@ async def test_watchdog_goes_on_after_an_exception_and_can_be_started_again(monk
     before = len(calls)
     await until(lambda: len(calls) > before)
     watchdog.stop()
+
+
+async def test_slow_check_runs_beside_the_others_and_goes_on_after_an_exception(monkeypatch, caplog):
+    monkeypatch.setattr(watchdog_module, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(watchdog_module, "SLOW_INTERVAL_S", 0.005)
+    quick, slow = [], []
+
+    async def check():
+        slow.append(True)
+        raise OSError("no such process")
+
+    watchdog = Watchdog("m", [lambda: quick.append(True)], check)
+    watchdog.start()
+    await until(lambda: len(quick) >= 3 and len(slow) >= 3)
+    watchdog.stop()
+    await asyncio.wait([watchdog._task])
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(("has_answered", "count"), [(True, 1), (False, 3)])

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.workers.worker_output import KEPT_LINES, WorkerOutput, count_kernel_kills
+from flambeau.serving.workers import worker_output
+from flambeau.serving.workers.worker_output import KEPT_LINES, KernelKills, WorkerOutput, count_kernel_kills
 
 
 class Printed:
@@ -65,3 +66,16 @@ def test_each_rank_has_a_name_of_its_own(rank, name):
 
 def test_kernel_kills_are_counted():
     assert count_kernel_kills() >= 0
+
+
+def test_only_a_late_kill_by_the_kernel_explains_an_exit(monkeypatch):
+    count = 3
+    monkeypatch.setattr(worker_output, "count_kernel_kills", lambda: count)
+    kills = KernelKills()
+    assert not kills.has_new
+    count += 1
+    assert kills.has_new
+    kills.look()
+    assert kills.has_new
+    kills.look()
+    assert not kills.has_new  # it was another process

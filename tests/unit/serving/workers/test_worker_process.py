@@ -123,8 +123,9 @@ def gate(monkeypatch):
     """Processes that are dead as soon as they have started; their lives end when the gate opens."""
     gate = asyncio.Event()
 
-    async def start(self, *arguments, **options):
-        pass
+    async def start(self, *arguments, inherited=None, **options):
+        if inherited is not None:
+            inherited.close()
 
     async def watch(self):
         await gate.wait()
@@ -146,6 +147,7 @@ def new_worker(num_ranks):
         traffic=ModelTraffic("m", HostTraffic()),
         output=output,
         events=ServerEvents(),
+        launcher=None,
     )
 
 

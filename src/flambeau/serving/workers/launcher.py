@@ -1,0 +1,271 @@
+"""Launcher: starts worker processes beside the event loop. ChildProcess: one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+logger = logging.getLogger(__name__)
+
+MIN_AT_A_TIME = 8
+PLACE_S = 1.0  # a model that takes long to load must not delay the start of others
+GUARDIAN = (sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")))
+
+
+class Launcher:
+    """Starts processes in a thread of its own, a few at a time, so that the event loop keeps its share of the cores.
+
+    The thread lives as long as the server: Linux sends the parent-death signal of a process when the thread that
+    started it ends. The guardian kills the children of the workers as well.
+    """
+
+    def __init__(self, num_cores: int) -> None:
+        self._places = StartPlaces(max(MIN_AT_A_TIME, 4 * num_cores))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="launcher")
+        self._groups: set[int] = set()  # used only in that thread, as is the guardian
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    async def start(
+        self, command: Sequence[str], *, folder: str, environment: Mapping[str, str], inherited: socket.socket | None
+    ) -> ChildProcess:
+        """Start a process that leads its own session. The inherited socket is closed here in any case."""
+        try:
+            place = await self._places.take()
+        except BaseException:
+            if inherited is not None:
+                inherited.close()
+            raise
+        job = self._thread.submit(
+            self._start,
+            command,
+            folder,
+            environment,
+            () if inherited is None else (inherited.fileno(),),
+        )
+        if inherited is not None:  # by whichever thread is done with it: before that its number must not be reused
+            job.add_done_callback(lambda _: inherited.close())
+        try:
+            popen = await asyncio.wrap_future(job)
+        except BaseException:
+            place.leave()
+            job.add_done_callback(self._discard)
+            raise
+        return ChildProcess(popen, place, on_exit=partial(self._submit, self._forget, popen.pid))
+
+    def close(self) -> None:
+        """End the guardian. Call it when every process has exited."""
+        self._thread.submit(self._end_guardian)
+        self._thread.shutdown()
+
+    def _discard(self, job: Future[subprocess.Popen[bytes]]) -> None:
+        """End a process that nobody waits for any more."""
+        if not job.cancelled() and job.exception() is None:
+            self._submit(self._reap, job.result())
+
+    def _submit(self, work: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # closed: the guardian is gone
+            self._thread.submit(work, *arguments)
+
+    # ---- in the thread ----
+
+    def _start(
+        self, command: Sequence[str], folder: str, environment: Mapping[str, str], inherited: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
+        popen = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=inherited,
+            start_new_session=True,  # Ctrl-C in the terminal must reach only the server, which then drains
+        )
+        self._groups.add(popen.pid)
+        self._tell_guardian(f"+{popen.pid}\n")
+        return popen
+
+    def _forget(self, pid: int) -> None:
+        self._groups.discard(pid)
+        self._tell_guardian(f"-{pid}\n")
+
+    def _reap(self, popen: subprocess.Popen[bytes]) -> None:
+        kill_group(popen.pid)
+        for pipe in (popen.stdout, popen.stderr):
+            assert pipe is not None
+            pipe.close()
+        popen.wait()
+        self._forget(popen.pid)
+
+    def _tell_guardian(self, line: str) -> None:
+        """Pass a change on; a guardian that is gone or stopped is replaced."""
+        guardian = self._guardian
+        if guardian is not None and guardian.poll() is None and _write(guardian, line):
+            return
+        self._end_guardian()
+        try:
+            guardian = self._guardian = subprocess.Popen(GUARDIAN, stdin=subprocess.PIPE, start_new_session=True)
+        except OSError as error:  # the workers still get the parent-death signal
+            logger.warning("children of workers would outlive a killed server: no guardian could be started: %s", error)
+            return
+        assert guardian.stdin is not None
+        os.set_blocking(guardian.stdin.fileno(), False)
+        _write(guardian, "".join(f"+{pid}\n" for pid in self._groups))
+
+    def _end_guardian(self) -> None:
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.kill()
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
+
+
+def _write(guardian: subprocess.Popen[bytes], lines: str) -> bool:
+    """Whether all of it was written."""
+    assert guardian.stdin is not None
+    data = lines.encode()
+    try:
+        return os.write(guardian.stdin.fileno(), data) == len(data)
+    except OSError:
+        return False
+
+
+class StartPlaces:
+    """Limits how many processes start at a time. A place is left when the process is up, and after PLACE_S."""
+
+    def __init__(self, number: int) -> None:
+        self._free = asyncio.Semaphore(number)
+
+    async def take(self) -> StartPlace:
+        await self._free.acquire()
+        return StartPlace(self._free)
+
+
+class StartPlace:
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free = free
+        self._is_taken = True
+        self._timer = asyncio.get_running_loop().call_later(PLACE_S, self.leave)
+
+    def leave(self) -> None:
+        """Let the next process start; harmless if that has happened."""
+        self._timer.cancel()
+        if self._is_taken:
+            self._is_taken = False
+            self._free.release()
+
+
+class ChildProcess:
+    """A running process. `wait` returns as soon as it has exited, even if others hold its pipes open."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], place: StartPlace, on_exit: Callable[[], object]) -> None:
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        self.pid = popen.pid
+        self.returncode: int | None = None
+        self.stdout, self.stderr = PipeReader(popen.stdout), PipeReader(popen.stderr)
+        self._popen = popen
+        self._place = place
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[int] = self._loop.create_future()
+        self._watch()
+
+    async def wait(self) -> int:
+        """The exit status; negative: the number of the signal that ended it."""
+        return await asyncio.shield(self._exited)
+
+    @property
+    def has_exited(self) -> bool:
+        """Asks the kernel: the event loop may not know yet."""
+        if self.returncode is not None or sys.platform == "darwin":
+            return self.returncode is not None
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def note_ready(self) -> None:
+        """It is up: the next one may start."""
+        self._place.leave()
+
+    def close(self) -> None:
+        """Close the pipes."""
+        self.stdout.close()
+        self.stderr.close()
+
+    def _watch(self) -> None:
+        try:
+            fd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not Linux, or an old one
+            threading.Thread(target=self._wait_in_thread, daemon=True, name=f"wait-{self.pid}").start()
+        else:
+            self._loop.add_reader(fd, self._on_pidfd, fd)
+
+    def _on_pidfd(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        os.close(fd)
+        self._set_exited()
+
+    def _wait_in_thread(self) -> None:
+        self._popen.wait()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._set_exited)
+
+    def _set_exited(self) -> None:
+        kill_group(
+            self.pid
+        )  # children that outlived it hold memory, ports and pipes; its pid is not reused before `wait`
+        self.returncode = self._popen.wait()
+        self._place.leave()
+        self._on_exit()
+        if not self._exited.done():
+            self._exited.set_result(self.returncode)
+
+
+class PipeReader:
+    """The server's end of a pipe. Its descriptor has one owner, which closes it once."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._fd = pipe.fileno()
+        os.set_blocking(self._fd, False)
+
+    async def read(self, size: int) -> bytes:
+        """What has arrived, after at least one turn of the event loop; empty at the end."""
+        while True:
+            await self._wait_readable()
+            with suppress(BlockingIOError):
+                return os.read(self._fd, size)
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    async def _wait_readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        readable = loop.create_future()
+        loop.add_reader(self._fd, _set_done, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(self._fd)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def kill_group(pid: int) -> None:
+    """Kill the processes of a group."""
+    with suppress(OSError):  # no process is left
+        os.killpg(pid, signal.SIGKILL)
