@@ -98,6 +98,9 @@ def serve(
     allow_private_urls: Annotated[
         bool, typer.Option("--allow-private-urls", help="Allow downloads from addresses in private networks.")
     ] = False,
+    safe_weights: Annotated[
+        bool, typer.Option("--safe-weights", help="Reject model files of formats that can run code.")
+    ] = False,
     job_queue_size: Annotated[int, typer.Option(min=1, help="Maximum number of waiting requests per model.")] = 100,
     max_request_size: Annotated[int, typer.Option(min=1, help="Maximum size of a request body in bytes.")] = 6_553_500,
     max_response_size: Annotated[
@@ -141,6 +144,7 @@ def serve(
         allow_unprotected=allow_unprotected,
         allowed_urls=tuple(check_pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,
+        safe_weights=safe_weights,
         model_store=work.find_store(paths or [], model_store),
         job_queue_size=job_queue_size,
         max_request_bytes=max_request_size,

@@ -150,6 +150,7 @@ class ServerConfig:
     decode_input_request: bool = True
     limit_max_image_pixels: bool = True
     weights_only: bool = True  # loading weights runs no code; a model's setting overrides it
+    safe_weights: bool = False  # reject model files of formats that can run code; no model can override it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
     error_details: bool | None = None  # None: only if every listener is on loopback

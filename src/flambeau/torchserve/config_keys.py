@@ -77,6 +77,7 @@ KEYS = {
     "allow_unprotected": ConfigKey("allow_unprotected", values.switch),
     "allow_private_urls": ConfigKey("allow_private_urls", values.switch),
     "key_file": ConfigKey("keys.file", values.path),
+    "safe_weights": ConfigKey("safe_weights", values.switch),
     "ping_needs_key": ConfigKey("keys.ping_needs_key", values.switch),
     "error_details": ConfigKey("error_details", values.switch),
     "drain_timeout": ConfigKey("drain_timeout_s", _seconds),

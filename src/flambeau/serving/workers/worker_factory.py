@@ -118,6 +118,10 @@ class WorkerFactory:
         )
         if not server.weights_only:
             environment["FLAMBEAU_WEIGHTS_ONLY"] = "false"
+        if server.safe_weights:
+            # The second is torch's own: torch.load in a handler reads data only, too.
+            environment |= {"FLAMBEAU_SAFE_WEIGHTS": "true", "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+            environment.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
         return WorkerSpec(
             id=slot.id,
             load=load,
