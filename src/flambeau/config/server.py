@@ -133,6 +133,7 @@ class ServerConfig:
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
     allow_private_urls: bool = False  # allows URLs that resolve to loopback, link-local or private addresses
+    min_download_rate: float = 10_000  # bytes per second over 30 s; slower downloads are aborted
     job_queue_size: int = 100
     max_request_bytes: int = 6_553_500
     max_response_bytes: int = 6_553_500

@@ -76,6 +76,7 @@ KEYS = {
     # Not in TorchServe.
     "allow_unprotected": ConfigKey("allow_unprotected", values.switch),
     "allow_private_urls": ConfigKey("allow_private_urls", values.switch),
+    "min_download_rate": ConfigKey("min_download_rate", values.whole()),
     "key_file": ConfigKey("keys.file", values.path),
     "safe_weights": ConfigKey("safe_weights", values.switch),
     "ping_needs_key": ConfigKey("keys.ping_needs_key", values.switch),

@@ -127,7 +127,7 @@ def _nodes_of(text: str) -> list[ast.AST]:
         raise CodeFound(f"an expression of {len(text)} characters")
     try:
         nodes = [*ast.walk(ast.parse(text.strip(), mode="eval"))]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         raise CodeFound(f"an expression that is not valid, {text[:100]!r}") from None
     for node in nodes:
         word = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else _name_of(node)
