@@ -28,7 +28,7 @@ from flambeau.archive.unpack import unpack
 from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
 from flambeau.logs.line_formats import printable
 from flambeau.serving.model_sources.downloader import Downloader, shown, sweep_parts
-from flambeau.serving.model_sources.urls import canonical, file_name_of, is_allowed, is_url, local_path_of
+from flambeau.serving.model_sources.urls import canonical, file_name_of, has_dots, is_allowed, is_url, local_path_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Store:
             raise ModelNotFound("Model store has not been configured.")
         if not url:
             raise ModelNotFound("empty url")
-        if ".." in url:
+        if ".." in url or (is_url(url) and has_dots(url)):
             raise ModelNotFound(f"Relative path is not allowed in url: {url}")
         return self.folder
 

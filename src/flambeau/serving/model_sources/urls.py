@@ -83,10 +83,18 @@ def canonical(url: str) -> str:
     path, encoded = parts.path, ""
     while path != encoded:  # a code may be encoded itself
         path, encoded = _UNRESERVED.sub(lambda code: unquote(code[0]), path), path
-    for segment in re.split(r"[/\\]", decoded(path)):
-        if segment.partition(";")[0] in (".", "..") or "\0" in segment:
-            raise ValueError("its path holds an encoded . or .. or NUL")
+    if "\0" in decoded(path) or has_dots(url):
+        raise ValueError("its path holds . or .. or NUL")
     return urlunsplit((parts.scheme, netloc, path, parts.query, ""))
+
+
+def has_dots(url: str) -> bool:
+    """Whether a URL's path has a `.` or `..` in it, however it is encoded; False for an invalid URL."""
+    try:
+        segments = re.split(r"[/\\]", decoded(urlsplit(url).path))
+    except ValueError:
+        return False
+    return any(segment.partition(";")[0] in (".", "..") for segment in segments)
 
 
 def decoded(path: str) -> str:

@@ -12,6 +12,7 @@ from flambeau.serving.model_sources.urls import (
     compile_patterns,
     decoded,
     file_name_of,
+    has_dots,
     is_allowed,
     is_public,
     is_url,
@@ -172,6 +173,13 @@ def test_encoded_slash_must_match_as_a_slash_too():
     url = canonical("https://h/private%2fa.mar")
     [narrow] = compile_patterns([r"https://h/[^/]+\.mar"])
     assert [bool(narrow.fullmatch(reading)) for reading in readings_of(url)] == [True, False]
+
+
+def test_invalid_urls_are_rejected_with_a_reason():
+    for url in ("http://[x/a.mar", "http://h:99999/a.mar", "http://h/%" + "25" * 9 + "2e/a.mar"):
+        assert not has_dots(url)
+        with pytest.raises(ValueError, match=r"."):
+            canonical(url)
 
 
 PIECES = [*DOTS, "a", "/", "\\", "%", "25", "2e", "65", "2f", "%2f", "%5c", ";", ".mar"]
