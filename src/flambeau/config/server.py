@@ -16,6 +16,12 @@ from flambeau.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+# The variables with the keys of the APIs. Processes that run the code of models do not inherit them.
+KEY_VARIABLES = {
+    "management": "FLAMBEAU_MANAGEMENT_KEY",
+    "inference": "FLAMBEAU_INFERENCE_KEY",
+    "API": "FLAMBEAU_API_KEY",
+}
 
 
 @dataclass(frozen=True, slots=True)
