@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from flambeau.errors import HandlerError
 from flambeau.handlers.loaders.exported import CodeFound, check_expression, check_guard, check_names, load_exported
 from flambeau.handlers.loaders.programs import load_whole
-from support.hostile_files import HOSTILE_PROGRAMS, touch, write_hostile_program, write_program
+from support.hostile_programs import HOSTILE_PROGRAMS, touch, write_hostile_program, write_program
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, at its own older parts
