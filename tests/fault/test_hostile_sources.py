@@ -74,7 +74,7 @@ def test_archive_of_many_entries_is_rejected_at_once(start, tmp_path):
 
 
 def test_handler_sees_no_key_and_cannot_flood_the_metrics(start, tmp_path):
-    keys = {f"FLAMBEAU_{name}_KEY": name.lower() * 10 for name in ("MANAGEMENT", "INFERENCE", "API")}
+    keys = {f"FLAMBEAU_{name}_KEY": name.lower() * 20 for name in ("MANAGEMENT", "INFERENCE", "API")}
     (tmp_path / "nosy.py").write_text(NOSY)
     server = start(tmp_path / "nosy.py", "--require-token", env=keys)
     server.until(lambda: "Model server started." in server.log)
@@ -103,6 +103,7 @@ def handle(data, context):
 """
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, at its own older parts
 class TestProgramsWithCode:
     """On real workers: the file's code must not run in them."""
 
