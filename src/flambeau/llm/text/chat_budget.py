@@ -86,7 +86,7 @@ class Budget:
 
     def compare(self, value: Any) -> Any:
         """Check an operand of a comparison; returns the operand."""
-        if not isinstance(value, str):
+        if isinstance(value, (list, tuple, dict, AbstractSet)):
             self.allow(text_size(value))
         return value
 

@@ -22,6 +22,12 @@ from jinja2.visitor import NodeTransformer
 
 from flambeau.llm.text.chat_budget import Budget, TemplateRejection, braces_size, operator_size, result_size
 
+# Of Jinja's tests.
+COMPARISONS = (
+    *("in", "==", "eq", "equalto", "!=", "ne"),
+    *(">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le"),
+)
+
 
 class GenerationBlock(Extension):
     """`{% generation %}` marks the model's output for training; here its content is rendered as usual."""
@@ -61,7 +67,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             counted=counted(budget), joined=joined(budget), built=passed(budget.build), compared=passed(budget.compare)
         )
         tests: Any = self.tests
-        self.tests = {name: compared(one, budget) for name, one in tests.items()}
+        self.tests = {name: compared(one, budget) if name in COMPARISONS else one for name, one in tests.items()}
         del self.globals["lipsum"]
         self.globals.update(
             raise_exception=raise_exception, strftime_now=strftime_now, namespace=PublicNamespace, dict=make_dictionary
@@ -122,9 +128,10 @@ class BudgetTransformer(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         operands: tuple[Any, ...] = (node, *node.ops)
+        if len(operands) == 2 and any(isinstance(operand.expr, nodes.Const) for operand in operands):
+            return node  # a text or a number: no list is compared with another
         for operand in operands:
-            if not isinstance(operand.expr, nodes.Const):
-                operand.expr = nodes.Filter(operand.expr, "compared", [], [], None, None, lineno=node.lineno)
+            operand.expr = nodes.Filter(operand.expr, "compared", [], [], None, None, lineno=node.lineno)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802

@@ -361,6 +361,7 @@ class TestSandbox:
             "{% endfor %}{{ lipsum(1) }}",
             "{% set x, y = ['a'], ['a'] %}" + "{% set x, y = [x, x], [y, y] %}" * 60 + "{{ x == y }}",
             "{% set x, y = ['a'], ['a'] %}" + "{% set x, y = [x, x], [y, y] %}" * 60 + "{{ x is eq(y) }}",
+            "{% set x, y = ['a'], ['a'] %}" + "{% set x, y = [x, x], [y, y] %}" * 60 + "{{ x == y == 1 }}",
             "{% set x = 'a' * 30000000 %}" + "".join(f"{{% set a{n} = x[1:] %}}" for n in range(500)),
             "{% set x = 'a' * 30000000 %}" + "".join(f"{{% set a{n} = x.upper() %}}" for n in range(500)),
             "{% set x = 'a' * 30000000 %}" + "".join(f"{{% set a{n} = x | lower %}}" for n in range(500)),
