@@ -160,7 +160,7 @@ def test_file_urls_and_folders_outside_the_store(configured, store, tmp_path):
     assert problem(server.register(url))[2] == f"Given URL {url} does not match any allowed URL(s)"
     pack_handler(other, "echo", file="hidden.mar")
     climbing = f"file://{outside}/%2e%2e/other/hidden.mar"
-    assert problem(server.register(climbing))[:2] == (400, "DownloadArchiveException")
+    assert problem(server.register(climbing)) == (404, NOT_FOUND, f"Relative path is not allowed in url: {climbing}")
 
 
 def test_checks_come_in_torchserves_order(configured, store):

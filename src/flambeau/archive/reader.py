@@ -22,6 +22,8 @@ CHUNK_BYTES = 256 << 10
 MAX_HEADER_BYTES = 1 << 20
 # The ratio is not checked below this size: tensors of zeros compress well.
 RATIO_FREE_BYTES = 100 << 20
+DIRECTORY_ENTRY_BYTES = 1 << 10  # of a zip's directory, on average; most are much shorter
+DIRECTORY_MARK = b"PK\x01\x02"  # every entry of the directory begins with it
 # Headers and padding of one tar entry.
 TAR_OVERHEAD_BYTES = 4 << 10
 
@@ -89,18 +91,43 @@ def is_tar(archive: Path) -> bool:
 
 def read_entries(archive: Path, limits: UnpackLimits) -> Iterator[ArchiveEntry]:
     """Yield the entries of an archive in their order; too many are an error."""
-    entries = _tar_entries(archive, limits) if is_tar(archive) else _zip_entries(archive)
+    entries = _tar_entries(archive, limits) if is_tar(archive) else _zip_entries(archive, limits)
     try:
         for count, entry in enumerate(entries, start=1):
             if count > limits.max_entries:
-                raise UnsafeArchive(f"{archive} is rejected: it has more than {limits.max_entries} entries.")
+                raise too_many_entries(archive, limits)
             yield entry
     except READ_ERRORS as error:
         raise BrokenArchive(f"{archive} is damaged or truncated: {error}") from error
 
 
-def _zip_entries(archive: Path) -> Iterator[ArchiveEntry]:
-    with zipfile.ZipFile(archive) as file:
+def too_many_entries(archive: Path, limits: UnpackLimits) -> UnsafeArchive:
+    return UnsafeArchive(f"{archive} is rejected: it has more than {limits.max_entries} entries.")
+
+
+class _ZipDirectory(io.FileIO):
+    """The file that zipfile opens. It reads the directory at once, whatever its size, and parses all of its entries."""
+
+    def __init__(self, archive: Path, limits: UnpackLimits) -> None:
+        super().__init__(archive)
+        self._archive = archive
+        self._limits = limits
+        self.is_checked = False
+
+    def read(self, size: int | None = -1) -> bytes:
+        size = -1 if size is None else size
+        if self.is_checked:
+            return super().read(size) or b""
+        is_long = size > self._limits.max_entries * DIRECTORY_ENTRY_BYTES
+        content = b"" if is_long else super().read(size) or b""
+        if is_long or content.count(DIRECTORY_MARK) > self._limits.max_entries:
+            raise too_many_entries(self._archive, self._limits)
+        return content
+
+
+def _zip_entries(archive: Path, limits: UnpackLimits) -> Iterator[ArchiveEntry]:
+    with _ZipDirectory(archive, limits) as directory, zipfile.ZipFile(directory) as file:
+        directory.is_checked = True
         for info in file.infolist():
             mode = info.external_attr >> 16
             # Zips that were not made on Unix have no file type.

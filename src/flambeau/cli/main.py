@@ -111,6 +111,12 @@ def serve(
     allow_private_urls: Annotated[
         bool, typer.Option("--allow-private-urls", help="Allow downloads from addresses in private networks.")
     ] = False,
+    min_download_rate: Annotated[
+        int, typer.Option(min=0, max=LARGEST, help="Bytes per second, over 30 s, below which a download is aborted.")
+    ] = 10_000,
+    safe_weights: Annotated[
+        bool, typer.Option("--safe-weights", help="Reject model files of formats that can run code.")
+    ] = False,
     job_queue_size: Annotated[
         int, typer.Option(min=1, max=LARGEST, help="Maximum number of waiting requests per model.")
     ] = 100,
@@ -164,6 +170,8 @@ def serve(
         allow_unprotected=allow_unprotected,
         allowed_urls=tuple(check_pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,
+        min_download_rate=min_download_rate,
+        safe_weights=safe_weights,
         model_store=work.find_store(paths or [], model_store),
         job_queue_size=job_queue_size,
         max_request_bytes=max_request_size,

@@ -19,6 +19,12 @@ LOOPBACK = "127.0.0.1"
 MAX_HOST = 253  # characters, of DNS
 MAX_SOCKET_PATH_BYTES = 107  # of Linux
 MAX_SHOWN = 80  # characters of an invalid value in its error message
+# The variables with the keys of the APIs. Processes that run the code of models do not inherit them.
+KEY_VARIABLES = {
+    "management": "FLAMBEAU_MANAGEMENT_KEY",
+    "inference": "FLAMBEAU_INFERENCE_KEY",
+    "API": "FLAMBEAU_API_KEY",
+}
 
 
 def is_host(text: str) -> bool:
@@ -172,6 +178,7 @@ class ServerConfig:
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
     allow_private_urls: bool = False  # allows URLs that resolve to loopback, link-local or private addresses
+    min_download_rate: float = 10_000  # bytes per second over 30 s; slower downloads are aborted
     job_queue_size: int = 100
     max_request_bytes: int = 6_553_500
     max_response_bytes: int = 6_553_500
@@ -192,6 +199,7 @@ class ServerConfig:
     decode_input_request: bool = True
     limit_max_image_pixels: bool = True
     weights_only: bool = True  # loading weights runs no code; a model's setting overrides it
+    safe_weights: bool = False  # reject model files of formats that can run code; no model can override it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
     error_details: bool | None = None  # None: only if every listener is on loopback

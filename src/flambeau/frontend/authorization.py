@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from flambeau.config.server import KEY_VARIABLES as VARIABLES
 from flambeau.config.server import KeysConfig
 from flambeau.errors import ConfigError, ForeignRequest, InvalidKey
 
@@ -32,11 +33,6 @@ REFUSED = "Token Authorization failed. Token either incorrect, expired, or not p
 NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
 MIN_CHARACTERS = 32
 MAX_FILE_BYTES = 64 * 1024
-VARIABLES = {
-    "management": "FLAMBEAU_MANAGEMENT_KEY",
-    "inference": "FLAMBEAU_INFERENCE_KEY",
-    API: "FLAMBEAU_API_KEY",
-}
 # No public domain name ends so, or has a single label: no web page of another site can have such an address.
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc")
 MAX_KNOWN_HOSTS = 256

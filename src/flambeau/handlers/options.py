@@ -73,7 +73,18 @@ def read_number(options: Mapping[str, Any], name: str, default: float) -> float:
 
 def read_weights_only(options: Mapping[str, Any]) -> bool:
     """Whether weight files are loaded without running code: the model's setting, else the server's, else true."""
-    return read_flag(options, "weights_only", os.environ.get("FLAMBEAU_WEIGHTS_ONLY", "true") != "false")
+    weights_only = read_flag(options, "weights_only", os.environ.get("FLAMBEAU_WEIGHTS_ONLY", "true") != "false")
+    if not weights_only and accepts_data_only():
+        raise HandlerError(
+            "weights_only is false, which lets a file run code, and the server does not accept that (safe_weights); "
+            "remove weights_only, and save torch.save(model.state_dict(), …) or safetensors"
+        )
+    return weights_only
+
+
+def accepts_data_only() -> bool:
+    """Whether the server rejects every model file that can run code: its setting `safe_weights`."""
+    return os.environ.get("FLAMBEAU_SAFE_WEIGHTS") == "true"
 
 
 def read_flag(options: Mapping[str, Any], name: str, default: bool) -> bool:

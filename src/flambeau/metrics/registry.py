@@ -16,7 +16,10 @@ Labels = tuple[tuple[str, str], ...]
 # The defaults of Prometheus' Java client, which existing dashboards expect.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 MAX_SERIES = 10_000  # per metric, so that labels that never repeat cannot exhaust the memory
+MAX_MODEL_SERIES = 2000  # of the handlers of one model, all metrics together
 MAX_DETECTED = 1000  # the same for metric names that a handler generates
+MAX_LABELS = 20  # of a metric that a handler generates
+MAX_LABEL_CHARACTERS = 250  # of a name, unit, or label
 
 
 class MetricFamily:
@@ -82,11 +85,15 @@ class DefinedMetric(MetricFamily):
 
     def add(self, value: float, label_values: Iterable[str]) -> bool:
         """Record a value with labels by position; False if their number is wrong."""
+        labels = self.to_labels(label_values)
+        if labels is not None:
+            self.update(value, labels)
+        return labels is not None
+
+    def to_labels(self, label_values: Iterable[str]) -> Labels | None:
+        """Labels by position; None if their number is wrong."""
         filled = tuple(label_values)
-        if len(filled) != len(self.label_names):
-            return False
-        self.update(value, tuple(zip(self.label_names, filled, strict=True)))
-        return True
+        return tuple(zip(self.label_names, filled, strict=True)) if len(filled) == len(self.label_names) else None
 
     def braces(self, labels: Labels) -> str:
         # Existing scripts match lines with the trailing comma.
@@ -113,14 +120,15 @@ class MetricsRegistry:
         self._model = {name: DefinedMetric(one, "Hostname") for name, one in (model or {}).items()}
         self._reported: set[str] = set()
         self._num_detected = 0  # metrics without a definition
+        self._num_series: dict[str, int] = {}  # by model
 
     def server_metric(self, name: str, kind: str) -> DefinedMetric | None:
         """One of the server's metrics; None if the configuration omits it."""
         found = self._server.get(name)
         return found if found is not None and found.kind == kind else None
 
-    def take(self, sample: Sample) -> Definition | None:
-        """Record a handler's sample; return its definition, or None if it was dropped."""
+    def take(self, sample: Sample, model: str = "") -> Definition | None:
+        """Record a sample of a model's handler; return its definition, or None if it was dropped."""
         name, kind, unit, value, dimensions, _ = sample
         metric = self._model.get(name)
         if metric is None:
@@ -132,14 +140,43 @@ class MetricsRegistry:
         if metric.kind != kind:
             self._report(name, f"metric {name} is a {metric.kind}; a sample of kind {kind} was dropped")
             return None
-        if not metric.add(value, (*(text for _, text in dimensions), self._hostname)):
+        labels = metric.to_labels((*(text for _, text in dimensions), self._hostname))
+        if labels is None:
             wanted = ", ".join(metric.definition.dimensions)
             given = ", ".join(key for key, _ in dimensions)
             self._report(name, f"metric {name} has the dimensions ({wanted}); a sample with ({given}) was dropped")
             return None
+        if labels not in metric.values and not self._admits(metric, labels, model):
+            return None
+        metric.update(value, labels)
         return metric.definition
 
+    def _admits(self, metric: DefinedMetric, labels: Labels, model: str) -> bool:
+        """Whether a handler may add a series; each reason for a rejection is logged once."""
+        name, number = metric.definition.name, self._num_series.get(model, 0)
+        if any(len(text) > MAX_LABEL_CHARACTERS for _, text in labels):
+            text = f"metric {name} has a label of more than {MAX_LABEL_CHARACTERS} characters; the sample was dropped"
+            self._report(f"{name} length", text)
+        elif number >= MAX_MODEL_SERIES:
+            text = f"the handlers of {model} have sent {number} series of metrics; new ones are dropped"
+            self._report(f"{model} number", f"{text}. A label must not be different in every request")
+        elif len(metric.values) >= MAX_SERIES:
+            self._report(f"{name} number", f"metric {name} has {MAX_SERIES} series; new ones are dropped")
+        else:
+            self._num_series[model] = number + 1
+            return True
+        return False
+
     def _detect(self, definition: Definition) -> DefinedMetric | None:
+        texts = (definition.name, definition.unit, *definition.dimensions)
+        if len(texts) > MAX_LABELS + 2 or any(len(text) > MAX_LABEL_CHARACTERS for text in texts):
+            limits = f"{MAX_LABELS} labels and names of {MAX_LABEL_CHARACTERS} characters are allowed"
+            self._report("", f"metric {definition.name[:100]} is dropped, and others like it: {limits}")
+            return None
+        labels = [*map(clean_label, definition.dimensions), "Hostname", "le"]
+        if len({*labels}) < len(labels):  # Prometheus would reject the whole text
+            self._report("le", f"metric {definition.name} is dropped, and others like it: two labels have one name")
+            return None
         self._num_detected += 1
         if self._num_detected > MAX_DETECTED:
             if self._num_detected == MAX_DETECTED + 1:
@@ -189,5 +226,5 @@ def clean(name: str) -> str:
 
 
 def clean_label(name: str) -> str:
-    """A valid Prometheus label name."""
-    return clean(name).replace(":", "_")
+    """A valid Prometheus label name; two underscores at its start are reserved."""
+    return re.sub("^__+", "_", clean(name).replace(":", "_"))

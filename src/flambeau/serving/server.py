@@ -20,7 +20,7 @@ from flambeau.logs.writer import AccessLog, Logs
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.dependencies import Dependencies
-from flambeau.serving.model_sources.downloader import Downloader, shown
+from flambeau.serving.model_sources.downloader import Downloader, DownloadLimits, shown
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.model_sources.urls import compile_patterns
 from flambeau.serving.registry import Registry, name_from, new_model, settings_of
@@ -60,7 +60,11 @@ class Server:
         self.logs = logs or Logs()
         self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None
         self.telemetry = Telemetry(config.measure, self.logs)
-        downloader = Downloader(compile_patterns(config.allowed_urls), allow_private=config.allow_private_urls)
+        downloader = Downloader(
+            compile_patterns(config.allowed_urls),
+            allow_private=config.allow_private_urls,
+            limits=DownloadLimits(min_rate=config.min_download_rate),
+        )
         self.store = Store(config.model_store, downloader)
         self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
@@ -284,6 +288,7 @@ class Server:
 
     async def drain(self, deadline: float) -> None:
         """Wait until every accepted job is answered, or until `deadline` on the event loop's clock."""
+        self.store.downloader.stop()  # registrations that wait for a download fail now
         try:
             async with asyncio.timeout_at(deadline):
                 while any(extension.num_running for extension in self.extensions) or any(
@@ -297,6 +302,7 @@ class Server:
 
     async def _close(self, *, now: bool) -> None:
         now = now or self._is_late
+        await self.store.downloader.close()
         models = [*self.registry]
         closing = (model.close("The server is stopping.", now=now) for model in models)
         for model, error in zip(models, await asyncio.gather(*closing, return_exceptions=True), strict=True):

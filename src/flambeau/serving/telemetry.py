@@ -38,10 +38,10 @@ class Telemetry:
 
     # ---- recording ----
 
-    def add_samples(self, samples: Iterable[Sample]) -> None:
-        """Record a handler's samples."""
+    def add_samples(self, samples: Iterable[Sample], model: str = "") -> None:
+        """Record the samples of a model's handler."""
         for sample in samples:
-            definition = self._metrics.take(sample)
+            definition = self._metrics.take(sample, model)
             if definition is not None and self._logs_lines:
                 values = tuple(text for _, text in sample[4])
                 payload = (model_line, definition, sample[3], values, self._host, sample[5])
@@ -56,7 +56,7 @@ class Telemetry:
                 self._log_value(name, value, labels)
 
     def _log_prediction(self, model: str, milliseconds: float, ids: str) -> None:
-        self.add_samples([prediction(model, milliseconds, ids)])
+        self.add_samples([prediction(model, milliseconds, ids)], model)
 
     def _log_value(self, name: str, value: float, labels: tuple[str, ...]) -> None:
         """Log one value of the server, if the configuration defines the metric."""
@@ -82,8 +82,8 @@ class Telemetry:
         self._fill(self.traffic.counts.values(), load_times)
         for model in models:
             if model.prediction_ms is not None:
-                self._metrics.take(prediction(model.name, model.prediction_ms))
-        metrics = [*self._metrics.all(), *own]
+                self._metrics.take(prediction(model.name, model.prediction_ms), model.name)
+        metrics = [*own, *self._metrics.all()]  # of two with one name the first is shown: a handler hides none of these
         if self._mode == "legacy":
             metrics = [metric for metric in metrics if metric.name in LEGACY]
         return to_text(metrics, wanted)

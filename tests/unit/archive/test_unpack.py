@@ -5,15 +5,21 @@ import io
 import json
 import stat
 import tarfile
+import tempfile
+import tracemalloc
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flambeau.archive.manifest import MANIFEST
 from flambeau.archive.unpack import UnpackLimits, leads_outside, list_entries, read_manifest_of, unpack
 from flambeau.errors import ArchiveError, BrokenArchive, UnsafeArchive
+from support.hostile_archives import write_many_entries
 
 MIB = 1 << 20
 
@@ -258,6 +264,42 @@ def test_too_many_entries_are_rejected(tmp_path: Path, into: Path) -> None:
     limits = UnpackLimits(max_entries=10)
     assert_rejected(make_zip(tmp_path / "m.mar", [(name, b"") for name in names]), into, "more than 10 entries", limits)
     assert_rejected(make_tar(tmp_path / "m.tgz", [file(name) for name in names]), into, "more than 10 entries", limits)
+
+
+@pytest.mark.parametrize("claimed", [None, 1])
+def test_entries_are_counted_before_they_are_parsed(tmp_path: Path, into: Path, claimed: int | None) -> None:
+    archive = write_many_entries(tmp_path / "m.mar", 50_000, claimed=claimed)
+    tracemalloc.start()
+    try:
+        assert_rejected(archive, into, "more than 10000 entries")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_directory_is_not_read(tmp_path: Path, into: Path) -> None:
+    archive = make_zip(tmp_path / "m.mar", [(f"{number}{'x' * 60_000}", b"") for number in range(3)])
+    assert_rejected(archive, into, "more than 5 entries", UnpackLimits(max_entries=5))
+
+
+def test_archive_in_an_archive_counts_as_one_entry(tmp_path: Path, into: Path) -> None:
+    inner = make_zip(tmp_path / "inner.zip", [(str(number), b"") for number in range(30)])
+    with zipfile.ZipFile(tmp_path / "m.mar", "w") as outer:
+        outer.write(inner, "weights.pt")
+        outer.comment = b"so that the end is searched"
+    unpack(tmp_path / "m.mar", into, UnpackLimits(max_entries=100))
+    assert (into / "weights.pt").read_bytes() == inner.read_bytes()
+
+
+@given(st.binary(max_size=300), st.integers(0, 400))
+def test_damaged_zip_is_rejected_or_unpacked(damage: bytes, at: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        archive = make_zip(Path(folder) / "m.mar", [("a", b"content"), ("b/c", b"more")])
+        content = bytearray(archive.read_bytes())
+        content[at : at + len(damage)] = damage
+        archive.write_bytes(content)
+        with suppress(ArchiveError):
+            unpack(archive, Path(folder) / "out")
 
 
 def test_size_limit_counts_all_entries_together(tmp_path: Path, into: Path) -> None:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from flambeau.metrics.definitions import Definition
-from flambeau.metrics.registry import BUCKETS, MAX_SERIES, MetricFamily, MetricsRegistry, to_text
+from flambeau.metrics.registry import BUCKETS, MAX_MODEL_SERIES, MAX_SERIES, MetricFamily, MetricsRegistry, to_text
 from support.log_records import logged
 
 MODEL = [("ModelName", "m"), ("Level", "Model")]
@@ -105,8 +107,46 @@ def test_the_number_of_detected_metrics_is_limited(caplog):
     assert warning.args == (1000, "n1000")
 
 
-def test_the_number_of_series_is_limited():
+def test_the_number_of_series_is_limited(caplog):
+    metrics = MetricsRegistry(hostname="h", auto_detect=True)
+    for number in range(MAX_MODEL_SERIES + 10):
+        metrics.take(sample(f"c{number % 3}", dimensions=[("id", str(number))]), "noisy")
+    assert to_text(metrics.all()).count("Hostname") == MAX_MODEL_SERIES
+    assert metrics.take(sample("c1", dimensions=[("id", "1")]), "noisy")  # known ones are counted on
+    assert metrics.take(sample("c1", dimensions=[("id", "new")]), "other")  # and other models are not concerned
+    [(text,)] = logged(caplog, "flambeau.metrics.registry", "ERROR")
+    assert "noisy" in text
+
+
+def test_the_number_of_series_of_one_metric_is_limited(caplog):
     metrics = MetricsRegistry(hostname="h", auto_detect=True)
     for number in range(MAX_SERIES + 10):
-        metrics.take(sample("c", dimensions=[("id", str(number))]))
+        metrics.take(sample("c", dimensions=[("id", str(number))]), f"m{number // 1000}")
     assert to_text(metrics.all()).count("\n") == MAX_SERIES + 2
+    [(text,)] = logged(caplog, "flambeau.metrics.registry", "ERROR")
+    assert str(MAX_SERIES) in text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        sample("n" * 300),
+        sample("n", unit="u" * 300),
+        sample("n", dimensions=[("d" * 300, "x")]),
+        sample("n", dimensions=[("d", "x" * 300)]),
+        sample("n", dimensions=[(f"d{number}", "x") for number in range(30)]),
+    ],
+)
+def test_long_names_and_labels_are_dropped_with_one_line_in_the_log(given, caplog):
+    metrics = MetricsRegistry(hostname="h", auto_detect=True)
+    assert [metrics.take(given, "m") for _ in range(3)] == [None] * 3
+    assert len(logged(caplog, "flambeau.metrics.registry", "ERROR")) == 1
+    assert len(to_text(metrics.all())) < 300
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.text()), max_size=3), st.text(min_size=1))
+def test_whatever_a_handler_prints_prometheus_can_read(dimensions, name):
+    metrics = MetricsRegistry(hostname="h", auto_detect=True)
+    metrics.take(sample(name, dimensions=dimensions), "m")
+    for family in text_string_to_metric_families(to_text(metrics.all())):
+        assert family.samples

@@ -22,6 +22,7 @@ class ModelFormat(Enum):
 
 
 WEIGHTS = (ModelFormat.PICKLE, ModelFormat.SAFETENSORS)  # the other formats hold the architecture too
+DATA = (*WEIGHTS, ModelFormat.ONNX)  # the other formats are programs, or become Python source
 SUPPORTED = (
     "TorchScript (.pt), torch.export programs and AOTInductor packages (.pt2), AOTInductor libraries (.so), "
     "ONNX (.onnx), and weights (.safetensors, .pt, .pth, .bin) with a model file"

@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_map
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.device import choose_threads
-from flambeau.handlers.loaders.formats import ModelFormat, recognize
+from flambeau.handlers.loaders.exported import load_exported
+from flambeau.handlers.loaders.formats import DATA, ModelFormat, recognize
 from flambeau.handlers.loaders.weights import load_module
+from flambeau.handlers.options import accepts_data_only
 
 TOO_FEW_ROWS = re.compile(r"dim value is too small at 0, expected it to be >= (\d+)")
 
@@ -22,9 +24,14 @@ TOO_FEW_ROWS = re.compile(r"dim value is too small at 0, expected it to be >= (\
 def load_whole(path: Path, device: torch.device, *, weights_only: bool = True) -> Any:
     """Load a file that holds its own architecture; a file of bare weights is an error."""
     kind = recognize(path)
+    if accepts_data_only():
+        check_is_data(path, kind)
+        weights_only = True
     if kind in (ModelFormat.PICKLE, ModelFormat.SAFETENSORS):
         return load_module(path, kind, device, weights_only=weights_only)
     try:
+        if kind is ModelFormat.EXPORTED:
+            return load_exported(path, device, weights_only=weights_only)
         return _LOADERS[kind](path, device)
     except ImportError as error:
         raise HandlerError(
@@ -36,17 +43,17 @@ def load_whole(path: Path, device: torch.device, *, weights_only: bool = True) -
         raise HandlerError(f"{path.name} looks like {kind.value}, but could not be loaded: {error}") from error
 
 
+def check_is_data(path: Path, kind: ModelFormat) -> None:
+    """Raise unless a format is data that a library of this server interprets, or a graph without code of its own."""
+    if kind not in DATA:
+        raise HandlerError(
+            f"{path.name} is {kind.value}, which can run code, and the server does not accept that (safe_weights). "
+            "Save safetensors or torch.save(model.state_dict(), …) with a model file, or ONNX"
+        )
+
+
 def load_torchscript(path: Path, device: torch.device) -> torch.nn.Module:
     return torch.jit.load(str(path), map_location=device)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def load_exported(path: Path, device: torch.device) -> torch.nn.Module:
-    program = torch.export.load(str(path))
-    if device.type != "cpu":
-        from torch.export.passes import move_to_device_pass
-
-        program = move_to_device_pass(program, device)
-    return program.module()
 
 
 class PaddedProgram:
@@ -102,7 +109,6 @@ def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
 
 _LOADERS: Mapping[ModelFormat, Callable[[Path, torch.device], Any]] = {
     ModelFormat.TORCHSCRIPT: load_torchscript,
-    ModelFormat.EXPORTED: load_exported,
     ModelFormat.AOTI_PACKAGE: load_package,
     ModelFormat.LIBRARY: load_library,
     ModelFormat.ONNX: load_onnx,

@@ -138,14 +138,14 @@ def read_pickle(path: Path, device: torch.device, weights_only: bool) -> Any:
     except Exception as error:
         if weights_only and "weights_only" in str(error).lower().replace(" ", "_"):
             raise HandlerError(
-                f"{path.name} holds more than weights: {_rejected_class(error)}. Reading it would run code from the "
+                f"{path.name} holds more than weights: {rejected_class(error)}. Reading it would run code from the "
                 "file. Save torch.save(model.state_dict(), …) instead, or, if you trust the file, put "
                 "`weights_only: false` into its model-config.yaml, or weights_only=false into config.properties"
             ) from None
         raise HandlerError(f"{path.name} is a torch.save file, but could not be loaded: {error}") from error
 
 
-def _rejected_class(error: Exception) -> str:
+def rejected_class(error: Exception) -> str:
     """The class that torch rejected, from its long message."""
     for line in str(error).splitlines():
         if "GLOBAL" in line or "Unsupported" in line:

@@ -6,9 +6,9 @@ A template comes with a model's files. It has access to the messages and to what
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 from jinja2 import Template, nodes, pass_context
@@ -19,6 +19,14 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+
+from flambeau.llm.text.chat_budget import Budget, TemplateRejection, braces_size, operator_size, result_size
+
+# Of Jinja's tests.
+COMPARISONS = (
+    *("in", "==", "eq", "equalto", "!=", "ne"),
+    *(">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le"),
+)
 
 
 class GenerationBlock(Extension):
@@ -39,18 +47,28 @@ class PublicNamespace(Namespace):
             raise SecurityError(f"a namespace has no {name!r}")
         super().__setitem__(name, value)
 
+    def __repr__(self) -> str:
+        return "<Namespace>"  # without its content, which may hold other namespaces
+
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of one model's templates."""
 
-    intercepted_binops = frozenset(("+", "*", "**"))
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self, budget: Budget) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols], finalize=budget.write
         )
         self._budget = budget
-        self.filters.update(tojson=to_json, counted=counted(budget), joined=joined(budget))
+        self.filters["tojson"] = to_json
+        self.filters = {name: guarded(name, one, budget) for name, one in self.filters.items()}
+        self.filters.update(
+            counted=counted(budget), joined=joined(budget), built=passed(budget.build), compared=passed(budget.compare)
+        )
+        tests: Any = self.tests
+        self.tests = {name: compared(one, budget) if name in COMPARISONS else one for name, one in tests.items()}
+        del self.globals["lipsum"]
         self.globals.update(
             raise_exception=raise_exception, strftime_now=strftime_now, namespace=PublicNamespace, dict=make_dictionary
         )
@@ -62,16 +80,40 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(BudgetTransformer().visit(tree)), takes_parts
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        __self._budget.step()
-        return super().call(__context, __obj, *args, **kwargs)
+        budget = __self._budget
+        budget.step()
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, (str, bytes, int, float, list, tuple, dict)):  # a method
+            given = (*args, *kwargs.values())
+            if __obj.__name__ == "join" and args:
+                args = given = ([*budget.rounds(args[0])],)
+            budget.allow(result_size(__obj.__name__, owner, given))
+        return budget.build(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self._budget.check_size(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        if operator != "+" or type(left) is not str or type(right) is not str:  # most are: a text is counted below
+            self._budget.allow(operator_size(operator, left, right))
+        return self._budget.build(super().call_binop(context, operator, left, right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` of the sandbox, with a limit."""
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+
+        @wraps(formatted)
+        def limited(*args: Any, **kwargs: Any) -> str:
+            given = (*args, *kwargs.values())
+            if value.__name__ == "format_map" and args and isinstance(args[0], dict):
+                given = (*args[0].values(),)
+            self._budget.allow(braces_size(value.__self__, given))
+            return formatted(*args, **kwargs)
+
+        return limited
 
 
 class BudgetTransformer(NodeTransformer):
-    """Passes the items of loops and the operands of `~` through the budget."""
+    """Passes the items of loops, the operands of `~` and of comparisons, and slices through the budget."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -82,6 +124,21 @@ class BudgetTransformer(NodeTransformer):
         self.generic_visit(node)
         texts = nodes.List(node.nodes, lineno=node.lineno)
         return nodes.Filter(texts, "joined", [], [], None, None, lineno=node.lineno)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        operands: tuple[Any, ...] = (node, *node.ops)
+        if len(operands) == 2 and any(isinstance(operand.expr, nodes.Const) for operand in operands):
+            return node  # a text or a number: no list is compared with another
+        for operand in operands:
+            operand.expr = nodes.Filter(operand.expr, "compared", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        return nodes.Filter(node, "built", [], [], None, None, lineno=node.lineno)
 
 
 def is_content(expression: nodes.Node) -> bool:
@@ -103,12 +160,53 @@ def counted(budget: Budget) -> Callable[..., Iterator[Any]]:
     return count
 
 
+def guarded(name: str, function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+    """A filter that checks the size of its result before and counts it after."""
+    wanted = getattr(function, "jinja_pass_arg", None)  # what Jinja passes to it first
+
+    @pass_context
+    def call(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, Iterator):
+            value = budget.rounds(value)
+            if name == "join":
+                value = [*value]
+        budget.allow(result_size(name, value, (*args, *kwargs.values())))
+        if wanted is None:
+            return budget.build(function(value, *args, **kwargs))
+        first = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}[wanted.name]
+        return budget.build(function(first, value, *args, **kwargs))
+
+    return call
+
+
+def passed(check: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A filter that passes a value on, after a check."""
+
+    @pass_context
+    def call(context: Context, value: Any) -> Any:
+        return check(value)
+
+    return call
+
+
+def compared(test: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+    """A test, such as `is eq`, whose operands are checked."""
+
+    @wraps(test)
+    def call(*operands: Any, **kwargs: Any) -> Any:
+        for operand in (*operands, *kwargs.values()):
+            budget.compare(operand)
+        return test(*operands, **kwargs)
+
+    return call
+
+
 def joined(budget: Budget) -> Callable[..., str]:
     """A filter that does what `~` does."""
 
     @pass_context
     def join(context: Context, items: Iterable[Any]) -> str:
-        return "".join(budget.write(str(item)) for item in items)
+        return "".join(str(budget.write(item)) for item in items)
 
     return join
 
@@ -137,67 +235,3 @@ def to_json(
 ) -> str:
     """JSON as models were trained on it; Jinja's own filter escapes `<`."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-MAX_CHARACTERS = 32 * 1024 * 1024  # written to variables and to the output
-MAX_STEPS = 200_000  # loop iterations and calls: a second or two
-MAX_SECONDS = 10.0
-
-
-class TemplateRejection(Exception):
-    """The template called `raise_exception`: it does not accept the messages."""
-
-
-class BudgetExceeded(Exception):
-    """The template exceeded a limit."""
-
-
-class Budget:
-    """What is left of the limits."""
-
-    def __init__(self) -> None:
-        self.steps = self.characters = 0
-        self.deadline = 0.0
-
-    def reset(self) -> None:
-        self.steps, self.characters = MAX_STEPS, MAX_CHARACTERS
-        self.deadline = time.monotonic() + MAX_SECONDS
-
-    def step(self) -> None:
-        """Count one loop iteration or call."""
-        self.steps -= 1
-        if self.steps < 0:
-            raise BudgetExceeded(f"it takes more than {MAX_STEPS} steps")
-        if time.monotonic() > self.deadline:
-            raise BudgetExceeded(f"it takes more than {MAX_SECONDS:g} seconds")
-
-    def write(self, value: Any) -> Any:
-        """Count the characters of a value that is written; returns the value."""
-        if isinstance(value, str):
-            self.characters -= len(value)
-            if self.characters < 0:
-                raise BudgetExceeded(f"it writes more than {MAX_CHARACTERS} characters")
-        return value
-
-    def rounds(self, items: Iterable[Any]) -> Iterator[Any]:
-        """The items of a loop; each is counted."""
-        for item in items:
-            self.step()
-            yield item
-
-    def check_size(self, operator: str, left: Any, right: Any) -> None:
-        """Raise before a text, list or number becomes too large."""
-        size = 0
-        if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-            size = len(left) + len(right)
-        elif operator == "*":
-            size = length(left) * length(right)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            size = left.bit_length() * abs(right)
-        if size > MAX_CHARACTERS:
-            raise BudgetExceeded(f"it builds a value of {size} characters")
-
-
-def length(value: Any) -> int:
-    """The items of a text or list; for a number, how often it repeats the other operand."""
-    return len(value) if hasattr(value, "__len__") else abs(int(value)) if isinstance(value, int) else 1

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flambeau.llm.errors import InvalidRequest, TokenizerError
-from flambeau.llm.text.chat_sandbox import Budget, BudgetExceeded, TemplateRejection
+from flambeau.llm.text.chat_budget import Budget, BudgetExceeded, TemplateRejection
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from flambeau.config.server import KEY_VARIABLES
 from flambeau.errors import DependenciesFailed
 from flambeau.serving import subprocesses
 
@@ -32,6 +33,7 @@ POLL_S = 0.1
 KEPT_LINES = 20
 COMPLETE = "complete"
 # These variables would send packages elsewhere than into the new environment.
+KEYS = frozenset(KEY_VARIABLES.values())  # a package may run code when it is installed
 FOREIGN = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_ROOT", "PIP_PYTHON", "PIP_CONSTRAINT", "PYTHONHOME")
 
 
@@ -159,7 +161,7 @@ async def run(command: list[str], folder: Path, on_line: Callable[[str], None]) 
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
-        env={key: value for key, value in os.environ.items() if key not in FOREIGN},
+        env={key: value for key, value in os.environ.items() if key not in FOREIGN and key not in KEYS},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -12,10 +12,13 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urljoin
@@ -26,11 +29,13 @@ from flambeau.logs.line_formats import printable
 from flambeau.serving.model_sources.aws_signature import Credentials, signed_headers
 from flambeau.serving.model_sources.urls import (
     WebAddress,
+    canonical,
     file_name_of,
     is_allowed,
     is_public,
     local_path_of,
     parse_web_url,
+    readings_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -39,6 +44,10 @@ CHUNK_BYTES = 1 << 20
 REDIRECTS = (301, 302, 303, 307, 308)
 PROGRESS_S = 5.0
 PART = ".part"
+MAX_TOGETHER = 16  # downloads; others wait
+GRACE_S = 1.0  # for the thread of a cancelled download; a look-up of a host cannot be interrupted
+RATE_WINDOW_S = 30.0
+STOPPING = "the server is stopping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,8 @@ class DownloadLimits:
     connect_s: float = 10
     silence_s: float = 30
     total_s: float = 3600
+    min_rate: float = 10_000  # bytes per second, on average over `window_s`; 0: any
+    window_s: float = RATE_WINDOW_S
 
 
 DEFAULT_LIMITS = DownloadLimits()
@@ -59,8 +70,25 @@ class DownloadRejected(Exception):
     """Why a download is rejected or aborted. The text is for the log and for trusted callers."""
 
 
+class RateMeter:
+    """Whether bytes arrive at the least rate, on average over a window."""
+
+    def __init__(self, min_rate: float, window_s: float, now: float) -> None:
+        self._min_rate = min_rate
+        self._window_s = window_s
+        self._counts = deque([(now, 0)])  # the first is the last one before the window
+
+    def is_slow(self, num_bytes: int, now: float) -> bool:
+        """Note how many bytes there are now."""
+        self._counts.append((now, num_bytes))
+        while len(self._counts) > 1 and self._counts[1][0] <= now - self._window_s:
+            self._counts.popleft()
+        begin, before = self._counts[0]
+        return now - begin >= self._window_s and num_bytes - before < self._min_rate * (now - begin)
+
+
 class Downloader:
-    """Downloads archives in threads. A URL that is not allowed is not even resolved."""
+    """Downloads archives in threads of their own. A URL that is not allowed is not even resolved."""
 
     def __init__(
         self, allowed: Sequence[re.Pattern[str]], *, allow_private: bool, limits: DownloadLimits = DEFAULT_LIMITS
@@ -68,65 +96,128 @@ class Downloader:
         self.allowed = allowed
         self.allow_private = allow_private
         self.limits = limits
+        self._slots = asyncio.Semaphore(MAX_TOGETHER)
+        self._running: dict[Download, Future[Path]] = {}
+        self._is_closed = False
 
     def allows(self, url: str) -> bool:
         """Whether `allowed_urls` allows this URL; a rejection is logged with its remedy."""
-        if is_allowed(url, self.allowed):
-            return True
-        logger.warning("%s matches no expression of allowed_urls; add one to allow it", shown(url))
+        try:
+            if self.allows_all(readings_of(canonical(url))):
+                return True
+            remedy = "it matches no expression of allowed_urls; add one to allow it"
+        except ValueError as error:
+            remedy = str(error)
+        logger.warning("%s is rejected: %s", shown(url), remedy)
         return False
+
+    def allows_all(self, readings: Sequence[str]) -> bool:
+        return all(is_allowed(reading, self.allowed) for reading in readings)
 
     async def download(self, url: str, folder: Path, *, signed: bool = False) -> Path:
         """Download an allowed URL into a folder; an existing file of its name is never overwritten."""
-        download = Download(self, url, folder, signed=signed)
-        try:
-            return await asyncio.to_thread(download.run)
-        except asyncio.CancelledError:
-            download.cancel()
-            raise
+        async with self._slots:
+            if self._is_closed:
+                raise DownloadFailed(url, cause=STOPPING)
+            download = Download(self, url, folder, signed=signed)
+            # A daemon: a thread that cannot be interrupted must not keep the process from its end.
+            future: Future[Path] = Future()
+            threading.Thread(target=download.run_into, args=(future,), name="download", daemon=True).start()
+            self._running[download] = future
+            future.add_done_callback(lambda _: self._running.pop(download, None))
+            try:
+                return await self._watch(download, future)
+            except BaseException:
+                download.cancel("it was cancelled")
+                raise
+
+    async def _watch(self, download: Download, future: Future[Path]) -> Path:
+        """Wait for the end of a download; abort one that is too slow."""
+        limits, loop = self.limits, asyncio.get_running_loop()
+        ended = asyncio.wrap_future(future)
+        ended.add_done_callback(lambda one: one.cancelled() or one.exception())  # it may end when nobody waits for it
+        meter, deadline = RateMeter(limits.min_rate, limits.window_s, loop.time()), loop.time() + limits.total_s
+        while not download.cancelled_for:
+            await asyncio.wait([ended], timeout=max(0.01, min(1.0, limits.window_s / 10, deadline - loop.time())))
+            if ended.done():
+                return ended.result()
+            now = loop.time()
+            if now > deadline:
+                download.cancel(f"it took longer than {limits.total_s:g} s")
+            elif meter.is_slow(download.num_bytes, now):
+                download.cancel(f"it was slower than {limits.min_rate:g} bytes/s for {limits.window_s:g} s")
+        await asyncio.wait([ended], timeout=GRACE_S)
+        if ended.done():
+            return ended.result()
+        raise DownloadFailed(download.url, cause=download.cancelled_for)
+
+    def stop(self) -> None:
+        """Abort all downloads; new ones are rejected."""
+        self._is_closed = True
+        for download in [*self._running]:
+            download.cancel(STOPPING)
+
+    async def close(self) -> None:
+        """Abort all downloads and delete their partial files."""
+        self.stop()
+        left = dict(self._running)
+        if left:
+            await asyncio.wait([asyncio.wrap_future(future) for future in left.values()], timeout=GRACE_S)
+        for download in left:
+            download.part.unlink(missing_ok=True)
 
 
 class Download:
     """One download, from the look-up of its host to the file in the store."""
 
     def __init__(self, downloader: Downloader, url: str, folder: Path, *, signed: bool) -> None:
+        self.url = url
+        self.part = folder / f".{uuid4().hex}{PART}"
+        self.num_bytes = 0  # received so far
+        self.cancelled_for = ""  # the reason, if it was cancelled
         self._downloader = downloader
         self._limits = downloader.limits
-        self._url = url
         self._folder = folder
         self._signed = signed
-        self._cancelled = threading.Event()
         self._socket: socket.socket | None = None
-        self._deadline = time.monotonic() + downloader.limits.total_s
 
-    def cancel(self) -> None:
+    def cancel(self, reason: str) -> None:
         """Abort the download, from another thread."""
-        self._cancelled.set()
-        if self._socket is not None:
+        self.cancelled_for = self.cancelled_for or reason
+        if (sock := self._socket) is not None:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def run_into(self, future: Future[Path]) -> None:
+        """Download in this thread; the future gets the file, or the error."""
+        try:
+            future.set_result(self.run())
+        except BaseException as error:
+            future.set_exception(error)
 
     def run(self) -> Path:
         """Download in this thread."""
-        name = file_name_of(self._url)
-        target = self._folder / name
-        part = self._folder / f".{name[:100]}.{uuid4().hex}{PART}"
+        part = self.part
         try:
+            url = canonical(self.url)
+            name = file_name_of(url)
+            target = self._folder / name
             if not name:
                 raise DownloadRejected("it names no file; it must end in the name of an archive")
             if os.path.lexists(target):
                 raise FileTaken(name)
             with part.open("xb") as file:
-                self._write(file)
+                self._write(url, file)
+            self._check_cancelled()
             self._publish(part, target)
         except (DownloadRejected, OSError, ValueError, http.client.HTTPException) as error:
-            logger.error(
-                "%s could not be downloaded: %s", shown(self._url), printable(str(error)) or type(error).__name__
-            )
-            raise DownloadFailed(self._url, cause=str(error)) from None
+            # A cancelled download fails at its closed socket; the reason says more.
+            cause = self.cancelled_for or str(error)
+            logger.error("%s could not be downloaded: %s", shown(self.url), printable(cause) or type(error).__name__)
+            raise DownloadFailed(self.url, cause=cause) from None
         finally:
             part.unlink(missing_ok=True)
-        logger.info("downloaded %s as %s", shown(self._url), target)
+        logger.info("downloaded %s as %s", shown(self.url), target)
         return target
 
     @staticmethod
@@ -141,18 +232,22 @@ class Download:
                 raise FileTaken(target.name) from None
             part.rename(target)
 
-    def _write(self, file: BinaryIO) -> None:
-        if self._url.lower().startswith("file:"):
-            source = local_path_of(self._url)
+    def _check_cancelled(self) -> None:
+        if self.cancelled_for:
+            raise DownloadRejected(self.cancelled_for)
+
+    def _write(self, url: str, file: BinaryIO) -> None:
+        if url.startswith("file:"):
+            source = local_path_of(url)
             if not source.is_file():
                 raise DownloadRejected(f"{source} is not a file")
             with source.open("rb") as content:
                 self._copy(content, file, source.stat().st_size)
         else:
-            self._write_response(file)
+            self._write_response(url, file)
 
-    def _write_response(self, file: BinaryIO) -> None:
-        url, first_host = self._url, parse_web_url(self._url).netloc
+    def _write_response(self, url: str, file: BinaryIO) -> None:
+        first_host = parse_web_url(url).netloc
         for _ in range(self._limits.max_redirects + 1):
             address = parse_web_url(url)
             headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "flambeau"}
@@ -179,8 +274,8 @@ class Download:
         """The target of a redirect; it must be an allowed URL and must not leave TLS."""
         if not location:
             raise DownloadRejected("it was redirected without a target")
-        target = urljoin(url, location)
-        if not is_allowed(target, self._downloader.allowed):
+        target = canonical(urljoin(url, location))
+        if not self._downloader.allows_all(readings_of(target)):
             raise DownloadRejected(f"it was redirected to {target[:200]}, which matches no expression of allowed_urls")
         if url.lower().startswith("https:") and not target.lower().startswith("https:"):
             raise DownloadRejected(f"it was redirected from https to {target[:200]}")
@@ -191,9 +286,9 @@ class Download:
         connection = http.client.HTTPConnection(address.host, address.port, timeout=self._limits.silence_s)
         sock = self._open(address)
         self._socket = sock
-        if self._cancelled.is_set():
+        if self.cancelled_for:
             sock.close()
-            raise DownloadRejected("it was cancelled")
+            self._check_cancelled()
         if address.is_tls:
             self._socket = sock = ssl.create_default_context().wrap_socket(sock, server_hostname=address.host)
             connection.default_port = 443  # so that the Host header does not name it
@@ -219,27 +314,24 @@ class Download:
         assert error is not None
         raise error
 
-    def _copy(self, source: BinaryIO | http.client.HTTPResponse, file: BinaryIO, size: int | None) -> None:
+    def _copy(self, source: BufferedReader | http.client.HTTPResponse, file: BinaryIO, size: int | None) -> None:
         """Copy all bytes, within the limits."""
         self._check_size(size or 0)
         if size is not None and size > shutil.disk_usage(self._folder).free:
             raise DownloadRejected(f"its {size} bytes do not fit on the disk of {self._folder}")
-        copied, logged_at = 0, time.monotonic()
-        while chunk := source.read(CHUNK_BYTES):
-            copied += len(chunk)
-            self._check_size(copied)
+        logged_at = time.monotonic()
+        while chunk := source.read1(CHUNK_BYTES):  # what has arrived: read() waits for all of a chunk
+            self.num_bytes += len(chunk)
+            self._check_size(self.num_bytes)
             file.write(chunk)
+            self._check_cancelled()
             now = time.monotonic()
-            if self._cancelled.is_set():
-                raise DownloadRejected("it was cancelled")
-            if now > self._deadline:
-                raise DownloadRejected(f"it took longer than {self._limits.total_s:g} s")
             if now - logged_at > PROGRESS_S:
                 logged_at = now
                 of = f" of {size >> 20}" if size else ""
-                logger.info("downloading %s: %d%s MB", shown(self._url), copied >> 20, of)
-        if size is not None and copied != size:
-            raise DownloadRejected(f"it ended after {copied} of {size} bytes")
+                logger.info("downloading %s: %d%s MB", shown(self.url), self.num_bytes >> 20, of)
+        if size is not None and self.num_bytes != size:
+            raise DownloadRejected(f"it ended after {self.num_bytes} of {size} bytes")
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.max_bytes:

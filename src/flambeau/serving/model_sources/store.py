@@ -29,7 +29,7 @@ from flambeau.archive.unpack import unpack
 from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
 from flambeau.logs.line_formats import printable
 from flambeau.serving.model_sources.downloader import Downloader, shown, sweep_parts
-from flambeau.serving.model_sources.urls import file_name_of, is_allowed, is_url, local_path_of
+from flambeau.serving.model_sources.urls import canonical, file_name_of, has_dots, is_allowed, is_url, local_path_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Store:
             if not reuse:
                 raise
             logger.info("%s is in the model store already, and served from there", shown(url))
-            return await asyncio.to_thread(self.open_path, folder / file_name_of(url), url)
+            return await asyncio.to_thread(self.open_path, folder / file_name_of(canonical(url)), url)
         try:
             return replace(await asyncio.to_thread(self.open_path, file, url, keep_broken=True), downloaded=file)
         except BaseException:
@@ -83,7 +83,7 @@ class Store:
             raise ModelNotFound("Model store has not been configured.", cause=NO_STORE)
         if not url:
             raise ModelNotFound("empty url")
-        if ".." in url:
+        if ".." in url or (is_url(url) and has_dots(url)):
             raise ModelNotFound(f"Relative path is not allowed in url: {url}")
         return self.folder
 
@@ -208,7 +208,7 @@ def unpacked_twin(archive: Path) -> Path | None:
 def _folder_at(url: str) -> Path | None:
     """The folder that a file URL names; None if it names none."""
     try:
-        path = local_path_of(url) if url.lower().startswith("file:") else None
+        path = local_path_of(canonical(url)) if url.lower().startswith("file:") else None
         return path if path is not None and path.is_dir() else None
     except (OSError, ValueError):
         return None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from flambeau.errors import ConfigError
 
@@ -17,6 +17,10 @@ _METADATA = (ipaddress.ip_network("168.63.129.16/32"), ipaddress.ip_network("192
 # Not public, though Python takes them for global: site-local and documentation addresses.
 _UNASSIGNED = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("3fff::/20"))
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+# Characters that mean the same encoded or not (RFC 3986, 2.3).
+_UNRESERVED = re.compile("%(2[dDeE]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF]|7[eE])")
+_MAX_DECODINGS = 5
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -59,6 +63,54 @@ def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
 def is_allowed(url: str, patterns: Sequence[re.Pattern[str]]) -> bool:
     """Whether the whole URL matches one of the patterns."""
     return any(pattern.fullmatch(url) for pattern in patterns)
+
+
+def canonical(url: str) -> str:
+    """The one spelling of a URL that is matched and fetched; raises ValueError for one that servers read differently.
+
+    Scheme and host are in lower case, characters that need no encoding are decoded, and there is no fragment.
+    """
+    if any(character <= " " or character in '\\"<>\x7f' for character in url):
+        raise ValueError("it holds a blank, a control character or a backslash")
+    parts = urlsplit(url)
+    if parts.scheme == "file" and "?" in url:
+        raise ValueError("it is a file with a query")
+    netloc = parts.netloc
+    if parts.hostname and "@" not in netloc:  # a user name is rejected later
+        host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode("ascii")
+        host = f"[{host}]" if ":" in host else host
+        netloc = host if parts.port is None else f"{host}:{parts.port}"
+    path, encoded = parts.path, ""
+    while path != encoded:  # a code may be encoded itself
+        path, encoded = _UNRESERVED.sub(lambda code: unquote(code[0]), path), path
+    if "\0" in decoded(path) or has_dots(url):
+        raise ValueError("its path holds . or .. or NUL")
+    return urlunsplit((parts.scheme, netloc, path, parts.query, ""))
+
+
+def has_dots(url: str) -> bool:
+    """Whether a URL's path has a `.` or `..` in it, however it is encoded; False for an invalid URL."""
+    try:
+        segments = re.split(r"[/\\]", decoded(urlsplit(url).path))
+    except ValueError:
+        return False
+    return any(segment.partition(";")[0] in (".", "..") for segment in segments)
+
+
+def decoded(path: str) -> str:
+    """A path as a server reads it that decodes it again and again."""
+    for _ in range(_MAX_DECODINGS):
+        if (once := unquote(path)) == path:
+            return path
+        path = once
+    raise ValueError("its path is encoded several times")
+
+
+def readings_of(url: str) -> tuple[str, ...]:
+    """The ways in which a server may read a canonical URL: as it stands, and with its path decoded."""
+    parts = urlsplit(url)
+    path = decoded(parts.path)
+    return (url,) if path == parts.path else (url, urlunsplit(parts._replace(path=path)))
 
 
 def file_name_of(url: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.logs.writer import Logs
+from flambeau.metrics.definitions import Sample
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents, WorkerRef
@@ -83,10 +84,13 @@ class WorkerFactory:
         telemetry, events = self._host.telemetry, self._host.events
 
         def on_samples(message: Samples) -> None:
-            telemetry.add_samples(message.samples)
+            telemetry.add_samples(message.samples, self._name)
+
+        def on_printed(samples: list[Sample]) -> None:
+            telemetry.add_samples(samples, self._name)
 
         spec = self._devices.apply(self._spec(slot, self._load(slot), num_workers), slot.devices)
-        output = WorkerOutput(self._host.logs, spec.name, telemetry.add_samples, events)
+        output = WorkerOutput(self._host.logs, spec.name, on_printed, events)
         return RemoteWorker(
             spec,
             on_free=on_free,
@@ -127,6 +131,10 @@ class WorkerFactory:
         )
         if not server.weights_only:
             environment["FLAMBEAU_WEIGHTS_ONLY"] = "false"
+        if server.safe_weights:
+            # The second is torch's own: torch.load in a handler reads data only, too.
+            environment |= {"FLAMBEAU_SAFE_WEIGHTS": "true", "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+            environment.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
         return WorkerSpec(
             id=slot.id,
             load=load,

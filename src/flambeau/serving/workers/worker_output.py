@@ -87,7 +87,7 @@ class WorkerOutput:
         text = line[start + len(MARK) :].decode("utf-8", "replace")
         sample = parse_line(text)
         if sample is None:
-            self._events.metric_rejected(self.name, text)
+            self._events.metric_rejected(self.name, text[:KEPT_LINE_BYTES])
         else:
             self._on_samples([sample])
         return True

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
+import tracemalloc
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from flambeau.llm.errors import InvalidRequest, TokenizerError
-from flambeau.llm.text import chat_sandbox as chat_budget
-from flambeau.llm.text import chat_template
+from flambeau.llm.text import chat_budget, chat_template
 from flambeau.llm.text.chat_template import ChatTemplate
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.tokenizer_files import byte_level_json, write_json_tokenizer, write_sentencepiece
@@ -252,6 +255,29 @@ def render(source, **variables):
     return ChatTemplate({"default": source}, TOKENS).render([{"role": "user", "content": "hi"}], **variables)
 
 
+FILTERS = (
+    "center({0})",
+    "replace('a', {0})",
+    "join({0})",
+    "list",
+    "indent({0})",
+    "tojson(indent={0})",
+    "string",
+    "upper",
+)
+METHODS = "format({0})", "split({0})", "ljust({0})", "join({0})", "expandtabs({0})", "encode()", "replace('', {0})"
+expressions = st.recursive(
+    st.sampled_from(["x", "y", "1", "1000000000", "'%999999d'", "'{:99999}'", "'%s%s'", "range(100000)", "[x] * 99"]),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from(["*", "+", "%", "~", "**", "=="]), inner).map("({0[0]} {0[1]} {0[2]})".format)
+        | st.tuples(inner, st.sampled_from(FILTERS), inner).map(lambda t: f"({t[0]} | {t[1].format(t[2])})")
+        | st.tuples(inner, st.sampled_from(METHODS), inner).map(lambda t: f"({t[0]}).{t[1].format(t[2])}")
+        | st.tuples(inner, inner).map("[{0[0]}, {0[1]}, {0[0]}]".format)
+    ),
+    max_leaves=6,
+)
+
+
 class TestSandbox:
     @pytest.mark.parametrize(
         "source",
@@ -288,6 +314,102 @@ class TestSandbox:
         monkeypatch.setattr(chat_budget, "MAX_STEPS", 20_000)
         with pytest.raises(TokenizerError, match=f"was stopped: it .*{says}"):
             render(source)
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{{ '%1000000000d' % 1 }}",
+            "{{ '%*d' % (1000000000, 1) }}",
+            "{{ '%.1000000000f' % 1 }}",
+            "{{ '%1000000000d' | format(1) }}",
+            "{{ '{:1000000000}'.format(1) }}",
+            "{{ '{:{}}'.format(1, 1000000000) }}",
+            "{{ '{:{w}}'.format(1, w='1000000000') }}",
+            "{{ '{a:>1000000000}'.format_map({'a': 1}) }}",
+            "{{ 'a' | center(1000000000) }}",
+            "{{ 'a'.center(1000000000) }}",
+            "{{ 'a'.ljust(1000000000) }}",
+            "{{ 'a'.zfill(width=1000000000) }}",
+            "{{ ('\t' * 1000000).expandtabs(100000) }}",
+            "{{ ('\n' * 1000000) | indent(100000) }}",
+            "{{ ('a' * 1000000).replace('a', 'b' * 100000) }}",
+            "{{ ('a' * 1000000) | replace('', 'b' * 100000) }}",
+            "{{ ('b' * 100000).join('a' * 1000000) }}",
+            "{{ range(100000) | join('b' * 100000) }}",
+            "{{ range(100000) | map('center', 100000) | join }}",
+            "{{ ('a' * 1000000).translate({97: 'b' * 100000}) }}",
+            "{{ [1] | slice(1000000000) | list }}",
+            "{{ [1] | batch(1000000000, 'x') | list }}",
+            "{{ ('a' * 30000000) | list }}",
+            "{{ ('a ' * 15000000).split() }}",
+            "{{ ('a,' * 15000000).split(',') }}",
+            "{{ ('\n' * 30000000).splitlines() }}",
+            "{{ ('a ' * 15000000) | wordcount }}",
+            "{{ ('a ' * 3000000) | wordwrap(1, wrapstring='b' * 1000) }}",
+            "{{ ([[1] * 1000] * 1000) | sum(start=[]) }}",
+            "{{ [1, [2]] | tojson(indent=1000000000) }}",
+            "{{ ([1, 2, 3] * 10000) | tojson(separators=('b' * 10000, ':')) }}",
+            "{{ (255).to_bytes(1000000000, 'big') }}",
+            "{{ 3 ** 20000000 }}",
+            "{{ lipsum(1000000000) }}",
+            "{% set x = ['a'] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}",
+            "{% set x = ['a'] %}" + "{% set x = [x, x] %}" * 60 + "{{ x ~ 'b' }}",
+            "{% set x = ['a'] %}" + "{% set x = {'a': x, 'b': x} %}" * 60 + "{{ x | tojson }}",
+            "{% set x = ['a'] %}" + "{% set x = (x, x) %}" * 60 + "{{ x | string }}",
+            "{% set x = ['a'] %}" + "{% set x = (x, x) %}" * 60 + "{{ '%s' % [x] }}",
+            "{% set n = namespace(a='a') %}{% for i in range(60) %}{% set m = namespace(a=n, b=n) %}{% set n = m %}"
+            "{% endfor %}{{ lipsum(1) }}",
+            "{% set x, y = ['a'], ['a'] %}" + "{% set x, y = [x, x], [y, y] %}" * 60 + "{{ x == y }}",
+            "{% set x, y = ['a'], ['a'] %}" + "{% set x, y = [x, x], [y, y] %}" * 60 + "{{ x is eq(y) }}",
+            "{% set x, y = ['a'], ['a'] %}" + "{% set x, y = [x, x], [y, y] %}" * 60 + "{{ x == y == 1 }}",
+            "{% set x = 'a' * 30000000 %}" + "".join(f"{{% set a{n} = x[1:] %}}" for n in range(500)),
+            "{% set x = 'a' * 30000000 %}" + "".join(f"{{% set a{n} = x.upper() %}}" for n in range(500)),
+            "{% set x = 'a' * 30000000 %}" + "".join(f"{{% set a{n} = x | lower %}}" for n in range(500)),
+        ],
+    )
+    def test_no_value_becomes_too_large(self, source):
+        tracemalloc.start()
+        began = time.monotonic()
+        try:
+            with pytest.raises(TokenizerError, match=r"was stopped: it |'lipsum' is undefined"):
+                render(source)
+            assert tracemalloc.get_traced_memory()[1] < 250_000_000
+        finally:
+            tracemalloc.stop()
+        assert time.monotonic() - began < 30  # a busy machine; a few milliseconds otherwise
+
+    @settings(max_examples=100)
+    @given(expressions)
+    @example("('{:99999}').encode() | tojson(indent=1000000000)")
+    def test_any_expression_ends_within_its_memory(self, expression):
+        tracemalloc.start()
+        try:
+            render("{% set x = 'ab ' * 100000 %}{% set y = [x, x, 7] %}{{ " + expression + " }}")
+        except TokenizerError:
+            pass
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 400_000_000, expression
+
+    @pytest.mark.parametrize(
+        ("source", "expected"),
+        [
+            ("{{ '%05.1f|%-4s|%x' % (1.25, 'a', 255) }}", "001.2|a   |ff"),
+            ("{{ '%d%%' % 5 ~ 7 % 4 }}", "5%3"),
+            ("{{ '{:>4}|{!r:5}|{a[0]}'.format(1, 'b', a=[2]) }}", "   1|'b'  |2"),
+            ("{{ 'a,b'.split(',')[::-1] | join('-') }}", "b-a"),
+            ("{{ ', '.join(['a', 'b']) ~ ['c', 'd'] | map('upper') | join(', ') }}", "a, bC, D"),
+            ("{{ [{'r': 1}, {'r': 2}] | selectattr('r', 'gt', 1) | list }}", "[{'r': 2}]"),
+            ("{{ [1, 2, 3] | sum ~ [[1], [2]] | map('first') | sum }}", "63"),
+            ("{{ 'a\nb' | indent(2) ~ 'x' | center(3) }}", "a\n  b x "),
+            ("{{ 2 ** 10 ~ 100000 * 100000 }}", "102410000000000"),
+            ("{{ [3, 1] | sort ~ {'b': 1, 'a': 2} | dictsort }}", "[1, 3][('a', 2), ('b', 1)]"),
+            ("{{ 'hi' in messages[0].content and messages == messages }}", "True"),
+        ],
+    )
+    def test_values_of_ordinary_size_are_what_jinja_makes(self, source, expected):
+        assert render(source) == expected
 
     def test_time_is_a_limit_too(self, monkeypatch):
         monkeypatch.setattr(chat_budget, "MAX_SECONDS", -1.0)

@@ -4,11 +4,19 @@ import asyncio
 import os
 import socket
 import threading
+import time
 
 import pytest
 
 from flambeau.errors import DownloadFailed, FileTaken
-from flambeau.serving.model_sources.downloader import Downloader, DownloadLimits, sweep_parts
+from flambeau.serving.model_sources.downloader import (
+    MAX_TOGETHER,
+    STOPPING,
+    Downloader,
+    DownloadLimits,
+    RateMeter,
+    sweep_parts,
+)
 from flambeau.serving.model_sources.urls import compile_patterns
 from support.file_server import redirect, serving_files
 
@@ -163,14 +171,97 @@ async def test_cancelled_download_ends_at_once_and_leaves_nothing(tmp_path, web)
         over.wait(20)
 
     web.files["/b.mar"] = slow
-    task = asyncio.create_task(downloader().download(f"{web.url}/b.mar", tmp_path))
+    made = downloader()
+    task = asyncio.create_task(made.download(f"{web.url}/b.mar", tmp_path))
     await asyncio.to_thread(begun.wait, 20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.get_running_loop().shutdown_default_executor()  # the closed socket ends the thread
+    await made.close()  # the closed socket ends the thread
     over.set()
     assert [*tmp_path.iterdir()] == []
+
+
+def drip(handler):
+    """An answer that never ends, a byte at a time."""
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        while True:
+            handler.wfile.write(b"x")
+            time.sleep(0.01)
+    except OSError:
+        handler.close_connection = True
+
+
+def drip_heads(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    drip(handler)
+
+
+@pytest.mark.parametrize("answer", [drip, drip_heads])
+def test_slow_download_is_aborted(tmp_path, web, answer):
+    web.files["/b.mar"] = answer
+    cause = refused(tmp_path, f"{web.url}/b.mar", downloader(window_s=0.5))
+    assert "slower than 10000 bytes/s for 0.5 s" in cause
+
+
+def test_rate_is_an_average_over_the_window():
+    meter = RateMeter(100, 10, now=0)
+    assert not meter.is_slow(0, now=9)  # the window is not over
+    assert not meter.is_slow(1000, now=10)
+    assert not meter.is_slow(1000, now=19)  # nothing for 9 s
+    assert meter.is_slow(1500, now=29)
+    assert not meter.is_slow(9000, now=30)
+    assert not RateMeter(0, 10, now=0).is_slow(0, now=100)
+
+
+async def test_stopping_ends_running_and_waiting_downloads(tmp_path, web):
+    web.files["/b.mar"] = drip
+    made = downloader()
+    names = [f"{web.url}/b.mar?{number}" for number in range(MAX_TOGETHER + 2)]
+    web.files.update({f"/b.mar?{number}": drip for number in range(MAX_TOGETHER + 2)})
+    tasks = [asyncio.create_task(made.download(name, tmp_path)) for name in names]
+    while len(web.asked) < MAX_TOGETHER:
+        await asyncio.sleep(0.01)
+    made.stop()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {result.cause for result in results} == {STOPPING}
+    assert len(web.asked) == MAX_TOGETHER
+    await made.close()
+    assert [*tmp_path.iterdir()] == []
+
+
+async def test_look_up_that_hangs_does_not_delay_the_end(tmp_path, monkeypatch):
+    begun, over = threading.Event(), threading.Event()
+
+    def look_up(*_, **__):
+        begun.set()
+        over.wait(20)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    made = downloader()
+    task = asyncio.create_task(made.download("http://slow.example/b.mar", tmp_path))
+    await asyncio.to_thread(begun.wait, 20)
+    await made.close()
+    with pytest.raises(DownloadFailed):
+        await task
+    assert [*tmp_path.iterdir()] == []
+    over.set()
+
+
+def test_what_was_matched_is_fetched(tmp_path, web):
+    made = downloader(rf"{web.url}/public/[^/]+\.mar")
+    web.files["/public/a.mar"] = b"content"
+    assert made.allows(f"{web.url}/public/%61%2emar#x")
+    assert fetch(tmp_path, f"{web.url}/public/%61%2emar#x", made).name == "a.mar"
+    assert web.asked == ["/public/a.mar"]
+    for path in ("%2e%2e/secret.mar", "..%2fsecret.mar", "x%2fsecret.mar", "%252e%252e%252fsecret.mar", "..;/s.mar"):
+        assert not made.allows(f"{web.url}/public/{path}")
+    web.files["/public/b.mar"] = redirect("/public/%2e%2e/secret.mar")
+    (tmp_path / "new").mkdir()
+    assert "its path holds" in refused(tmp_path / "new", f"{web.url}/public/b.mar", made)
 
 
 def test_file_urls_are_copied(tmp_path):

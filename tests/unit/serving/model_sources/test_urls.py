@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from flambeau.errors import ConfigError
 from flambeau.serving.model_sources.urls import (
+    canonical,
     compile_patterns,
+    decoded,
     file_name_of,
+    has_dots,
     is_allowed,
     is_public,
     is_url,
     local_path_of,
     parse_web_url,
+    readings_of,
 )
 
 
@@ -125,3 +133,67 @@ def test_what_is_a_url():
         *(True,) * 3,
         *(False,) * 3,
     ]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("HTTPS://Models.Example.COM:8443/A/b.mar?Sig=%2F", "https://models.example.com:8443/A/b.mar?Sig=%2F"),
+        ("https://h/%61%2Emar#.public.mar", "https://h/a.mar"),
+        ("https://h:/a.mar", "https://h/a.mar"),
+        ("https://h/a%20b%2Fc.mar", "https://h/a%20b%2Fc.mar"),
+        ("http://[::1]:80/a.mar", "http://[::1]:80/a.mar"),
+        ("http://b\u00fccher.example/a.mar", "http://xn--bcher-kva.example/a.mar"),
+        ("FILE:///srv/a%2Emar", "file:///srv/a.mar"),
+    ],
+)
+def test_url_has_one_spelling(url, expected):
+    assert canonical(url) == expected == canonical(expected)
+
+
+DOTS = ["..", "%2e%2e", ".%2E", "%252e%252e", "%25252e.", "..;x=1", "%2e%2e;", "%2e%2e%2f", "..%5c", ".", "%2e"]
+
+
+@pytest.mark.parametrize("dots", DOTS)
+@pytest.mark.parametrize("start", ["https://h/public", "file:///srv/public"])
+def test_dots_are_rejected_however_they_are_written(start, dots):
+    with pytest.raises(ValueError, match=r"its path"):
+        canonical(f"{start}/{dots}/secret.mar")
+
+
+@pytest.mark.parametrize(
+    "url", ["https://h/a\\..\\b.mar", "https://h/a\n.mar", "https://h/a%00.mar", "file:///a.mar?x.mar"]
+)
+def test_urls_that_are_read_differently_are_rejected(url):
+    with pytest.raises(ValueError, match=r"^it"):
+        canonical(url)
+
+
+def test_encoded_slash_must_match_as_a_slash_too():
+    url = canonical("https://h/private%2fa.mar")
+    [narrow] = compile_patterns([r"https://h/[^/]+\.mar"])
+    assert [bool(narrow.fullmatch(reading)) for reading in readings_of(url)] == [True, False]
+
+
+def test_invalid_urls_are_rejected_with_a_reason():
+    for url in ("http://[x/a.mar", "http://h:99999/a.mar", "http://h/%" + "25" * 9 + "2e/a.mar"):
+        assert not has_dots(url)
+        with pytest.raises(ValueError, match=r"."):
+            canonical(url)
+
+
+PIECES = [*DOTS, "a", "/", "\\", "%", "25", "2e", "65", "2f", "%2f", "%5c", ";", ".mar"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+@example("%2%65a")
+@example("%2%65%2e/x")  # the code itself is encoded
+@example("%252%65.")
+def test_no_accepted_path_leaves_its_folder(path):
+    try:
+        url = canonical(f"https://h/public/{path}")
+    except ValueError:
+        return
+    segments = re.split(r"[/\\\\]", decoded(url.removeprefix("https://h")))
+    assert not {"..", "."} & {segment.partition(";")[0] for segment in segments}
+    assert canonical(url) == url
