@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scorecard import RESULTS, ROOT
-from scorecard.case import Check, Outcome, Scale
+from scorecard.case import Check, Outcome, Scale, State
 from scorecard.probes import LIVEZ_P99_MS
 
 sys.path.append(str(ROOT / "benchmarks" / "serving"))
@@ -29,7 +29,7 @@ GROUPS = {
     "fuzzing": "Fuzzing",
 }
 LATENCY = "/livez p99"
-MARKS = {"kept": "✓", "broken": "✗", "not run": "–"}
+MARKS: dict[State, str] = {"kept": "✓", "broken": "✗", "not run": "–"}
 
 
 def result_of(outcomes: Sequence[Outcome], scale: Scale, load: float) -> dict[str, Any]:
@@ -84,13 +84,13 @@ def to_page(result: dict[str, Any], source: str) -> str:
         "Nothing on it is written by hand. [Security](security.md) says what is promised and what is not.",
         f"**{len(kept)} of {len(ran)} promises kept** on commit `{result['commit']}`, {result['date']}, on "
         f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']:g} GiB, "
-        f"{machine['kernel'].split('-')[0]}, Python {machine['python']}; load before the run {result['load_before']:g}. "
-        f"The figures are in [{source}](../scorecard/results/{source}).",
+        f"{machine['kernel'].split('-')[0]}, Python {machine['python']}. The load before the run was "
+        f"{result['load_before']:g}. The figures are in [{source}](../scorecard/results/{source}).",
         summary(outcomes),
         "![The slowest hundredth of /livez answers beside each attack](reliability.svg)",
         "Each case starts servers of its own, on free ports. `/livez p99` is the time that 99 of 100 answers of "
-        "`/livez` need, asked every 10 ms on a connection of its own beside the attack: it shows how long everyone else waits. "
-        "✓ kept, ✗ broken, – not run here. Values without a bound are information.",
+        "`/livez` need, asked every 10 ms on a connection of its own beside the attack: it shows how long everyone "
+        "else waits. ✓ kept, ✗ broken, – not run here. Values without a bound are information.",
     ]
     for group, title in GROUPS.items():
         members = [outcome for outcome in outcomes if outcome.group == group]

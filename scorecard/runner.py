@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from scorecard import ROOT
-from scorecard.case import Case, Check, NotHere, Outcome, Scale, Stage, State
+from scorecard.case import Case, Check, NotHere, Outcome, Scale, Stage, State, Value
 from scorecard.probes import MARK, is_alive, is_ours, wait_for
 
 
@@ -103,7 +103,7 @@ def run_here(case: Case, scale: Scale, folder: Path) -> Outcome:
     return outcome_of(case, state, time.monotonic() - began, checks, str(shortened(trouble, folder)))
 
 
-def shortened(value: object, folder: Path | None = None) -> object:
+def shortened(value: Value, folder: Path | None = None) -> Value:
     """A text without the folders of this machine, on one line."""
     if not isinstance(value, str):
         return value

@@ -85,9 +85,9 @@ def keys_in_environment(stage: Stage) -> None:
     secrets = {
         "AWS_SECRET_ACCESS_KEY": "aws-secret-value",
         "AWS_SESSION_TOKEN": "aws-session-value",
-        "FLAMBEAU_MANAGEMENT_KEY": "management-key-value",
-        "FLAMBEAU_INFERENCE_KEY": "inference-key-value",
-        "FLAMBEAU_API_KEY": "api-key-value",
+        "FLAMBEAU_MANAGEMENT_KEY": "management-key-value" + "x" * 32,
+        "FLAMBEAU_INFERENCE_KEY": "inference-key-value" + "x" * 32,
+        "FLAMBEAU_API_KEY": "api-key-value" + "x" * 32,
     }
     server = stage.configured("obedient.py", keys=KeysConfig(is_on=True, file=folder / "keys.json"), env=secrets)
     keys = json.loads((folder / "keys.json").read_text())

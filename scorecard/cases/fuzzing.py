@@ -28,7 +28,7 @@ def fuzz(target: Target) -> Callable[[Stage], None]:
         if target.needs and importlib.util.find_spec(target.needs) is None:
             raise NotHere(f"needs {target.needs}")
         kept = corpus.files_of(target.name)
-        broken = [f"{file.name}: {fault}" for file in kept if (fault := fault_of(target, file.read_bytes()))]
+        broken = [f"{file.name}: {trouble}" for file in kept if (trouble := fault_of(target, file.read_bytes()))]
         stage.note("inputs of the corpus", len(kept))
         stage.none("inputs of the corpus that break it", broken)
         seconds = 1 if stage.scale.is_quick else stage.scale.fuzz_s

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from contextlib import ExitStack
+from typing import Any
 
 from flambeau.config.server import Address, GrpcConfig
 from scorecard.case import Case, NotHere, Stage
@@ -82,13 +83,13 @@ def serve_grpc(stage: Stage, *, workers: int) -> tuple[ConfiguredServer, int]:
     return server, ports[0]
 
 
-def open_grpc_streams(port: int, count: int) -> list[tuple[object, object]]:
+def open_grpc_streams(port: int, count: int) -> list[tuple[Any, Any]]:
     """Streams of which the client reads nothing but what gRPC buffers itself; each on a connection of its own."""
     import grpc
 
     from support.grpc_calls import request, stubs
 
-    streams = []
+    streams: list[tuple[Any, Any]] = []
     for number in range(count):
         channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.channel_number", number)])
         service = stubs().inference_pb2_grpc.InferenceAPIsServiceStub(channel)

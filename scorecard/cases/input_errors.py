@@ -77,7 +77,7 @@ def bad_parameters(stage: Stage) -> None:
     stage.none("calls that were not refused with a sentence", wrong)
 
 
-PROPERTIES = {
+PROPERTIES: dict[str, str | bytes] = {
     "a number": "job_queue_size=many\n",
     "a huge number": f"job_queue_size={'9' * 400}\n",
     "a negative number": "max_request_size=-5\n",
@@ -92,7 +92,7 @@ PROPERTIES = {
     "a variable": "model_store=$$NOT_SET_ANYWHERE$$\n",
     "TLS files": "inference_address=https://127.0.0.1:0\ncertificate_file=none.pem\nprivate_key_file=none.pem\n",
 }
-YAMLS = {
+YAMLS: dict[str, str | bytes] = {
     "timestamp": "when: !!timestamp x\n",
     "unclosed": "minWorkers: [1\n",
     "python object": "x: !!python/object/apply:os.system ['true']\n",

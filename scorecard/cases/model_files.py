@@ -189,7 +189,8 @@ def mutated_archives(stage: Stage) -> None:
     good = pack_handler(stage.new_folder("good"), "echo", name="fuzzed").read_bytes()
     server = stage.serve("echo.py", "--model-store", store)
     dice = random.Random(stage.scale.seed)
-    errors, statuses = [], {}
+    errors: list[str] = []
+    statuses: dict[int, int] = {}
     for number in range(stage.scale.of(300, 40)):
         content = bytearray(good)
         for _ in range(dice.randrange(1, 8)):

@@ -21,7 +21,7 @@ from flambeau.config.yaml_file import load_yaml
 from flambeau.errors import ArchiveError, BadRequest, ConfigError
 from flambeau.frontend.http.parser import MalformedRequest
 from flambeau.frontend.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, read_request
-from flambeau.frontend.openai.tool_calls import ToolCallParser, parse_tool_calls
+from flambeau.frontend.openai.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
 from flambeau.handlers.envelopes.open_inference import read_output_spec, to_row
 from flambeau.handlers.envelopes.request_documents import document_of
 from flambeau.llm.errors import LLMError
@@ -192,7 +192,7 @@ def input_reader() -> InputReader:
     return InputReader(decode=True)
 
 
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
@@ -215,7 +215,8 @@ def check_tool_calls(data: bytes) -> None:
     at_once = parse_tool_calls(generated, names)
     for step in (1, 7):
         parser = ToolCallParser(names)
-        plain, calls = "", []
+        plain = ""
+        calls: list[ToolCall] = []
         for start in range(0, len(generated), step):
             more_plain, more_calls = parser.take(generated[start : start + step])
             plain, calls = plain + more_plain, calls + more_calls
