@@ -8,7 +8,6 @@ one result per request). A handler overrides the stages it needs.
 from __future__ import annotations
 
 import abc
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import torch
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.device import choose_device, dtype_named, prepare
+from flambeau.handlers.labels import load_label_mapping
 from flambeau.handlers.loaders.formats import SUPPORTED, WEIGHTS, ModelFormat, recognize
 from flambeau.handlers.loaders.programs import load_whole
 from flambeau.handlers.loaders.torch_compile import compile_model, read_pt2
@@ -242,39 +242,3 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
 
     def _infer_with_profiler(self, data: Rows) -> tuple[Any, Any]:
         return run_with_profiler(self, data, is_explain=self._is_explain())
-
-
-def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
-    """The labels in an index_to_name.json by class index; None if there is no such file."""
-    path = Path(mapping_file_path)
-    if not path.is_file():
-        logger.warning("%s is missing. Inference output will not include class name.", path)
-        return None
-    mapping = json.loads(path.read_text())
-    if not isinstance(mapping, dict):
-        raise TypeError(f'{path.name} must hold an object of "class": "label" pairs')
-    names = mapping.get("object_type_names")
-    if isinstance(names, list):
-        return {str(i): name for i, name in enumerate(names)}
-    for key, value in mapping.items():
-        label = value[-1] if isinstance(value, list) else value
-        if not isinstance(label, str):
-            raise TypeError(f"labels in {path.name} must be text; {key!r} has {label!r}")
-        mapping[key] = label
-    return mapping
-
-
-def map_class_to_label(
-    probs: Sequence[Sequence[float]],
-    mapping: dict[str, str] | None = None,
-    lbl_classes: Sequence[Sequence[Any]] | None = None,
-) -> list[dict[str, float]]:
-    """One dict of label → probability per row."""
-    classes = lbl_classes if lbl_classes is not None else [range(len(row)) for row in probs]
-    return [
-        {
-            (mapping.get(str(c), str(c)) if mapping is not None else str(c)): p
-            for c, p in zip(row_classes, row, strict=False)
-        }
-        for row_classes, row in zip(classes, probs, strict=False)
-    ]

@@ -12,7 +12,8 @@ import torch
 
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.attribution import attribute_to_words, layer_integrated_gradients, with_gradients
-from flambeau.handlers.base import BaseHandler, map_class_to_label
+from flambeau.handlers.base import BaseHandler
+from flambeau.handlers.labels import map_class_to_label
 from flambeau.handlers.options import handler_options, read_count, read_weights_only
 from flambeau.handlers.profiler import timed
 from flambeau.handlers.request_rows import target_of, value_of

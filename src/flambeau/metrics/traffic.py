@@ -131,3 +131,8 @@ class HostTraffic:
 def status_metric(status_class: int) -> str:
     """The metric for a status class; everything except 2xx and 4xx counts as 5xx."""
     return {2: "Requests2XX", 4: "Requests4XX"}.get(status_class, "Requests5XX")
+
+
+def smoothed(old: float | None, new: float) -> float:
+    """A moving average that follows slow-downs at once and speed-ups gradually."""
+    return new if old is None or new > old * 8 else old + (new - old) * 0.1

@@ -140,10 +140,6 @@ def wait_for_end(pid: int, limit_s: float) -> bool:
     return True
 
 
-if __name__ == "__main__":
-    main()
-
-
 def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(prog="torchserve", description="Serve PyTorch models")
     action = flags.add_mutually_exclusive_group()
@@ -247,3 +243,7 @@ def missing_folders(arguments: argparse.Namespace, store: str | None) -> str | N
     if arguments.cpp_log_config and not Path(arguments.cpp_log_config).is_file():
         return f"--cpp-log-config file not found: {Path(arguments.cpp_log_config).resolve()}"
     return None
+
+
+if __name__ == "__main__":
+    main()

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from flambeau.metrics.traffic import smoothed
 from flambeau.serving.job import Job
-from flambeau.serving.scheduling.batch_policy import BatchLimits, free_places, may_send_ahead, smoothed, wait_s
+from flambeau.serving.scheduling.batch_policy import BatchLimits, free_places, may_send_ahead, wait_s
 from flambeau.serving.scheduling.dispatcher import NO_TICKET, Timer, Worker
 from flambeau.serving.scheduling.queue import JobQueue
 

@@ -74,8 +74,3 @@ def may_send_ahead(
         return False
     is_fast = service_s is not None and service_s < FAST_S
     return num_in_flight < max(depth, MAX_IN_FLIGHT_FAST if is_fast else MAX_IN_FLIGHT_ALONE if is_only_worker else 1)
-
-
-def smoothed(old: float | None, new: float) -> float:
-    """A moving average that follows slow-downs at once and speed-ups gradually."""
-    return new if old is None or new > old * 8 else old + (new - old) * 0.1

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from flambeau.errors import JobFailed
-from flambeau.metrics.traffic import ModelTraffic
+from flambeau.metrics.traffic import ModelTraffic, smoothed
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import Job
-from flambeau.serving.scheduling.batch_policy import smoothed
 from flambeau.serving.workers.in_flight import Batch, InFlight
 from flambeau.serving.workers.rank_group import RankGroup
 from flambeau.serving.workers.worker_output import WorkerOutput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.serving.scheduling.batch_policy import MAX_IN_FLIGHT_FAST, BatchLimits, may_send_ahead, smoothed, wait_s
+from flambeau.serving.scheduling.batch_policy import MAX_IN_FLIGHT_FAST, BatchLimits, may_send_ahead, wait_s
 
 FAST, SLOW = 0.0001, 0.5
 
@@ -39,9 +39,3 @@ def test_only_worker_gets_one_batch_in_advance():
 def test_only_full_batches_are_sent_ahead():
     assert not ahead(3, 1, FAST, size=4)
     assert ahead(4, 1, FAST, size=4)
-
-
-def test_service_time_follows_a_slow_down_at_once():
-    assert smoothed(None, 0.5) == 0.5
-    assert smoothed(0.001, 1.0) == 1.0
-    assert 0.9 < smoothed(1.0, 0.001) < 1.0

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flambeau.handlers.base import load_label_mapping, map_class_to_label
+from flambeau.handlers.labels import load_label_mapping, map_class_to_label
 
 
 def write(tmp_path, document):
