@@ -44,4 +44,5 @@ def ask(port: int) -> tuple[list[float], list[float], int]:
 
 
 if __name__ == "__main__":
+    print("ready", flush=True)
     print(json.dumps(ask(int(sys.argv[1]))))

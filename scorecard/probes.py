@@ -43,7 +43,8 @@ class LatencyProbe:
         self.num_failures = 0
 
     def __enter__(self) -> LatencyProbe:
-        time.sleep(0.3)  # the process starts
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it is ready
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,7 +129,7 @@ class MemoryProbe:
             if now.held > self.peak.held:
                 self.peak = now
 
-    def settle(self, timeout_s: float = 15) -> Memory:
+    def settle(self, timeout_s: float = 10) -> Memory:
         """Wait until the memory is back, or until it is clear that it is not."""
         deadline = time.monotonic() + timeout_s
         while True:

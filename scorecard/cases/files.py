@@ -16,8 +16,9 @@ from pathlib import Path
 from flambeau.config.server import KeysConfig
 from scorecard.case import Case, Stage, handler_file
 from scorecard.cases.processes import kill, pack_archive
-from scorecard.probes import LatencyProbe, MemoryProbe, OwnAnswersClient, wait_for
+from scorecard.probes import LatencyProbe, MemoryProbe, OwnAnswersClient, is_alive, wait_for
 from support.archives import pack_handler
+from support.command import Command
 from support.running import RunningServer, free_ports, path
 
 
@@ -77,8 +78,8 @@ def full_disk(stage: Stage) -> None:
         time.sleep(2)
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limit)
     client.judge(stage, refusals=False)
-    again_s = wait_for(lambda: is_logged(server, file), 20)
-    stage.within("the log goes on after", again_s, 20)
+    again_s = wait_for(lambda: is_logged(server, file), 12)
+    stage.within("the log goes on after", again_s, 12)
 
 
 def log_folder_removed(stage: Stage) -> None:
@@ -89,8 +90,8 @@ def log_folder_removed(stage: Stage) -> None:
     with OwnAnswersClient(server, connections=2) as client:
         time.sleep(1)
     client.judge(stage, refusals=False)
-    again_s = wait_for(lambda: is_logged(server, logs / "access_log.log"), 20)
-    stage.within("the log goes on after", again_s, 20)
+    again_s = wait_for(lambda: is_logged(server, logs / "access_log.log"), 12)
+    stage.within("the log goes on after", again_s, 12)
 
 
 def is_logged(server: RunningServer, file: Path) -> bool:
@@ -134,31 +135,38 @@ def torn_snapshot(stage: Stage) -> None:
     newest = snapshots[-1]
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
     stage.note("snapshots", len(snapshots))
-    try:
-        command.started()
-        stage.equal("models after a start from a torn snapshot", ", ".join(command.models()), "echo")
-        stage.at_least("lines of the log that name it", len(command.logged(newest.name)), 1)
-    except AssertionError:
-        stage.equal("models after a start from a torn snapshot", "the server did not start", "echo")
+    is_started = restart(command)
+    models = ", ".join(command.models()) if is_started else "the server did not start"
+    stage.equal("models after a start from a torn snapshot", models, "echo")
+    stage.at_least("lines of the log that name it", len(command.logged(newest.name)), 1)
     drafts = [file.name for file in newest.parent.iterdir() if not file.name.endswith(".cfg")]
     stage.none("drafts left in the snapshot folder", drafts)
 
 
+def restart(command: Command) -> bool:
+    """Start again; whether the server has started within 15 s."""
+    command.log_path.unlink(missing_ok=True)
+    command.start()
+    return wait_for(lambda: "Model server started." in command.log, 15) is not None
+
+
 def pid_file_link(stage: Stage) -> None:
-    command = stage.command()
-    pack_handler(command.store, "echo")
-    victim = stage.folder / "victim"
-    victim.write_text("precious\n")
-    command.pid_file.symlink_to(victim)
-    command.start("--models", "echo.mar", "--ncs")
-    with suppress(AssertionError):
-        command.until(lambda: "Model server started." in command.log or victim.read_text() != "precious\n", 20)
-    stage.equal("the file behind the link", victim.read_text().strip(), "precious")
-    if command.pid_file.is_symlink():  # let the command stop the server that it started
+    for kind, content in (("the id of a process", str(os.getpid())), ("a text", "precious"), ("nothing", None)):
+        command = stage.command()
+        pack_handler(command.store, "echo")
+        victim = command.folder / "victim"
+        if content is not None:
+            victim.write_text(content)
+        command.pid_file.symlink_to(victim)
+        command.start("--models", "echo.mar", "--ncs")
+        wait_for(lambda command=command: "Model server started." in command.log, 15)
+        found = victim.read_text() if victim.exists() else None
+        stage.equal(f"a link to a file with {kind}", str(found), str(content))
         pid = pid_listening(command.port)
-        if pid:
+        if pid is not None:  # the pid file may name another process: stop the server itself
             kill(pid, signal.SIGTERM)
-            wait_for(lambda: pid_listening(command.port) is None, 20)
+            wait_for(lambda pid=pid: not is_alive(pid), 20)
+        command.pid_file.unlink(missing_ok=True)
 
 
 def pid_listening(port: int) -> int | None:

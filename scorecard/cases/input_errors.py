@@ -146,7 +146,7 @@ def trouble_of(command: list[str], folder: Path, kind: str, *, may_run: bool = F
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        output, _ = process.communicate(timeout=8 if may_run else 20)
+        output, _ = process.communicate(timeout=4 if may_run else 20)
     except subprocess.TimeoutExpired:
         process.terminate()
         try:

@@ -11,7 +11,7 @@ from support.running import RunningServer
 
 def overload(stage: Stage) -> None:
     server = stage.configured("napper_echo.py", job_queue_size=100)
-    seconds = stage.scale.of(8, 2)
+    seconds = stage.scale.of(6, 2)
     peak = goodput(server, 16, seconds)
     with LatencyProbe(server) as probe:
         under_load = goodput(server, 160, seconds, stage)
@@ -36,10 +36,10 @@ def goodput(server: RunningServer, connections: int, seconds: float, stage: Stag
 def steady(stage: Stage) -> None:
     server = stage.serve("echo.py", "--workers", "2")
     with LatencyProbe(server) as probe, OwnAnswersClient(server, connections=16) as client:
-        time.sleep(stage.scale.of(15, 2))
+        time.sleep(stage.scale.of(8, 2))
     client.judge(stage, refusals=False)
     ordered = sorted(client.tally.times)
-    stage.note("answers per second", client.tally.answered / stage.scale.of(15, 2))
+    stage.note("answers per second", client.tally.answered / stage.scale.of(8, 2))
     stage.note("p50 of an answer", ordered[len(ordered) // 2], "ms")
     stage.note("p99 of an answer", ordered[int(0.99 * len(ordered))], "ms")
     probe.judge(stage)

@@ -18,7 +18,7 @@ STORM = "No crash, no lost or crossed answer, and /livez answers within 50 ms (p
 def scale_storm(stage: Stage) -> None:
     server = stage.serve("echo.py")
     with OwnAnswersClient(server) as client, LatencyProbe(server) as probe:
-        num_rounds = for_seconds(stage.scale.of(15, 2), lambda: scale_up_and_down(server))
+        num_rounds = for_seconds(stage.scale.of(10, 2), lambda: scale_up_and_down(server))
     stage.note("pairs of scale calls (6, then 1)", num_rounds)
     judge_storm(stage, server, client, probe)
 
@@ -39,7 +39,7 @@ def register_storm(stage: Stage) -> None:
         reply = server.manage("DELETE", f"/models/{name}")
         assert reply.status == 200, reply.text
 
-    seconds = stage.scale.of(15, 2)
+    seconds = stage.scale.of(10, 2)
     with OwnAnswersClient(server) as client, LatencyProbe(server) as probe, ThreadPoolExecutor(4) as clients:
         names = [f"other-{i}" for i in range(4)]
         rounds = [*clients.map(lambda name: for_seconds(seconds, lambda: come_and_go(name)), names)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from scorecard import CORPUS
+from scorecard import CORPUS, ROOT
 from scorecard.fuzzing import corpus
 
 
@@ -27,7 +27,11 @@ def main() -> None:
             corpus.save(name, data)
             raise
 
-    atheris.Setup([sys.argv[0], "-timeout=10", "-max_len=4096", *options, str(CORPUS / name)], check)
+    # It writes what reaches new code into the first folder; only inputs that break something join the corpus.
+    reached = ROOT / "build" / "fuzzing" / name
+    reached.mkdir(parents=True, exist_ok=True)
+    limits = ["-timeout=10", "-max_len=4096", f"-artifact_prefix={reached}/"]
+    atheris.Setup([sys.argv[0], *limits, *options, str(reached), str(CORPUS / name)], check)
     atheris.Fuzz()
 
 
