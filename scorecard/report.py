@@ -90,7 +90,8 @@ def to_page(result: dict[str, Any], source: str) -> str:
         "![The slowest hundredth of /livez answers beside each attack](reliability.svg)",
         "Each case starts servers of its own, on free ports. `/livez p99` is the time that 99 of 100 answers of "
         "`/livez` need, asked every 10 ms on a connection of its own beside the attack: it shows how long everyone "
-        "else waits. ✓ kept, ✗ broken, – not run here. Values without a bound are information.",
+        "else waits. A late answer counts for all requests that would have come meanwhile. "
+        "✓ kept, ✗ broken, – not run here. Values without a bound are information.",
     ]
     for group, title in GROUPS.items():
         members = [outcome for outcome in outcomes if outcome.group == group]

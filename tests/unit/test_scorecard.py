@@ -12,7 +12,7 @@ from scorecard.cases import CASES
 from scorecard.fuzzing import corpus
 from scorecard.fuzzing.search import apply_changes, one_batch, search
 from scorecard.fuzzing.targets import TARGETS, Broken, Target, run_target
-from scorecard.probes import percentile
+from scorecard.probes import percentile, waits_during
 from scorecard.runner import run_here
 
 
@@ -100,6 +100,11 @@ def test_tracebacks_of_the_server_are_told_by_their_last_line():
 def test_percentile_of_few_and_of_no_values():
     assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
     assert percentile([], 0.99) == 0.0
+
+
+def test_late_answer_counts_for_the_requests_that_would_have_come_meanwhile():
+    assert waits_during(3.0) == [3.0]
+    assert waits_during(35.0) == [35.0, 25.0, 15.0, 5.0]
 
 
 # ---- fuzzing ----
