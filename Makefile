@@ -8,10 +8,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 EXTRAS := embed,example,explain,grpc,llm,onnx,tls,vision
 SERVE ?=
 TESTS ?=
+SCORECARD ?=
 PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install serve test unit perf gpu coverage check format docs house bench wheel hooks clean
+.PHONY: help install serve test unit perf gpu coverage check format docs house bench scorecard wheel hooks clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -59,6 +60,9 @@ house: install ## Draw rooms, imports and cycles to build/house, then check the 
 
 bench: install ## Measure Flambeau and, with FLAMBEAU_TORCHSERVE_VENV set, TorchServe, in one run.
 	$(BIN)/python benchmarks/serving/run.py
+
+scorecard: install ## Attack real servers for about 15 minutes and write docs/reliability.md; fails if a promise is broken.
+	$(BIN)/python -m scorecard $(SCORECARD)
 
 wheel: $(BIN)/python ## Build dist/*.whl and try it in a clean environment.
 	rm -rf dist
