@@ -23,7 +23,7 @@ class StandIn:
 
     fails = False
 
-    def __init__(self, step, buffers, pool):
+    def __init__(self, step, buffers, pool, chooser):
         if self.fails:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         self.num_sequences = len(buffers.context_lens_S)
