@@ -1,6 +1,6 @@
 """Measures a network of random weights on a GPU beside the ceiling that memory sets, in one run.
 
-    python benchmarks/llm/gpu.py [--preset Llama-2-7B] [--streams 1,32] [--tokens 200] [--quantization int8]
+    python benchmarks/llm/gpu.py [--preset Llama-2-7B] [--streams 1,32] [--quantization none,int8,fp8,int4]
 
 Each number of streams is measured with greedy requests and with sampled ones (temperature 0.8, top-k 200), by turns.
 The ceiling is what reading the weights once for each token would take at the speed of a plain reduction over a large
@@ -56,7 +56,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=6, help="tokens of each prompt (default %(default)s)")
     parser.add_argument("--settings", default="greedy,sampled", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--quantization", choices=("int8", "int4", "fp8"))
+    parser.add_argument("--quantization", default="none", help="some of none, int8, fp8, int4 (default %(default)s)")
+    parser.add_argument("--no-check", action="store_true", help="do not compare tokens first, which takes a minute")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     return parser.parse_args()
@@ -147,16 +148,23 @@ def medians(rounds: list[Round], settings: str, what: str) -> dict[str, float]:
 
 
 def main() -> None:
-    asked, began = arguments(), time.monotonic()
+    asked = arguments()
     arch = preset(asked.preset)
     if asked.layers:
         arch = replace(arch, num_layers=asked.layers, windows=arch.windows[: asked.layers])
-    streams = [int(part) for part in asked.streams.split(",")]
-    is_same = same_tokens(arch, asked.device)
+    is_same = None if asked.no_check else same_tokens(arch, asked.device)
     print(f"compiled tokens are the eager ones: {is_same}", file=sys.stderr)
+    for kind in asked.quantization.split(","):
+        run(asked, arch, None if kind == "none" else kind, is_same=is_same)
+
+
+def run(asked: argparse.Namespace, arch: Architecture, quantization: str | None, *, is_same: bool | None) -> None:
+    """Measure one kind of weights and write its result."""
+    began = time.monotonic()
+    streams = [int(part) for part in asked.streams.split(",")]
     model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
-    if asked.quantization:
-        quantize(model, asked.quantization)
+    if quantization:
+        quantize(model, quantization)
         use_fast_layers(model, torch.bfloat16)
     read, size = bandwidth(asked.device), weight_bytes(model)
     print(f"{size / 1e9:.2f} GB at {read / 1e9:.0f} GB/s: at most {read / size:.1f} tokens/s", file=sys.stderr)
@@ -177,7 +185,7 @@ def main() -> None:
         for number, rate in found.items():
             beside = f", gpt-fast {GPT_FAST[number]}" if number in GPT_FAST and asked.preset == "Llama-2-7B" else ""
             share = f", {rate / (read / size):.0%} of the ceiling" if number == "1" else ""
-            print(f"{asked.quantization or 'bf16'} {name}, {number} streams: {rate:.1f} tokens/s{share}{beside}")
+            print(f"{quantization or 'bf16'} {name}, {number} streams: {rate:.1f} tokens/s{share}{beside}")
     date = datetime.now(UTC)
     result = {
         "date": date.isoformat(timespec="seconds"),
@@ -187,7 +195,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if asked.device != "cpu" else "cpu",
         "torch": torch.__version__,
         "preset": asked.preset,
-        "quantization": asked.quantization,
+        "quantization": quantization,
         "same_tokens": is_same,
         "weights_gb": size / 1e9,
         "read_gb_per_s": read / 1e9,
@@ -198,7 +206,7 @@ def main() -> None:
         "medians_first_token_ms": medians(rounds, settings[0], "first_token_ms"),
         "rounds": rounds,
     }
-    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu-{asked.quantization or 'bf16'}.json"
+    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu-{quantization or 'bf16'}.json"
     file.write_text(json.dumps(result, indent=1) + "\n")
     print(file)
 

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 KERNELS = "kernels"
 COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
+MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
 
 
@@ -188,8 +189,28 @@ class CudaBackend:
             if self._network is None:
                 with COMPILING:
                     return inductor.compile_step(self.model, self.cache, query_len, triton_attention, example)
-            self._network.run(example)
-            return self._network.run
+            expected = self._network.run(example)
+            persistent = self._build_persistent(example, expected) if len(example.ids_T) == 1 else None
+            return persistent or self._network.run
+
+    def _build_persistent(self, example: StepInputs, expected: Tensor) -> Decode | None:
+        """A step of one sequence in one kernel; None if that is not faster here, or wrong."""
+        from flambeau.llm.backends.cuda.persistent_step import PersistentStep, is_faster
+
+        if not is_faster(self.model, self.cache):
+            return None
+        try:
+            with COMPILING:
+                step = PersistentStep(self.model, self.cache)
+                difference = float((step.run(example) - expected).norm() / expected.norm())
+            if difference <= MAX_DIFFERENCE:
+                return step.run
+            reason = f"its logits are off by {difference:.0%}"
+        except Exception as error:
+            reason = summary(error)
+            log.debug("the kernel for one sequence failed", exc_info=True)
+        log.warning("the kernel for one sequence cannot be used here, its steps are slower: %s", reason)
+        return None
 
     def _chooser(self, query_len: int, size: int) -> TokenChooser | None:
         """Sampling for a captured step; None if several places of a sequence are verified, or without Triton."""
