@@ -182,7 +182,9 @@ class CudaBackend:
     def _compile(self, query_len: int, size: int) -> Decode:
         """The step to capture, run once so that everything it needs is compiled."""
         with self._on_side_stream():
-            example = InputBuffers(self._dummy_inputs(query_len, size)).inputs  # kernels depend on the alignment
+            buffers = InputBuffers(self._dummy_inputs(query_len, size))  # kernels depend on the alignment
+            buffers.fill(self._dummy_inputs(query_len, size))
+            example = buffers.inputs
             if (chooser := self._chooser(query_len, size)) is not None:
                 logits_TV = torch.zeros(size, self.model.arch.vocab_size, device=self.device)
                 chooser.run(logits_TV, example.positions_T, example.ids_T)

@@ -749,7 +749,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
     u32 target = 0;
     int slot = 0;
-    int length = (int)*P.length;
+    int length = max(1, (int)*P.length);  // 0 in buffers that were never filled
     int splits = min(NSPLIT_MAX, (length + 31) / 32), chunk = (length + splits - 1) / splits;
     splits = (length + chunk - 1) / chunk;
     int turn = 0;
