@@ -1,7 +1,8 @@
 """Measures a network of random weights on a GPU beside the ceiling that memory sets, in one run.
 
-    python benchmarks/llm/gpu.py [--preset Llama-2-7B] [--streams 1,32] [--tokens 200] [--quantization int8]
+    python benchmarks/llm/gpu.py [--preset Llama-2-7B] [--streams 1,32] [--quantization none,int8,fp8,int4]
 
+Each number of streams is measured with greedy requests and with sampled ones (temperature 0.8, top-k 200), by turns.
 The ceiling is what reading the weights once for each token would take at the speed of a plain reduction over a large
 tensor on the same device. The engine is the whole one: scheduler, paged cache, sampler; without a tokenizer. First the
 compiled path must give the eager path's tokens, in float32 arithmetic at a small size, then it is measured. The result
@@ -10,9 +11,11 @@ is a dated JSON file.
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +28,8 @@ import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
 
-from flambeau.cli.llm_bench import measure  # noqa: E402
 from flambeau.llm import EngineConfig  # noqa: E402
+from flambeau.llm.bench import measure_once  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.loader import make_backend  # noqa: E402
@@ -37,8 +40,11 @@ from flambeau.llm.quantize.packed_layers import use_fast_layers  # noqa: E402
 from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
 from flambeau.llm.sampling_params import SamplingParams  # noqa: E402
 
+Round = dict[str, Any]
+
 GPT_FAST = {"1": 216, "32": 5421}  # tokens/s of Llama-2-7B in bfloat16 on an H200, measured before with the same shapes
 READ_BYTES = 16 << 30
+SETTINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.8, "top_k": 200, "seed": 1}}
 
 
 def arguments() -> argparse.Namespace:
@@ -48,8 +54,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--streams", default="1,32", help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=200, help="new tokens of each stream (default %(default)s)")
     parser.add_argument("--prompt", type=int, default=6, help="tokens of each prompt (default %(default)s)")
+    parser.add_argument("--settings", default="greedy,sampled", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--quantization", choices=("int8", "int4", "fp8"))
+    parser.add_argument("--quantization", default="none", help="some of none, int8, fp8, int4 (default %(default)s)")
+    parser.add_argument("--no-check", action="store_true", help="do not compare tokens first, which takes a minute")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     return parser.parse_args()
@@ -78,18 +86,28 @@ def new_engine(model: Transformer, num_seqs: int, length: int, *, compiled: bool
     return Engine(model.arch, forward, num_blocks=cache.num_blocks, config=config, device=str(weight.device))
 
 
+def measure(engine: Engine, streams: list[int], settings: list[str], lengths: tuple[int, int]) -> Iterator[Round]:
+    """One round: every number of streams with every kind of settings."""
+    rng, (prompt, new) = random.Random(0), lengths
+    for number in streams:
+        prompts = [[rng.randrange(engine.arch.vocab_size) for _ in range(prompt)] for _ in range(number)]
+        for name in settings:
+            params = SamplingParams(max_tokens=new, ignore_eos=True, **SETTINGS[name])
+            yield {"settings": name, **asdict(measure_once(engine, prompts, params))}
+
+
 def same_tokens(arch: Architecture, device: str) -> bool:
-    """Whether the compiled path gives the eager path's tokens."""
+    """Whether the compiled path gives the eager path's tokens, greedy and sampled."""
     small = replace(arch, num_layers=2, windows=arch.windows[:2])
     model = random_network(small, device, torch.float32)
     prompts = [[7 * i + j for j in range(3 + i)] for i in range(8)]
-    params = SamplingParams(temperature=0.0, max_tokens=32)
+    kinds = [SamplingParams(max_tokens=32, **settings) for settings in SETTINGS.values()]
     found = []
     for compiled in (False, True):
         engine = new_engine(model, 8, 64, compiled=compiled)
-        engine.generate(prompts, params)  # asks for what is to be compiled
+        engine.generate(prompts, kinds[0])  # asks for what is to be compiled
         engine.wait_until_compiled()
-        found.append([completion.token_ids for completion in engine.generate(prompts, params)])
+        found.append([each.token_ids for params in kinds for each in engine.generate(prompts, params)])
         engine.close()
     return found[0] == found[1]
 
@@ -120,42 +138,54 @@ def weight_bytes(model: Transformer) -> int:
     return sum(tensor.nbytes for tensor in state.values()) - skipped
 
 
-def median(rounds: list[dict[str, Any]], streams: int, what: str) -> float:
-    """Of the rounds with so many streams."""
-    return statistics.median(each[what] for each in rounds if each["streams"] == streams)
+def medians(rounds: list[Round], settings: str, what: str) -> dict[str, float]:
+    """Number of streams → the median of its rounds."""
+    mine = [each for each in rounds if each["settings"] == settings]
+    return {
+        str(number): statistics.median(each[what] for each in mine if each["streams"] == number)
+        for number in dict.fromkeys(each["streams"] for each in mine)
+    }
 
 
 def main() -> None:
-    asked, began = arguments(), time.monotonic()
+    asked = arguments()
     arch = preset(asked.preset)
     if asked.layers:
         arch = replace(arch, num_layers=asked.layers, windows=arch.windows[: asked.layers])
-    streams = [int(part) for part in asked.streams.split(",")]
-    is_same = same_tokens(arch, asked.device)
+    is_same = None if asked.no_check else same_tokens(arch, asked.device)
     print(f"compiled tokens are the eager ones: {is_same}", file=sys.stderr)
+    for kind in asked.quantization.split(","):
+        run(asked, arch, None if kind == "none" else kind, is_same=is_same)
+
+
+def run(asked: argparse.Namespace, arch: Architecture, quantization: str | None, *, is_same: bool | None) -> None:
+    """Measure one kind of weights and write its result."""
+    began = time.monotonic()
+    streams = [int(part) for part in asked.streams.split(",")]
     model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
-    if asked.quantization:
-        quantize(model, asked.quantization)
+    if quantization:
+        quantize(model, quantization)
         use_fast_layers(model, torch.bfloat16)
     read, size = bandwidth(asked.device), weight_bytes(model)
     print(f"{size / 1e9:.2f} GB at {read / 1e9:.0f} GB/s: at most {read / size:.1f} tokens/s", file=sys.stderr)
     engine = new_engine(model, max(streams), asked.prompt + asked.tokens + 16, compiled=True)
-    lengths = {"prompt_tokens": asked.prompt, "new_tokens": asked.tokens}
+    lengths, settings = (asked.prompt, asked.tokens), asked.settings.split(",")
     started = time.monotonic()
-    for _ in measure(engine, streams, **lengths):
+    for _ in measure(engine, streams, settings, lengths):
         engine.wait_until_compiled()
     compile_s = time.monotonic() - started
-    rounds: list[dict[str, Any]] = []
+    rounds: list[Round] = []
     for number in range(asked.rounds):
-        for figure in measure(engine, streams, **lengths):
-            rounds.append({"round": number + 1, **asdict(figure)})
+        for figure in measure(engine, streams, settings, lengths):
+            rounds.append({"round": number + 1, **figure})
             print(rounds[-1], file=sys.stderr)
     engine.close()
-    medians = {str(n): median(rounds, n, "tokens_per_s") for n in streams}
-    for number, rate in medians.items():
-        beside = f", gpt-fast {GPT_FAST[number]}" if number in GPT_FAST and asked.preset == "Llama-2-7B" else ""
-        share = f", {rate / (read / size):.0%} of the ceiling" if number == "1" else ""
-        print(f"{number} streams: {rate:.1f} tokens/s{share}{beside}")
+    rates = {name: medians(rounds, name, "tokens_per_s") for name in settings}
+    for name, found in rates.items():
+        for number, rate in found.items():
+            beside = f", gpt-fast {GPT_FAST[number]}" if number in GPT_FAST and asked.preset == "Llama-2-7B" else ""
+            share = f", {rate / (read / size):.0%} of the ceiling" if number == "1" else ""
+            print(f"{quantization or 'bf16'} {name}, {number} streams: {rate:.1f} tokens/s{share}{beside}")
     date = datetime.now(UTC)
     result = {
         "date": date.isoformat(timespec="seconds"),
@@ -165,17 +195,18 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if asked.device != "cpu" else "cpu",
         "torch": torch.__version__,
         "preset": asked.preset,
-        "quantization": asked.quantization,
+        "quantization": quantization,
         "same_tokens": is_same,
         "weights_gb": size / 1e9,
         "read_gb_per_s": read / 1e9,
         "ceiling_tokens_per_s": read / size,
         "first_round_with_compilation_s": compile_s,
-        "medians_tokens_per_s": medians,
-        "medians_first_token_ms": {str(n): median(rounds, n, "first_token_ms") for n in streams},
+        "medians_tokens_per_s": rates.get("greedy", {}),
+        "medians_sampled_tokens_per_s": rates.get("sampled", {}),
+        "medians_first_token_ms": medians(rounds, settings[0], "first_token_ms"),
         "rounds": rounds,
     }
-    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu-{asked.quantization or 'bf16'}.json"
+    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu-{quantization or 'bf16'}.json"
     file.write_text(json.dumps(result, indent=1) + "\n")
     print(file)
 

@@ -53,6 +53,7 @@ def tiny_engine(
     num_blocks: int = 200,
     draft: Transformer | None = None,
     tokenizer: Tokenizer | None = None,
+    kind: type[EagerBackend] = EagerBackend,
     **options: object,
 ) -> Engine:
     """An engine in plain PyTorch around a tiny network."""
@@ -63,5 +64,5 @@ def tiny_engine(
     if draft is not None:
         draft_cache = KVCache(draft.arch, num_blocks, config.block_size)
         proposing = DraftModel(EagerBackend(draft, draft_cache), draft.arch.max_length)
-    backend = EagerBackend(model, cache)
+    backend = kind(model, cache)
     return Engine(model.arch, backend, num_blocks=num_blocks, config=config, draft=proposing, tokenizer=tokenizer)

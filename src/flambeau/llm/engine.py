@@ -18,7 +18,7 @@ from flambeau.llm.core.scheduler import Scheduler
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel, make_speculator
-from flambeau.llm.executor.executor import ModelExecutor
+from flambeau.llm.executor.executor import ModelExecutor, StartedStep
 from flambeau.llm.executor.inputs import InputBuilder
 from flambeau.llm.input_processor import InputProcessor
 from flambeau.llm.models.architecture import Architecture
@@ -65,6 +65,7 @@ class Engine:
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
         )
+        self._started: StartedStep | None = None  # before its tokens were needed
         self._names = itertools.count(1)
 
     @classmethod
@@ -101,9 +102,14 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Output]:
         """Generate one or more tokens for every running sequence; prompts are computed in chunks."""
-        plan = self._scheduler.plan(self._executor.lookahead(self._scheduler.running))
-        output = self._executor.run(plan)
-        return self._scheduler.update(plan, output)
+        started, self._started = self._started, None
+        if started is None or started.has_ended:
+            plan = self._scheduler.plan(self._executor.lookahead(self._scheduler.running))
+            started = self._executor.start(plan)
+        # The next step is started before this one's tokens are read, so that the device does not wait for the host.
+        if started.tokens is not None and (next_plan := self._scheduler.plan_next(started.plan)) is not None:
+            self._started = self._executor.start_next(started, next_plan)
+        return self._scheduler.update(started.plan, self._executor.finish(started))
 
     # ---- as a library ----
 

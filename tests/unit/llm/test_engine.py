@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.sampling_params import SamplingParams
+from support.async_backend import AsyncEagerBackend
 from support.tiny_models import ARCH, tiny_engine, tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -222,3 +224,66 @@ def test_a_stream_that_is_closed_is_cancelled(model):
     stream.close()
     assert not engine.has_work
     assert engine.state.num_blocks_used == 0
+
+
+SAMPLED = SamplingParams(temperature=0.9, top_k=30, seed=5, max_tokens=20)
+
+
+def ahead_engine(model, **options):
+    """One that starts a step before the tokens of the step before are read."""
+    return tiny_engine(model, kind=AsyncEagerBackend, **options)
+
+
+def test_steps_start_before_the_tokens_of_the_step_before_are_read(model, expected):
+    engine = ahead_engine(model)
+    assert ids_of(engine.generate(some_prompts(4), GREEDY)) == expected[:4]
+    assert engine._backend.num_started == 19  # after the prompts; the last step has no successor
+    assert engine._backend.num_ahead == 18
+    assert engine.state.num_blocks_used == 0
+
+
+def test_nothing_is_delivered_after_a_stop_that_is_found_while_the_next_step_runs(model):
+    prompts = some_prompts(6)
+    plain = ids_of(tiny_engine(model).generate(prompts, SAMPLED))
+    stops = [ids[i] for i, ids in enumerate(plain)]
+    params = [replace(SAMPLED, stop_token_ids=[stop]) for stop in stops]
+    engine, delivered = ahead_engine(model), {}
+    for i, prompt in enumerate(prompts):
+        engine.add(str(i), prompt, params[i])
+    while engine.has_work:
+        for output in engine.step():
+            assert delivered.get(output.request_id, ([], None))[1] is None  # nothing comes after the end
+            ids = delivered.setdefault(output.request_id, ([], None))[0] + output.token_ids
+            delivered[output.request_id] = (ids, output.finish_reason)
+    for i, ids in enumerate(plain):
+        assert delivered[str(i)] == (ids[: ids.index(stops[i]) + 1], "stop")
+    assert engine.state.num_blocks_used == 0
+
+
+def test_a_request_that_is_cancelled_or_joins_while_a_step_runs_changes_nothing_for_others(model):
+    prompts = some_prompts(3)
+    expected = ids_of(tiny_engine(model).generate(prompts, SAMPLED))
+    engine, found = ahead_engine(model), {"0": [], "2": []}
+    engine.add("0", prompts[0], SAMPLED)
+    engine.add("1", prompts[1], SAMPLED)
+    for step in range(60):
+        for output in engine.step():
+            if output.request_id in found:
+                found[output.request_id] += output.token_ids
+            else:
+                assert step <= 5
+        if step == 5:
+            engine.cancel("1")
+            engine.add("2", prompts[2], SAMPLED)
+    assert [found["0"], found["2"]] == [expected[0], expected[2]]
+    assert engine.state.num_blocks_used == 0
+
+
+def test_a_step_whose_sequences_have_all_left_is_not_waited_for(model, expected):
+    engine = ahead_engine(model)
+    engine.add("gone", some_prompts(1)[0], GREEDY)
+    for _ in range(4):
+        engine.step()
+    engine.cancel("gone")
+    assert not engine.has_work
+    assert ids_of(engine.generate(some_prompts(2), GREEDY)) == expected[:2]

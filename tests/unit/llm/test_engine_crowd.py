@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from flambeau.llm.sampling_params import SamplingParams
+from support.async_backend import AsyncEagerBackend
 from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_model
 
 WINDOWED = replace(ARCH, head_size=16, windows=(None, 6, 11))
-KINDS = {"plain": {}, "look-up": {"speculation": "lookup"}, "draft": {}}
+KINDS = {"plain": {}, "ahead": {"kind": AsyncEagerBackend}, "look-up": {"speculation": "lookup"}, "draft": {}}
 
 
 def some_params(rng: random.Random) -> SamplingParams:

@@ -45,6 +45,9 @@ def on_gpu(request):
 SETTINGS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=48),
     "sampled": SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=7, max_tokens=48),
+    "large top-k": SamplingParams(temperature=0.8, top_k=200, seed=3, max_tokens=48),
+    "unfiltered": SamplingParams(seed=4, max_tokens=32),
+    "top-p": SamplingParams(top_p=0.7, seed=5, max_tokens=32),
     "penalties": SamplingParams(temperature=0.0, repetition_penalty=1.2, presence_penalty=0.3, max_tokens=32),
     "logprobs": SamplingParams(temperature=0.0, logprobs=2, max_tokens=16),
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.executor.backend import PLAIN_PYTORCH, Greedy
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attend, Transformer
@@ -100,6 +100,7 @@ class EagerBackend:
     """Runs the network as it is written; `attention` gives the attention of a step."""
 
     greedy: Greedy | None = None
+    async_decoder: AsyncDecoder | None = None
     decode_path = PLAIN_PYTORCH
 
     def __init__(self, model: Transformer, cache: KVCache, attention: AttentionFactory = PagedAttention) -> None:

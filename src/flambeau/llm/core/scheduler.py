@@ -131,6 +131,25 @@ class Scheduler:
             left -= self._add_chunk(plan, sequence, left, has_others=bool(self.waiting))
         return plan
 
+    def plan_next(self, plan: StepPlan) -> StepPlan | None:
+        """Plan the step after one that has been started; None if that depends on the tokens of the started step.
+
+        The sequences that the started step ends have a place in the next one too; its tokens for them are dropped.
+        """
+        sequences = [sequence for sequence in plan.decodes if sequence.blocks]  # those that were not cancelled
+        if plan.chunks or len(sequences) < len(self.running):
+            return None
+        if self.waiting and len(self.running) < self._max_num_seqs:
+            return None
+        decodes = [sequence for sequence in sequences if sequence.room > 1]
+        needed = [max(0, self._pool.num_needed(len(s.tokens) + 1) - len(s.blocks)) for s in decodes]
+        if not decodes or sum(needed) > self._pool.num_free:
+            return None
+        for sequence, number in zip(decodes, needed, strict=True):
+            if number:
+                sequence.blocks += self._pool.allocate(number)
+        return StepPlan(decodes=decodes)
+
     def _has_room(self, lookahead: int) -> bool:
         """Whether all decoding sequences can have blocks for proposed tokens; none is preempted for those."""
         decoding = (sequence for sequence in self.running if sequence.is_decoding)
@@ -207,6 +226,7 @@ class Scheduler:
         for chunk in plan.chunks:
             if not chunk.is_last:
                 self._set_computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
+        output = [sampled for sampled in output if sampled.sequence.blocks]  # the others have left meanwhile
         outputs = [self._append(sampled) for sampled in output]
         # A sequence with a token has a computed prompt, also if the last prompt token was planned as a decode.
         for sampled in output:

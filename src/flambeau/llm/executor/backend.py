@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.sampling.row_groups import RowSettings
 
 PLAIN_PYTORCH = "plain PyTorch"
 
@@ -27,6 +28,27 @@ class Greedy(Protocol):
         """Decode J + 1 greedy steps: [J + 1, S].
 
         The tokens found go to the given positions and slots. If logits are not finite, token 0 is found.
+        """
+
+
+class StartedTokens(Protocol):
+    """The tokens of a decode step that was started and may still run."""
+
+    @property
+    def next_ids(self) -> Tensor:
+        """Where the tokens will be on the device, as inputs of the next step; 0 if there is none."""
+
+    def wait(self) -> list[int]:
+        """The tokens, when the step has finished; -1 if there is no finite score."""
+
+
+class AsyncDecoder(Protocol):
+    """Decoding and sampling inside a backend: a step is started before the results of the one before are read."""
+
+    def start(self, inputs: StepInputs, settings: RowSettings | None) -> StartedTokens | None:
+        """Start a step of one token for each sequence; None: not possible at present. No settings: all are greedy.
+
+        At most two steps may be started and not waited for.
         """
 
 
@@ -48,6 +70,10 @@ class Backend(Protocol):
     @property
     def greedy(self) -> Greedy | None:
         """Greedy decoding without the sampler; None if there is none at present."""
+
+    @property
+    def async_decoder(self) -> AsyncDecoder | None:
+        """Decoding and sampling without waiting; None if there is none."""
 
     def decode(self, inputs: StepInputs) -> Tensor:
         """The logits [T, V] of every token; each sequence has `inputs.query_len` of them."""

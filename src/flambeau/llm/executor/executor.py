@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,11 +17,26 @@ from torch import Tensor
 from flambeau.llm.core.outputs import SampledTokens, StepOutput
 from flambeau.llm.core.scheduler import Chunk, StepPlan
 from flambeau.llm.core.sequence import Sequence
-from flambeau.llm.executor.backend import Backend, Greedy
+from flambeau.llm.executor.backend import Backend, Greedy, StartedTokens
 from flambeau.llm.executor.inputs import InputBuilder, to_tensor
+from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler, token_infos
 from flambeau.llm.speculation.rejection_sampler import verify, verify_draws
 from flambeau.llm.speculation.speculator import Proposal, Speculator
+
+
+@dataclass(slots=True)
+class StartedStep:
+    """A step that runs on the device, or has been computed."""
+
+    plan: StepPlan
+    tokens: StartedTokens | None = None
+    output: StepOutput = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its sequences have left."""
+        return not any(sequence.blocks for sequence in self.plan.decodes)
 
 
 class ModelExecutor:
@@ -37,6 +53,44 @@ class ModelExecutor:
     def lookahead(self, running: Many[Sequence]) -> int:
         """How many proposed tokens per sequence the next step needs room for."""
         return self._speculator.num_ahead(running) if self._speculator else 0
+
+    def start(self, plan: StepPlan) -> StartedStep:
+        """Start a step; it is computed at once where the backend cannot do it in the background."""
+        decoder, settings = self._backend.async_decoder, self._settings(plan)
+        if decoder is None or settings is None:
+            return StartedStep(plan, output=self.run(plan))
+        for sequence in plan.preempted:
+            self._inputs.tables.forget(sequence)
+        tokens = decoder.start(self._inputs.decode(plan.decodes), settings)
+        return StartedStep(plan, output=self.run(plan)) if tokens is None else StartedStep(plan, tokens)
+
+    def start_next(self, started: StartedStep, plan: StepPlan) -> StartedStep | None:
+        """Start the step after one whose tokens are on the device only; None if that is not possible."""
+        decoder, settings = self._backend.async_decoder, self._settings(plan)
+        if started.tokens is None or decoder is None or settings is None:
+            return None
+        ids_S = started.tokens.next_ids
+        if len(plan.decodes) < len(started.plan.decodes):
+            rows = {sequence: i for i, sequence in enumerate(started.plan.decodes)}
+            kept = torch.tensor([rows[sequence] for sequence in plan.decodes], pin_memory=ids_S.is_cuda)
+            ids_S = ids_S[kept.to(ids_S.device, non_blocking=True)]
+        tokens = decoder.start(self._inputs.decode_next(plan.decodes, ids_S), settings)
+        return None if tokens is None else StartedStep(plan, tokens)
+
+    def finish(self, started: StartedStep) -> StepOutput:
+        """Wait for the results of a step."""
+        if started.tokens is None:
+            return started.output
+        ids = [[token] for token in started.tokens.wait()]
+        return [*map(SampledTokens, started.plan.decodes, ids)]
+
+    def _settings(self, plan: StepPlan) -> RowSettings | None:
+        """How the tokens of a step are sampled; None if the backend cannot sample them by itself."""
+        if plan.chunks or not plan.decodes or self._speculator is not None:
+            return None
+        if any(sequence.params.logprobs is not None for sequence in plan.decodes):
+            return None
+        return self._sampler.row_settings([sequence.sampling for sequence in plan.decodes])
 
     def run(self, plan: StepPlan) -> StepOutput:
         """One or more tokens for each decoding sequence, and one for each whose prompt is computed to the end."""

@@ -91,6 +91,13 @@ class InputBuilder:
         self.block_size = block_size
         self.tables = BlockTables(max_num_seqs, max_blocks)
 
+    def decode_next(self, sequences: Rows[Sequence], ids_S: Tensor) -> StepInputs:
+        """The tokens `ids_S`, each of which comes after those that its sequence has."""
+        rows = self.tables.rows(sequences)
+        positions_S = np.array([len(s.tokens) for s in sequences])
+        slots_S = self.tables.slots(rows, positions_S, self.block_size)
+        return self._step(ids_S, positions_S, slots_S, positions_S + 1, rows)
+
     def decode(self, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()) -> StepInputs:
         """The last token of each sequence, then the proposed ones, of which the first `lengths` count."""
         rows = self.tables.rows(sequences)
@@ -103,15 +110,19 @@ class InputBuilder:
             places_Q = np.arange(ids_SQ.shape[1])
             is_real_SQ = None if min(lengths) == ids_SK.shape[1] else places_Q <= np.array(lengths)[:, None]
             positions_SQ, slots_SQ = self.positions_and_slots(rows, last_S[:, None] + places_Q, is_real_SQ)
-        num_tokens = ids_SQ.numel()
-        query_len = num_tokens // len(sequences)
         # Padding counts: kernels take the tokens of a step for the last ones of their context.
-        context_lens_S = last_S + query_len
+        context_lens_S = last_S + ids_SQ.shape[1]
+        return self._step(ids_SQ.flatten(), positions_SQ.reshape(-1), slots_SQ.reshape(-1), context_lens_S, rows)
+
+    def _step(self, ids_T: Tensor, positions_T: Ints, slots_T: Ints, context_lens_S: Ints, rows: Ints) -> StepInputs:
+        """The inputs of a step in which every sequence has the same number of tokens."""
+        num_tokens = len(positions_T)
+        query_len = num_tokens // len(rows)
         num_blocks = -(-int(context_lens_S.max()) // self.block_size)
         return StepInputs(
-            ids_SQ.flatten(),
-            to_tensor(positions_SQ.reshape(-1)),
-            to_tensor(slots_SQ.reshape(-1)),
+            ids_T,
+            to_tensor(positions_T),
+            to_tensor(slots_T),
             to_tensor(np.arange(0, num_tokens + 1, query_len)),
             to_tensor(context_lens_S),
             to_tensor(self.tables.columns(rows, num_blocks)),

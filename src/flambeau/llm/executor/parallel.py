@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor.backend import Backend, Greedy
+from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
@@ -136,6 +136,7 @@ class LeaderBackend:
     """Rank 0's backend: broadcasts the inputs of a pass, then computes its own part."""
 
     greedy: Greedy | None = None
+    async_decoder: AsyncDecoder | None = None
 
     def __init__(self, inner: Backend, ranks: TensorParallelGroup) -> None:
         self._inner = inner

@@ -19,50 +19,50 @@ from torch import Tensor
 DRAW, ACCEPT, RESIDUAL = range(3)
 
 _WORD = 2**64
-_POSITION_STEP = 0x3C6EF372FE94F82B  # odd, and far from small multiples of each other: counters do not collide
-_TOKEN_STEP = 0x1E3779B97F4A7C15
+POSITION_STEP = 0x3C6EF372FE94F82B  # odd, and far from small multiples of each other: counters do not collide
+TOKEN_STEP = 0x1E3779B97F4A7C15
 _PURPOSE_STEP = 0x5851F42D4C957F2D
-_FIRST_FACTOR = 0xBF58476D1CE4E5B9 - _WORD  # signed words, as tensors hold them
-_SECOND_FACTOR = 0x94D049BB133111EB - _WORD
-_POSITIVE = 2**63 - 1
-_TO_UNIT = 2.0**-63 * (1 - 2.0**-24)  # the largest integer becomes the largest float32 below 1
-_SMALLEST = 2.0**-64
+FIRST_FACTOR = 0xBF58476D1CE4E5B9 - _WORD  # signed words, as tensors hold them
+SECOND_FACTOR = 0x94D049BB133111EB - _WORD
+POSITIVE = 2**63 - 1
+TO_UNIT = 2.0**-63 * (1 - 2.0**-24)  # the largest integer becomes the largest float32 below 1
+SMALLEST = 2.0**-64
 
 
 def uniform(keys_N: Tensor, positions_N: Tensor, tokens_C: Tensor, purpose: int) -> Tensor:
     """Numbers [N, C] above 0 and below 1, fine-grained near 0; `tokens_C` may be [C] or [N, C]."""
-    return _bits(keys_N, positions_N, tokens_C, purpose).float().mul_(_TO_UNIT).add_(_SMALLEST)
+    return _bits(keys_N, positions_N, tokens_C, purpose).float().mul_(TO_UNIT).add_(SMALLEST)
 
 
 def gumbel(keys_N: Tensor, positions_N: Tensor, tokens_C: Tensor, purpose: int) -> Tensor:
     """Gumbel noise [N, C]: the argmax of log p + noise has distribution p."""
-    negative = _bits(keys_N, positions_N, tokens_C, purpose).float().mul_(-_TO_UNIT).sub_(_SMALLEST)
+    negative = _bits(keys_N, positions_N, tokens_C, purpose).float().mul_(-TO_UNIT).sub_(SMALLEST)
     return negative.log1p_().neg_().log_().neg_()
 
 
 def _bits(keys_N: Tensor, positions_N: Tensor, tokens_C: Tensor, purpose: int) -> Tensor:
-    starts_N = torch.add(keys_N, positions_N, alpha=_POSITION_STEP)
+    starts_N = torch.add(keys_N, positions_N, alpha=POSITION_STEP)
     if purpose:
-        starts_N = starts_N + (purpose * _PURPOSE_STEP % _POSITIVE)
-    words = tokens_C * _TOKEN_STEP + starts_N.unsqueeze(-1)
+        starts_N = starts_N + (purpose * _PURPOSE_STEP % POSITIVE)
+    words = tokens_C * TOKEN_STEP + starts_N.unsqueeze(-1)
     # Right shifts of signed words copy the sign, which costs one bit of 64 each time.
-    words.bitwise_xor_(words >> 30).mul_(_FIRST_FACTOR)
-    words.bitwise_xor_(words >> 27).mul_(_SECOND_FACTOR)
-    return words.bitwise_and_(_POSITIVE)
+    words.bitwise_xor_(words >> 30).mul_(FIRST_FACTOR)
+    words.bitwise_xor_(words >> 27).mul_(SECOND_FACTOR)
+    return words.bitwise_and_(POSITIVE)
 
 
 def gumbel_array(keys: NDArray[Any], positions: NDArray[Any], tokens: NDArray[Any], purpose: int) -> NDArray[Any]:
     """As `gumbel`, in numpy: the same integers; logarithms may differ in the last digit."""
-    starts = keys + positions * _POSITION_STEP + purpose * _PURPOSE_STEP % _POSITIVE
-    words = tokens * _TOKEN_STEP + starts[..., None]
+    starts = keys + positions * POSITION_STEP + purpose * _PURPOSE_STEP % POSITIVE
+    words = tokens * TOKEN_STEP + starts[..., None]
     words ^= words >> 30
-    words *= _FIRST_FACTOR
+    words *= FIRST_FACTOR
     words ^= words >> 27
-    words *= _SECOND_FACTOR
-    words &= _POSITIVE
+    words *= SECOND_FACTOR
+    words &= POSITIVE
     numbers: NDArray[Any] = words.astype(np.float32)
-    numbers *= np.float32(-_TO_UNIT)
-    numbers -= np.float32(_SMALLEST)
+    numbers *= np.float32(-TO_UNIT)
+    numbers -= np.float32(SMALLEST)
     np.log1p(numbers, out=numbers)
     np.negative(numbers, out=numbers)
     np.log(numbers, out=numbers)

@@ -5,10 +5,15 @@ Shapes: S sequences · W places of each · V vocabulary · C candidates · setti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flambeau.llm.core.sequence import SamplingState
@@ -86,6 +91,27 @@ class SamplingGroup:
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor(values, device=self._device, dtype=dtype).view(-1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSettings:
+    """The settings of a batch as arrays, for a backend that samples by itself."""
+
+    NUMBERS: ClassVar = ("temperature", "top_k", "top_p", "log_min_p")
+
+    keys_S: NDArray[np.int64]
+    numbers: NDArray[np.float32]  # a row for each of NUMBERS; the temperature 0 stands for the best token
+
+    @classmethod
+    def of(cls, states: Sequence[SamplingState], vocab_size: int) -> RowSettings:
+        params = [state.params for state in states]
+        numbers = [
+            [0.0 if p.is_greedy else max(p.temperature, MIN_TEMPERATURE) for p in params],
+            [min(p.top_k or vocab_size, vocab_size) for p in params],
+            [p.top_p for p in params],
+            [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params],
+        ]
+        return cls(np.array([state.key for state in states]), np.array(numbers, np.float32))
 
 
 def sampling_method(params: SamplingParams, vocab_size: int) -> SamplingMethod:

@@ -20,7 +20,7 @@ from flambeau.llm.core.outputs import NO_TOKEN, TokenInfo
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling import rng
 from flambeau.llm.sampling.logits_processors import LogitsProcessors, TokenCounts
-from flambeau.llm.sampling.row_groups import SamplingGroup, group_states, merge_groups
+from flambeau.llm.sampling.row_groups import RowSettings, SamplingGroup, group_states, merge_groups
 
 MAX_BATCHES = 8  # batches that alternate: prompts, decoding, verified proposals
 
@@ -75,6 +75,13 @@ class Sampler:
         """Whether `sample` gives every sequence the argmax of its unchanged logits."""
         return self._batch(states).takes_argmax
 
+    def row_settings(self, states: Sequence[SamplingState]) -> RowSettings | None:
+        """The settings for a backend that samples by itself; None if logits are changed before.
+
+        The same sequences get the same object.
+        """
+        return self._batch(states).row_settings
+
     def keys(self, states: Sequence[SamplingState]) -> Tensor:
         """Where the random numbers of each sequence begin [S]."""
         return self._batch(states).keys_S
@@ -102,7 +109,8 @@ class Sampler:
         groups = group_states(states, self._vocab_size, self.device)
         keys_S = torch.tensor([state.key for state in states], device=self.device)
         processors = LogitsProcessors(states, self._counts, self._eos_ids, self.device)
-        batch = _SamplingBatch(states, groups, processors, keys_S)
+        row_settings = RowSettings.of(states, self._vocab_size) if processors.are_none else None
+        batch = _SamplingBatch(states, groups, processors, keys_S, row_settings)
         self._batches = [batch, *self._batches[: MAX_BATCHES - 1]]
         return batch
 
@@ -115,6 +123,7 @@ class _SamplingBatch:
     groups: list[SamplingGroup]
     processors: LogitsProcessors
     keys_S: Tensor
+    row_settings: RowSettings | None
 
     @property
     def is_greedy(self) -> bool:

@@ -146,6 +146,48 @@ def test_drafted_tokens_have_room_but_never_beyond_the_end():
     assert len(sequence.blocks) == 2
 
 
+def started(plans: Scheduler, *sequences: Sequence) -> StepPlan:
+    """The plan of a step that decodes these."""
+    for sequence in sequences:
+        plans.add([sequence])
+    run(plans)
+    return plans.plan()
+
+
+def test_the_next_step_is_planned_while_one_runs_but_not_beyond_the_end():
+    plans, long, short = scheduler(), new("long", 7), new("short", 7, max_length=9)
+    plan = started(plans, long, short)
+    assert [len(each.blocks) for each in (long, short)] == [2, 2]
+    assert names(plans.plan_next(plan).decodes) == ["long"]
+    assert [len(each.blocks) for each in (long, short)] == [3, 2]  # for the token that is not known yet
+
+
+def test_no_step_is_planned_ahead_while_prompts_wait_or_blocks_are_missing():
+    plans = scheduler()
+    plan = started(plans, new("one", 7))
+    plans.add([new("other", 3)])
+    assert plans.plan_next(plan) is None
+    plans = scheduler(num_blocks=3)
+    assert plans.plan_next(started(plans, new("one", 7))) is None
+    plans = scheduler()
+    plans.add([new("prompt", 7)])
+    assert plans.plan_next(plans.plan()) is None
+
+
+def test_a_full_house_goes_ahead_whoever_waits():
+    plans = scheduler(max_num_seqs=1)
+    plan = started(plans, new("one", 7))
+    plans.add([new("other", 3)])
+    assert names(plans.plan_next(plan).decodes) == ["one"]
+
+
+def test_tokens_of_a_sequence_that_left_meanwhile_are_dropped():
+    plans = scheduler()
+    plan = started(plans, new("one", 7), new("other", 7))
+    plans.cancel("one")
+    assert [output.request_id for output in plans.update(plan, sample(plan))] == ["other"]
+
+
 def test_nobody_gives_way_for_drafted_tokens():
     plans = scheduler(num_blocks=9, max_step_tokens=64)
     for name in "ab":

@@ -19,7 +19,7 @@ from flambeau.llm.backends.cpu.attention import MAX_PROMPT, choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.executor.backend import PLAIN_PYTORCH, Greedy
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
@@ -33,6 +33,8 @@ STEPS_BEFORE_COMPILING = 500
 
 class CpuBackend:
     """Decode steps by what is compiled so far; every other step by EagerBackend."""
+
+    async_decoder: AsyncDecoder | None = None
 
     def __init__(
         self,

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.backends import inductor
-from flambeau.llm.backends.cuda.graphs import SIZES, CapturedStep, InputBuffers, size_for
+from flambeau.llm.backends.cuda.graphs import SIZES, CapturedStep, InputBuffers, TokenChooser, size_for
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.executor.backend import PLAIN_PYTORCH, Greedy
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy, StartedTokens
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode, summary
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attend, Transformer
+from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import argmax_tokens
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 KERNELS = "kernels"
 COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
+MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
 
 
@@ -68,6 +70,16 @@ class CudaBackend:
     @property
     def greedy(self) -> Greedy:
         return self
+
+    @property
+    def async_decoder(self) -> AsyncDecoder:
+        return self
+
+    @torch.inference_mode()
+    def start(self, inputs: StepInputs, settings: RowSettings | None) -> StartedTokens | None:
+        with torch.cuda.device(self.device):
+            graph = self._find(inputs)
+            return None if graph is None else graph.start(inputs, settings)
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:
@@ -123,7 +135,7 @@ class CudaBackend:
         stream = torch.cuda.current_stream()
         try:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._captured[key] = CapturedStep(step, self._dummy_inputs(*key), self._pool)
+            self._captured[key] = CapturedStep(step, self._dummy_inputs(*key), self._pool, self._chooser(*key))
         except RuntimeError as error:  # for example out of memory
             torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
             self._not_capturable.add(key)
@@ -170,12 +182,47 @@ class CudaBackend:
     def _compile(self, query_len: int, size: int) -> Decode:
         """The step to capture, run once so that everything it needs is compiled."""
         with self._on_side_stream():
-            example = InputBuffers(self._dummy_inputs(query_len, size)).inputs  # kernels depend on the alignment
+            buffers = InputBuffers(self._dummy_inputs(query_len, size))  # kernels depend on the alignment
+            buffers.fill(self._dummy_inputs(query_len, size))
+            example = buffers.inputs
+            if (chooser := self._chooser(query_len, size)) is not None:
+                logits_TV = torch.zeros(size, self.model.arch.vocab_size, device=self.device)
+                chooser.run(logits_TV, example.positions_T, example.ids_T)
             if self._network is None:
                 with COMPILING:
                     return inductor.compile_step(self.model, self.cache, query_len, triton_attention, example)
-            self._network.run(example)
-            return self._network.run
+            expected = self._network.run(example)
+            persistent = self._build_persistent(example, expected) if len(example.ids_T) == 1 else None
+            return persistent or self._network.run
+
+    def _build_persistent(self, example: StepInputs, expected: Tensor) -> Decode | None:
+        """A step of one sequence in one kernel; None if that is not faster here, or wrong."""
+        from flambeau.llm.backends.cuda.persistent_step import PersistentStep, is_faster
+
+        if not is_faster(self.model, self.cache):
+            return None
+        try:
+            with COMPILING:
+                step = PersistentStep(self.model, self.cache)
+                difference = float((step.run(example) - expected).norm() / expected.norm())
+            if difference <= MAX_DIFFERENCE:
+                return step.run
+            reason = f"its logits are off by {difference:.0%}"
+        except Exception as error:
+            reason = summary(error)
+            log.debug("the kernel for one sequence failed", exc_info=True)
+        log.warning("the kernel for one sequence cannot be used here, its steps are slower: %s", reason)
+        return None
+
+    def _chooser(self, query_len: int, size: int) -> TokenChooser | None:
+        """Sampling for a captured step; None if several places of a sequence are verified, or without Triton."""
+        if query_len > 1 or self.device.type != "cuda":
+            return None
+        try:
+            from flambeau.llm.backends.cuda.token_choice import TokenChoice  # Triton may not be installed
+        except ImportError:
+            return None
+        return TokenChoice(size, self.model.arch.vocab_size, self.device)
 
     @contextmanager
     def _on_side_stream(self) -> Iterator[None]:

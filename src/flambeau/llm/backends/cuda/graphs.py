@@ -1,13 +1,15 @@
-"""CapturedStep: a decode step as a CUDA graph with fixed input buffers.
+"""CapturedStep: a decode step with its sampling as a CUDA graph with fixed input buffers.
 
-Inputs are copied to the GPU at once, and the most likely tokens back at once: a step is two copies and a launch.
+Inputs are copied to the GPU at once, and the chosen tokens back at once: a step is two copies and a launch. Nothing
+waits: the tokens of one step can be the inputs of the next before the host has read them.
 
 Shapes: T tokens of the step · S sequences · B blocks of the longest one · V vocabulary
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from flambeau.llm.executor.background_compiler import Decode
 from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import argmax_tokens
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -26,22 +29,63 @@ def size_for(num_sequences: int) -> int | None:
     return next((size for size in SIZES if size >= num_sequences), None)
 
 
-class CapturedStep:
-    """One captured step with its input buffers."""
+class TokenChooser(Protocol):
+    """Sampling that can be captured (`token_choice.TokenChoice`)."""
 
-    def __init__(self, step: Decode, buffers: StepInputs, pool: Any) -> None:
+    chosen_T: Tensor
+
+    def set(self, settings: RowSettings | None) -> None:
+        """Use these settings from the next run on; None: the best tokens."""
+
+    def run(self, logits_TV: Tensor, positions_T: Tensor, next_T: Tensor) -> None:
+        """Tokens, or NO_TOKEN, into `chosen_T`; into `next_T` those that the next step can compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTokens:
+    """The tokens of a started step."""
+
+    next_ids: Tensor
+    host_S: Tensor
+    is_copied: Any  # an event
+
+    def wait(self) -> list[int]:
+        self.is_copied.synchronize()
+        found: list[int] = self.host_S.tolist()
+        return found
+
+
+class CapturedStep:
+    """One captured step with its input buffers. Without a chooser it gives logits, or the most likely tokens."""
+
+    def __init__(self, step: Decode, buffers: StepInputs, pool: Any, chooser: TokenChooser | None = None) -> None:
         self._buffers = InputBuffers(buffers)
-        self._tokens = torch.empty(len(buffers.ids_T), dtype=torch.int64, pin_memory=True)
+        self._chooser = chooser
+        self._settings: RowSettings | None = None
+        num_tokens = len(buffers.ids_T)
+        # Two steps may run or wait to be read.
+        self._results: list[tuple[Tensor, Any]] = [
+            (torch.empty(num_tokens, dtype=torch.int64, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        ]
+        self._chosen_T = torch.zeros(num_tokens, dtype=torch.int64, device=buffers.ids_T.device)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
-            argmax_tokens(step(self._buffers.inputs))
+            self._choose(step(self._buffers.inputs))
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # "thread_local": another thread may compile, and allocate, at the same time.
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._logits_TV = step(self._buffers.inputs)
-            self._tokens.copy_(argmax_tokens(self._logits_TV), non_blocking=True)
+            self._choose(self._logits_TV)
+
+    def _choose(self, logits_TV: Tensor) -> None:
+        if self._chooser is None:
+            self._chosen_T.copy_(argmax_tokens(logits_TV))
+        else:
+            inputs = self._buffers.inputs
+            self._chooser.run(logits_TV, inputs.positions_T, inputs.ids_T)
 
     def run(self, inputs: StepInputs) -> Tensor:
         """The logits [T, V]; padding rows read and write block 0."""
@@ -51,10 +95,26 @@ class CapturedStep:
 
     def argmax(self, inputs: StepInputs) -> Tensor:
         """The most likely tokens [T], on the host."""
+        tokens = self._start(inputs, None)
+        tokens.is_copied.synchronize()
+        return tokens.host_S.clone()
+
+    def start(self, inputs: StepInputs, settings: RowSettings | None) -> CapturedTokens | None:
+        """Start the step without waiting for its tokens; None if it has no chooser."""
+        return None if self._chooser is None else self._start(inputs, settings)
+
+    def _start(self, inputs: StepInputs, settings: RowSettings | None) -> CapturedTokens:
         self._buffers.fill(inputs)
+        if self._chooser is not None and settings is not self._settings:
+            self._chooser.set(settings)
+            self._settings = settings
         self._graph.replay()
-        torch.cuda.current_stream().synchronize()
-        return self._tokens[: len(inputs.ids_T)].clone()
+        host_T, is_copied = self._results[0]
+        self._results.reverse()
+        host_T.copy_(self._chosen_T if self._chooser is None else self._chooser.chosen_T, non_blocking=True)
+        is_copied.record()
+        num_tokens = len(inputs.ids_T)
+        return CapturedTokens(self._buffers.inputs.ids_T[:num_tokens], host_T[:num_tokens], is_copied)
 
 
 class InputBuffers:
@@ -94,9 +154,12 @@ class InputBuffers:
             else:
                 on_device.append((self._views[name][: len(given)], given))
             view[len(given) :] = 0
-        self._numbers.copy_(self._host_numbers, non_blocking=True)
+        # The ids may be in place: a step writes its tokens where the next step reads them.
+        first = 0 if inputs.ids_T.is_cpu else len(self._views["ids_T"])
+        self._numbers[first:].copy_(self._host_numbers[first:], non_blocking=True)
         for buffer, given in on_device:
-            buffer.copy_(given)
+            if given.data_ptr() != buffer.data_ptr():
+                buffer.copy_(given)
         self._fill_tables(inputs.block_tables_SB.cpu().numpy())
         if self._copied is not None:
             self._copied.record()

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from flambeau.llm.backends.cuda.launch import store_one_row, store_rows, wait_for_previous
+from flambeau.llm.backends.cuda.wide_weights import widen_pairs
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,41 +72,62 @@ def multiply_one_row_int4(  # type: ignore[no-untyped-def]
 def multiply_rows_int4(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, scales_ptr, minimums_ptr, bias_ptr, y_ptr, T,
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr, GATES: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+    GROUPS: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr, FAST: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of all rows, or one part of their sums, group by group."""
+    """Some outputs of all rows, or one part of their sums, a few groups at a time."""
     half_group: tl.constexpr = GROUP // 2
     num_groups: tl.constexpr = K // GROUP
-    share: tl.constexpr = (num_groups + PARTS - 1) // PARTS
+    half: tl.constexpr = GROUPS * half_group
+    share: tl.constexpr = (num_groups + PARTS * GROUPS - 1) // (PARTS * GROUPS) * GROUPS
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(1)
     t = tl.arange(0, ROWS)
+    g = tl.arange(0, GROUPS)
     j = tl.arange(0, half_group)
+    k = tl.arange(0, half)
     is_row, is_column = t < T, n < N
-    columns = weight_ptr + n[:, None].to(tl.int64) * (K // 2) + j[None, :]
-    inputs = x_ptr + t[:, None] * K + j[None, :]
+    pairs_at = n[:, None, None].to(tl.int64) * (K // 2) + g[None, :, None] * half_group + j[None, None, :]
+    scales_at = n[:, None] * num_groups + g[None, :]
+    inputs = x_ptr + t[:, None] * K + (k // half_group * GROUP + k % half_group)[None, :]
     wait_for_previous(OVERLAPS)
-    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-    other_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-    for group in tl.range(part * share, tl.minimum(part * share + share, num_groups)):
-        x = tl.load(inputs + group * GROUP, mask=is_row[:, None], other=0.0)
-        other_x = tl.load(inputs + group * GROUP + half_group, mask=is_row[:, None], other=0.0)
-        at = n * num_groups + group
-        scale = tl.load(scales_ptr + at, mask=is_column, other=0.0).to(tl.float32)[:, None]
-        minimum = tl.load(minimums_ptr + at, mask=is_column, other=0.0).to(tl.float32)[:, None]
-        pairs = tl.load(columns + group * half_group, mask=is_column[:, None], other=0, eviction_policy="evict_first")
-        first = ((pairs >> 4).to(tl.float32) * scale + minimum).to(x.dtype)
-        second = ((pairs & 15).to(tl.float32) * scale + minimum).to(x.dtype)
-        sums = tl.dot(first, tl.trans(x), sums, input_precision="ieee")
-        sums = tl.dot(second, tl.trans(other_x), sums, input_precision="ieee")
-        if GATES:
-            at = (N + n) * num_groups + group
-            scale = tl.load(scales_ptr + at, mask=is_column, other=0.0).to(tl.float32)[:, None]
-            minimum = tl.load(minimums_ptr + at, mask=is_column, other=0.0).to(tl.float32)[:, None]
-            others = columns + N * (K // 2) + group * half_group
-            pairs = tl.load(others, mask=is_column[:, None], other=0, eviction_policy="evict_first")
-            first = ((pairs >> 4).to(tl.float32) * scale + minimum).to(x.dtype)
-            second = ((pairs & 15).to(tl.float32) * scale + minimum).to(x.dtype)
-            other_sums = tl.dot(first, tl.trans(x), other_sums, input_precision="ieee")
-            other_sums = tl.dot(second, tl.trans(other_x), other_sums, input_precision="ieee")
-    store_rows(tl.trans(sums), tl.trans(other_sums), bias_ptr, y_ptr, n, t, part, T, N, GATES, HAS_BIAS)
+    sums = tl.zeros([COLUMNS, ROWS] if WEIGHTS_FIRST else [ROWS, COLUMNS], tl.float32)
+    for start in tl.range(part * share, part * share + share, GROUPS):
+        is_input = is_row[:, None] & (start + k // half_group < num_groups)[None, :]
+        x = tl.load(inputs + start * GROUP, mask=is_input, other=0.0)
+        other_x = tl.load(inputs + start * GROUP + half_group, mask=is_input, other=0.0)
+        is_group = is_column[:, None] & (start + g < num_groups)[None, :]
+        pairs = tl.load(
+            weight_ptr + pairs_at + start * half_group,
+            mask=is_group[:, :, None],
+            other=0,
+            eviction_policy="evict_first",
+        )
+        scales = tl.load(scales_ptr + scales_at + start, mask=is_group, other=0.0)[:, :, None]
+        minimums = tl.load(minimums_ptr + scales_at + start, mask=is_group, other=0.0)[:, :, None]
+        first, second = widen_pairs(pairs, scales, minimums, x.dtype, FAST)
+        first, second = tl.reshape(first, [COLUMNS, half]), tl.reshape(second, [COLUMNS, half])
+        if WEIGHTS_FIRST:
+            sums = tl.dot(first, tl.trans(x), sums, input_precision="ieee")
+            sums = tl.dot(second, tl.trans(other_x), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(x, tl.trans(first), sums, input_precision="ieee")
+            sums = tl.dot(other_x, tl.trans(second), sums, input_precision="ieee")
+    if WEIGHTS_FIRST:
+        sums = tl.trans(sums)
+    store_rows(sums, sums, bias_ptr, y_ptr, n, t, part, T, N, False, HAS_BIAS)
+
+
+@triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
+def gate_rows(y_ptr, gated_ptr, T, N: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Parts of the sums of a row [S, T, 2N] to products of two that are N apart."""
+    row = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.zeros([BLOCK], tl.float32)
+    other = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(PARTS):
+        at = (part * T + row) * 2 * N + n
+        y += tl.load(y_ptr + at, mask=n < N, other=0.0)
+        other += tl.load(y_ptr + at + N, mask=n < N, other=0.0)
+    gated = y / (1.0 + tl.exp(-y)) * other
+    tl.store(gated_ptr + row * N + n, gated.to(gated_ptr.dtype.element_ty), mask=n < N)

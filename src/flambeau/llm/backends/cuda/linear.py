@@ -12,7 +12,6 @@ Shapes: T rows · N outputs · K inputs · S parts of a sum
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -20,14 +19,17 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.backends.cuda.int4 import multiply_one_row_int4, multiply_rows_int4
+from flambeau.llm.backends.cuda.int4 import gate_rows, multiply_one_row_int4, multiply_rows_int4
 from flambeau.llm.backends.cuda.launch import overlap_options, store_one_row, store_rows, wait_for_previous
+from flambeau.llm.backends.cuda.wide_weights import is_fast, widen
 
 MAX_ROWS = 64
 MAX_INT4_ROWS = 4 * MAX_ROWS  # widening 4 bits beforehand takes as long as several launches
 MIN_ROWS = 16  # of a product on tensor cores
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_PARTS = 4
+INT4_COLUMNS = 128
+GATE_BLOCK = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -73,6 +75,7 @@ def multiply_rows(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, scale_ptr, bias_ptr, y_ptr, T,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all rows, or one part of their sums."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -90,11 +93,11 @@ def multiply_rows(  # type: ignore[no-untyped-def]
         is_place = place < K
         x = tl.load(x_ptr + t[:, None] * K + place[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0)
         mask = is_column[:, None] & is_place[None, :]
-        weights = tl.load(columns + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first").to(x.dtype)
-        sums = tl.dot(x, tl.trans(weights), sums, input_precision="ieee")
+        weights = tl.load(columns + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        sums = tl.dot(x, tl.trans(widen(weights, x.dtype, FAST)), sums, input_precision="ieee")
         if GATES:
             others = tl.load(columns + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            other_sums = tl.dot(x, tl.trans(others.to(x.dtype)), other_sums, input_precision="ieee")
+            other_sums = tl.dot(x, tl.trans(widen(others, x.dtype, FAST)), other_sums, input_precision="ieee")
     if HAS_SCALE:
         sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATES:
@@ -144,38 +147,65 @@ def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
     width, size = linear.width, linear.size
     y = torch.empty((1, width), dtype=x.dtype, device=x.device)
     each, block, warps = one_row_shape(size, linear.weight.dtype)
-    options = {"num_warps": warps, **overlap_options(1)}
-    tensors, flags, launch = kernel_arguments(x, linear, y, multiply_one_row, multiply_one_row_int4)
-    launch[(triton.cdiv(width, each),)](*tensors, N=width, K=size, EACH=each, BLOCK=block, **flags, **options)
+    options = {"GATES": linear.gates, "HAS_BIAS": linear.bias is not None, "num_warps": warps, **overlap_options(1)}
+    sizes = {"N": width, "K": size, "EACH": each, "BLOCK": block}
+    grid = (triton.cdiv(width, each),)
+    if linear.group_size:
+        int4_tensors = x, linear.weight, linear.scale, linear.minimums, linear.bias, y
+        multiply_one_row_int4[grid](*int4_tensors, GROUP=linear.group_size, **sizes, **options)
+    else:
+        tensors = x, linear.weight, linear.scale, linear.bias, y
+        multiply_one_row[grid](*tensors, HAS_SCALE=linear.scale is not None, **sizes, **options)
     return y
 
 
 def few_rows(x: Tensor, linear: KernelLinear) -> Tensor:
     """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32."""
+    if linear.group_size:
+        return few_rows_int4(x, linear)
     width, size, num_rows = linear.width, linear.size, len(x)
-    columns, block, stages, parts = few_rows_shape(width, x.dtype, linear.weight.dtype, gates=linear.gates)
-    shape, dtype = ((num_rows, width), x.dtype) if parts == 1 else ((parts, num_rows, width), torch.float32)
-    y = torch.empty(shape, dtype=dtype, device=x.device)
-    tensors, flags, launch = kernel_arguments(x, linear, y, multiply_rows, multiply_rows_int4)
-    if not linear.group_size:
-        flags["BLOCK"] = block
-    launch[(triton.cdiv(width, columns), parts)](
-        *tensors, num_rows,
-        N=width, K=size, ROWS=max(MIN_ROWS, triton.next_power_of_2(num_rows)), COLUMNS=columns, PARTS=parts,
-        **flags, **overlap_options(num_rows), num_warps=4, num_stages=stages,
+    columns, block, stages = few_rows_shape(x.dtype, linear.weight.dtype, gates=linear.gates)
+    parts = 1 if linear.gates else num_parts(width, columns)
+    y = sums_for(x, width, parts)
+    multiply_rows[(triton.cdiv(width, columns), parts)](
+        x, linear.weight, linear.scale, linear.bias, y, num_rows,
+        N=width, K=size, ROWS=padded(num_rows), COLUMNS=columns, BLOCK=block, PARTS=parts, GATES=linear.gates,
+        HAS_SCALE=linear.scale is not None, HAS_BIAS=linear.bias is not None, FAST=is_fast(x.dtype),
+        **overlap_options(num_rows), num_warps=4, num_stages=stages,
     )  # fmt: skip
     return y
 
 
-def kernel_arguments(
-    x: Tensor, linear: KernelLinear, y: Tensor, plain: Any, int4: Any
-) -> tuple[list[Any], dict[str, Any], Any]:
-    """The tensors and flags of a layer, and the kernel that takes them."""
-    flags: dict[str, Any] = {"GATES": linear.gates, "HAS_BIAS": linear.bias is not None}
-    if linear.group_size:
-        tensors = [x, linear.weight, linear.scale, linear.minimums, linear.bias, y]
-        return tensors, {**flags, "GROUP": linear.group_size}, int4
-    return [x, linear.weight, linear.scale, linear.bias, y], {**flags, "HAS_SCALE": linear.scale is not None}, plain
+def few_rows_int4(x: Tensor, linear: KernelLinear) -> Tensor:
+    """As `few_rows`. A second kernel applies gates: sums of both kinds need too many registers."""
+    outputs, size, num_rows = len(linear.weight), linear.size, len(x)
+    rows = padded(num_rows)
+    columns, block, weights_first = int4_rows_shape(x.dtype, rows)
+    parts = num_parts(outputs, INT4_COLUMNS)  # the same for any number of rows: some may be computed separately
+    y = torch.empty(parts, num_rows, outputs, device=x.device) if linear.gates else sums_for(x, outputs, parts)
+    multiply_rows_int4[(triton.cdiv(outputs, columns), parts)](
+        x, linear.weight, linear.scale, linear.minimums, linear.bias, y, num_rows,
+        N=outputs, K=size, GROUP=linear.group_size, ROWS=rows, COLUMNS=columns,
+        GROUPS=max(1, block // linear.group_size), PARTS=parts, HAS_BIAS=linear.bias is not None,
+        FAST=is_fast(x.dtype), WEIGHTS_FIRST=weights_first, **overlap_options(num_rows), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if not linear.gates:
+        return y
+    gated = torch.empty(num_rows, linear.width, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(linear.width, GATE_BLOCK), num_rows)
+    gate_rows[grid](y, gated, num_rows, N=linear.width, PARTS=parts, BLOCK=GATE_BLOCK)
+    return gated
+
+
+def sums_for(x: Tensor, width: int, parts: int) -> Tensor:
+    """Outputs [T, N], or parts [S, T, N] of the sums in float32."""
+    if parts == 1:
+        return torch.empty(len(x), width, dtype=x.dtype, device=x.device)
+    return torch.empty(parts, len(x), width, device=x.device)
+
+
+def padded(num_rows: int) -> int:
+    return max(MIN_ROWS, triton.next_power_of_2(num_rows))  # type: ignore[no-any-return]
 
 
 def one_row_shape(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -187,15 +217,24 @@ def one_row_shape(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
     return (4, min(512, block), 2) if dtype.is_floating_point and not is_long else (4, min(1024, block), 4)
 
 
-def few_rows_shape(
-    width: int, dtype: torch.dtype, weight_dtype: torch.dtype, *, gates: bool
-) -> tuple[int, int, int, int]:
-    """Outputs of a program, inputs that it reads at a time, pipeline stages, and parts of the sum."""
+def few_rows_shape(dtype: torch.dtype, weight_dtype: torch.dtype, *, gates: bool) -> tuple[int, int, int]:
+    """Outputs of a program, inputs that it reads at a time, and pipeline stages: the best of those measured."""
     if dtype == torch.float32:
-        columns, block, stages = 32 if gates else 64, 64, 3
-    else:
-        columns, block, stages = (64, 128, 3) if gates else (64, 64, 5) if weight_dtype.itemsize > 1 else (64, 128, 4)
+        return 32 if gates else 64, 64, 3
+    return (64, 128, 3) if gates else (64, 64, 5) if weight_dtype.itemsize > 1 else (64, 128, 4)
+
+
+def int4_rows_shape(dtype: torch.dtype, rows: int) -> tuple[int, int, bool]:
+    """Outputs of a program, inputs that it reads at a time, and whether weights are the first operand."""
+    if dtype == torch.float32:
+        return 32, 64, False
+    # From 64 rows on, tensor cores take only the first operand from registers, where the widened weights are.
+    return (64, 256, True) if rows > 32 else (INT4_COLUMNS, 128, False)
+
+
+def num_parts(width: int, columns: int) -> int:
+    """Into how many parts sums are split, so that there are enough programs."""
     parts = 1
-    while not gates and parts < MAX_PARTS and parts * -(-width // columns) < PROGRAMS:
+    while parts < MAX_PARTS and parts * -(-width // columns) < PROGRAMS:
         parts *= 2
-    return columns, block, stages, parts
+    return parts

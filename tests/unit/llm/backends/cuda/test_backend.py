@@ -23,7 +23,7 @@ class StandIn:
 
     fails = False
 
-    def __init__(self, step, buffers, pool):
+    def __init__(self, step, buffers, pool, chooser):
         if self.fails:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         self.num_sequences = len(buffers.context_lens_S)
@@ -93,6 +93,14 @@ def test_a_capture_without_memory_is_logged_once_and_steps_go_on(backend, monkey
     assert [*backend._captured] == [(1, 4)]
 
 
+def test_steps_are_compiled_with_the_inputs_of_a_real_step(backend, monkeypatch):
+    examples = []
+    monkeypatch.setattr(module.inductor, "compile_step", lambda *given: examples.append(given[-1]))
+    backend.decode(steps_of(3))
+    assert backend.wait_until_compiled(60)
+    assert [example.context_lens_S.tolist() for example in examples] == [[1] * 4]
+
+
 def test_nothing_is_captured_while_a_compiler_runs(backend):
     backend.decode(steps_of(1))
     assert backend.wait_until_compiled(60)
@@ -107,7 +115,16 @@ def test_without_triton_one_warning_is_logged(backend, monkeypatch, caplog):
     assert backend.wait_until_compiled(60)
     caplog.clear()
     for name in [name for name in sys.modules if name.startswith("flambeau.llm.backends.cuda.")]:
-        if name.rpartition(".")[2] in ("network", "attention", "linear", "int4", "norm", "rope", "launch"):
+        if name.rpartition(".")[2] in (
+            "network",
+            "attention",
+            "linear",
+            "int4",
+            "norm",
+            "rope",
+            "launch",
+            "wide_weights",
+        ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
     backend._build_kernels()

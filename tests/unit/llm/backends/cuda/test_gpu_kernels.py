@@ -16,7 +16,7 @@ from support.llm_steps import random_model, room, step_inputs
 pytest.importorskip("triton", reason="there is no Triton here")
 
 from flambeau.llm.backends.cuda.attention import TritonAttention
-from flambeau.llm.backends.cuda.network import CudaNetwork
+from flambeau.llm.backends.cuda.network import CudaNetwork, kernel_linear
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [
@@ -140,6 +140,22 @@ def test_quantized_networks(case, kind):
     with torch.inference_mode():
         found = CudaNetwork(model, cache).run(inputs)
     assert (found - expected).norm() <= (0.04 if DEVICE.type == "cuda" else 1e-4) * expected.norm()
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter takes minutes")
+@pytest.mark.parametrize("outputs", [256, 4096, 12288, 22016])
+@pytest.mark.parametrize("rows", [2, 16, 32, 33, 64, 96])
+def test_int4_layers_of_any_width_for_any_number_of_rows(rows, outputs):
+    linear = torch.nn.Linear(256, outputs, bias=False, dtype=torch.bfloat16, device=DEVICE)
+    layer = CudaInt4Linear(Int4Linear.from_linear(linear, 64))
+    x = torch.randn(rows, 256, dtype=torch.bfloat16, device=DEVICE)
+    with torch.inference_mode():
+        expected = layer(x).float()
+        found = kernel_linear(layer)(x).float()
+        assert ((found.sum(0) if found.dim() == 3 else found) - expected).norm() <= 0.01 * expected.norm()
+        gate, up = expected.chunk(2, dim=-1)
+        expected = torch.nn.functional.silu(gate) * up
+        assert (kernel_linear(layer, gates=True)(x) - expected).norm() <= 0.01 * expected.norm()
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter does not know bfloat16")

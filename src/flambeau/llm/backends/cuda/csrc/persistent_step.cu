@@ -1,4 +1,4 @@
-// One decode step of a dense Llama-shaped network for one sequence, in one persistent kernel: a trial.
+// One decode step of a dense Llama-shaped network for one sequence, in one persistent kernel.
 //
 // There is one block per multiprocessor. Warp 11 streams weights through a ring in shared memory with bulk copies and
 // never waits for a result; warps 0 to 10 compute. Blocks meet at a counter in global memory between the parts of a
@@ -44,11 +44,10 @@ struct Params {
     float* part_o;
     float* part_ml;
     float* logits;
-    const i64* position;
-    const i64* slot;
+    u32* counter;
+    const i64* slot;  // from here on: the step's own, set by the kernel
     const i64* length;
     const i64* table;
-    u32* counter;
 };
 
 __device__ __forceinline__ u32 smem_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -715,14 +714,18 @@ __device__ __forceinline__ void attention(const Params& P, Ahead& a, int layer, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) step(const Params* params) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+    step(const Params* params, const i64* slot_at, const i64* length_at, const i64* table_at) {
     extern __shared__ __align__(128) u8 smem[];
     u8* ring = smem;
     u16* x = (u16*)(smem + STAGES * STAGE_B);
     Shared* s = (Shared*)(smem + STAGES * STAGE_B + XBYTES);
-    if (threadIdx.x < sizeof(Params) / 8) ((u64*)&s->params)[threadIdx.x] = ((const u64*)params)[threadIdx.x];
+    if (threadIdx.x < sizeof(Params) / 8 - 3) ((u64*)&s->params)[threadIdx.x] = ((const u64*)params)[threadIdx.x];
     const Params& P = s->params;
     if (threadIdx.x == 0) {
+        s->params.slot = slot_at;
+        s->params.length = length_at;
+        s->params.table = table_at;
         for (int i = 0; i < STAGES; i++) {
             mbar_init(smem_of(&s->full[i]), 1);
             mbar_init(smem_of(&s->empty[i]), NWARPS);
@@ -746,7 +749,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) step(const Params* params) 
     }
     u32 target = 0;
     int slot = 0;
-    int length = (int)*P.length;
+    int length = max(1, (int)*P.length);  // 0 in buffers that were never filled
     int splits = min(NSPLIT_MAX, (length + 31) / 32), chunk = (length + splits - 1) / splits;
     splits = (length + chunk - 1) / chunk;
     int turn = 0;

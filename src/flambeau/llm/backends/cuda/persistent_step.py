@@ -1,0 +1,197 @@
+"""PersistentStep: a decode step of one sequence with 8-bit or 4-bit weights in one kernel (csrc/persistent_step.cu).
+
+One block on each multiprocessor streams weights all the time, also while blocks wait for each other between the parts
+of a layer. NVRTC compiles the kernel for the network's shapes. Its results are those of `CudaNetwork`, which computes
+all other steps.
+
+Shapes: E hidden · V vocabulary · O outputs · G groups of 4-bit weights
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
+from flambeau.llm.quantize.row_scaled import RowScaledLinear
+
+SOURCE = Path(__file__).parent / "csrc" / "persistent_step.cu"
+BFLOAT16, INT8, FP8, INT4 = range(4)  # kinds of weights, as in the kernel
+PADDING = {BFLOAT16: 16, INT8: 64, FP8: 64, INT4: 32}  # bytes between the rows of a stage, against bank conflicts
+INT4_PIECE = 64  # weights for which the kernel reads one scale
+NUM_WARPS = 12
+ROW_BYTES = 2048  # a bulk copy takes about 40 ns, whatever its size
+CAPABILITY = (9, 0)  # the only one that it was tested on
+WARP_INPUTS = 256  # that the threads of a warp prepare: all of them, or none
+MAX_QUERIES = 8  # heads that share a key-value head: more need too many registers
+
+
+class PersistentStep:
+    """The kernel for one network and its cache, with its buffers."""
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        arch, device = model.arch, cache.keys[0].device
+        kind = weight_kind(model)
+        assert kind is not None
+        properties: Any = torch.cuda.get_device_properties(device)
+        self._num_blocks: int = properties.multi_processor_count
+        stages, x_bytes, self._shared_bytes = shared_memory(model, kind, properties.shared_memory_per_block_optin)
+        shapes = {
+            "WT": kind, "HEAD_WT": BFLOAT16, "HID": arch.hidden_size, "NH": arch.num_heads, "NKV": arch.num_kv_heads,
+            "HD": arch.head_size, "FF": arch.intermediate_size, "LAYERS": arch.num_layers, "VOCAB": arch.vocab_size,
+            "GROUP": group_size(model), "RB": ROW_BYTES, "STAGES": stages, "NB": self._num_blocks,
+            "KVBLOCK": cache.block_size, "EPS": f"{arch.norm_epsilon}f", "XBYTES": x_bytes,
+        }  # fmt: skip
+        source = "".join(f"#define {name} {value}\n" for name, value in shapes.items()) + SOURCE.read_text()
+        compile_kernel = torch.cuda._compile_kernel
+        self._kernel = compile_kernel(source, "step", compute_capability="90", nvcc_options=["-std=c++17"])
+        self._kernel.set_shared_memory_config(self._shared_bytes)
+        self._kept: list[Tensor] = []
+        self._embedding = model.model.embed_tokens.weight
+
+        def zeros(size: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        splits = self._num_blocks // arch.num_kv_heads
+        self._hidden_E = zeros(arch.hidden_size, torch.bfloat16)
+        self._logits_V = zeros(arch.vocab_size, torch.float32)
+        self._counters = zeros(4 * arch.num_layers + 8, torch.int32)  # of arrivals, and of tiles taken
+        layers: list[Any] = [*model.model.layers]
+        linears = [linear for layer in layers for linear in linear_layers(layer)]
+        gains = [each.weight for layer in layers for each in (layer.input_layernorm, layer.post_attention_layernorm)]
+        head = self._embedding if model.lm_head is None else model.lm_head.weight
+        self._parameters = self._addresses(
+            [
+                self._addresses([*(linear.weight for linear, _ in linears), head]),
+                self._addresses([*(kernel_scales(linear, is_gated) for linear, is_gated in linears), None]),
+                self._addresses([*gains, model.model.norm.weight]),
+                self._addresses([*cache.keys]),
+                self._addresses([*cache.values]),
+                model.rotation.cos,
+                model.rotation.sin,
+                self._hidden_E,
+                zeros((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_size, torch.bfloat16),
+                zeros(arch.intermediate_size, torch.bfloat16),
+                zeros(splits * arch.num_heads * arch.head_size, torch.float32),
+                zeros(splits * arch.num_heads * 2, torch.float32),
+                self._logits_V,
+                self._counters,
+            ]
+        )
+
+    def _addresses(self, tensors: list[Any]) -> Tensor:
+        """A tensor of the tensors' addresses; it keeps them alive."""
+        self._kept += [tensor for tensor in tensors if tensor is not None]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self._kept.append(torch.tensor(addresses, dtype=torch.int64, device=self._embedding.device))
+        return self._kept[-1]
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """The logits [1, V] of a step of one token, in a buffer that the next step overwrites."""
+        self._counters.zero_()
+        self._hidden_E.copy_(F.embedding(inputs.ids_T, self._embedding)[0])
+        given = [self._parameters, inputs.slots_T, inputs.context_lens_S, inputs.block_tables_SB]
+        launch_together(self._kernel.func, self._num_blocks, 32 * NUM_WARPS, self._shared_bytes, given)
+        return self._logits_V.unsqueeze(0)
+
+
+def launch_together(function: Any, num_blocks: int, num_threads: int, shared_bytes: int, tensors: list[Tensor]) -> None:
+    """Launch a kernel whose blocks wait for each other: none starts before there is room for all of them."""
+    addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+    arguments = (ctypes.c_void_p * len(tensors))(*(ctypes.addressof(address) for address in addresses))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    error = driver().cuLaunchCooperativeKernel(
+        function, num_blocks, 1, 1, num_threads, 1, 1, shared_bytes, stream, arguments
+    )
+    if error:
+        raise RuntimeError(f"the driver rejects a cooperative launch of {num_blocks} blocks: error {error}")
+
+
+@functools.cache
+def driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def shared_memory(model: Transformer, kind: int, limit_bytes: int) -> tuple[int, int, int]:
+    """Stages of the ring, bytes of the inputs of a layer, and of all shared memory."""
+    arch = model.arch
+    widest = max(arch.intermediate_size, arch.hidden_size, arch.num_heads * arch.head_size)
+    queries, num_consumers = arch.num_heads // arch.num_kv_heads, NUM_WARPS - 1
+    x_bytes = -(-max(widest * 2, num_consumers * queries * (arch.head_size + 2) * 4) // 128) * 128
+    stage = 16 * (ROW_BYTES + PADDING[kind]) + (ROW_BYTES * 2 if kind == INT4 else 0)
+    other = 512 + 2 * num_consumers * 16 * 4 + (widest // 64 + 8) * 8 + 512
+    stages = (limit_bytes - x_bytes - other) // (stage + 20)
+    return stages, x_bytes, stages * (stage + 20) + x_bytes + other
+
+
+def linear_layers(layer: Any) -> list[tuple[Any, bool]]:
+    """The linear layers in the order of a step, and whether half of the outputs are gates."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [(attention.qkv_proj, False), (attention.o_proj, False), (mlp.gate_up_proj, True), (mlp.down_proj, False)]
+
+
+def kernel_scales(linear: Any, is_gated: bool) -> Tensor | None:
+    """Scales of rows; for 4 bits, scale and minimum of each piece in the order of the kernel's tiles of 16 rows."""
+    if isinstance(linear, nn.Linear):
+        return None
+    if not isinstance(linear, CudaInt4Linear):
+        scale: Tensor = linear.scale
+        return scale.flatten().float().contiguous()
+    both_OG2 = torch.stack((linear.scales, linear.minimums), -1)
+    both_OG2 = both_OG2.repeat_interleave(linear.group_size // INT4_PIECE, dim=1)
+    rows, pieces, _ = both_OG2.shape
+    if is_gated:
+        return both_OG2.view(2, rows // 16, 8, pieces, 2).permute(1, 3, 0, 2, 4).contiguous()
+    return both_OG2.view(rows // 16, 16, pieces, 2).permute(0, 2, 1, 3).contiguous()
+
+
+def kind_of(linear: nn.Module) -> int | None:
+    """The kind of a layer's weights; None if the kernel does not support them."""
+    weight = linear.weight
+    assert isinstance(weight, Tensor)
+    if isinstance(linear, CudaInt4Linear):
+        is_supported = linear.group_size in (INT4_PIECE, 2 * INT4_PIECE) and linear.scales.dtype == torch.bfloat16
+        return INT4 if is_supported else None
+    if isinstance(linear, (RowScaledLinear, CudaFp8Linear)):
+        return {torch.int8: INT8, torch.float8_e4m3fn: FP8}.get(weight.dtype)
+    return BFLOAT16 if type(linear) is nn.Linear and weight.dtype == torch.bfloat16 else None
+
+
+def weight_kind(model: Transformer) -> int | None:
+    """The kind of all layers' weights; None if they differ."""
+    linears = [linear for layer in model.model.layers for linear, _ in linear_layers(layer)]
+    kinds = {kind_of(linear) for linear in linears}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def group_size(model: Transformer) -> int:
+    """Of 4-bit weights; any number for others."""
+    first: Any = model.model.layers[0]
+    return getattr(first.self_attn.qkv_proj, "group_size", INT4_PIECE)
+
+
+def is_faster(model: Transformer, cache: KVCache) -> bool:
+    """Whether the kernel supports a network that `CudaNetwork` supports, and is faster: with quantized weights."""
+    arch, device = model.arch, cache.keys[0].device
+    if torch.cuda.get_device_capability(device) != CAPABILITY or cache.keys[0].dtype != torch.bfloat16:
+        return False
+    has_extras = arch.qkv_bias or arch.output_bias or arch.mlp_bias or arch.qk_norm or arch.unrotated_layers
+    if has_extras or any(arch.windows) or arch.head_size not in (64, 128):
+        return False
+    sizes = arch.hidden_size, arch.intermediate_size, arch.num_heads * arch.head_size
+    num_blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    if any(size % WARP_INPUTS for size in sizes) or arch.vocab_size % 16 or arch.num_kv_heads > num_blocks:
+        return False
+    if arch.num_heads // arch.num_kv_heads > MAX_QUERIES or weight_kind(model) in (None, BFLOAT16):
+        return False
+    head = model.lm_head
+    return head is None or (kind_of(head) == BFLOAT16 and head.bias is None)

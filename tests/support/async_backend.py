@@ -1,0 +1,64 @@
+"""A backend in plain PyTorch that starts steps as a GPU does: in order, and read later."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.core.sequence import SamplingState
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.sampling.row_groups import RowSettings
+from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.sampling_params import SamplingParams
+
+
+@dataclass
+class EagerTokens:
+    """Tokens that are known, but count as read only once somebody waits."""
+
+    tokens: Tensor
+    is_read: bool = False
+
+    @property
+    def next_ids(self) -> Tensor:
+        return self.tokens.clamp(min=0)
+
+    def wait(self) -> list[int]:
+        self.is_read = True
+        found: list[int] = self.tokens.tolist()
+        return found
+
+
+class AsyncEagerBackend(EagerBackend):
+    """Samples by RowSettings; notes how many steps were started before the one before was read."""
+
+    num_started = num_ahead = 0
+    last: EagerTokens | None = None
+
+    @property
+    def async_decoder(self) -> AsyncEagerBackend:
+        return self
+
+    @torch.inference_mode()
+    def start(self, inputs: StepInputs, settings: RowSettings | None) -> EagerTokens:
+        assert settings is not None
+        self.num_started += 1
+        self.num_ahead += self.last is not None and not self.last.is_read
+        logits = self.decode(inputs)
+        states = [state_of(settings, i, int(position)) for i, position in enumerate(inputs.positions_T)]
+        sampler = Sampler(logits.shape[1])
+        self.last = EagerTokens(sampler.sample(logits.unsqueeze(1), states).view(-1))
+        return self.last
+
+
+def state_of(settings: RowSettings, row: int, position: int) -> SamplingState:
+    """A sequence of that length with these settings."""
+    temperature, top_k, top_p, log_min_p = settings.numbers[:, row].tolist()
+    params = SamplingParams(temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=math.exp(log_min_p))
+    state = SamplingState(params, 0, [0] * (position + 1), 1)
+    state.key = int(settings.keys_S[row])
+    return state

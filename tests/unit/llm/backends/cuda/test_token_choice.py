@@ -1,0 +1,106 @@
+"""Sampling on a GPU gives the sampler's tokens: on a GPU, or by Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from flambeau.llm.core.outputs import NO_TOKEN
+from flambeau.llm.core.sequence import SamplingState
+from flambeau.llm.sampling.row_groups import RowSettings
+from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.sampling_params import SamplingParams
+
+pytest.importorskip("triton", reason="there is no Triton here")
+
+from flambeau.llm.backends.cuda import token_choice
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
+        reason="needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)",
+    ),
+    pytest.mark.filterwarnings("ignore:invalid value"),  # the interpreter computes with NaN
+]
+SETTINGS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1e-35),
+    SamplingParams(temperature=0.8, top_k=200),
+    SamplingParams(temperature=0.8, top_k=50, top_p=0.9),
+    SamplingParams(top_k=1),
+    SamplingParams(temperature=2.0, top_k=700),
+    SamplingParams(temperature=2.0, top_k=700, top_p=0.5),
+    SamplingParams(temperature=1.3, top_p=0.7),
+    SamplingParams(top_p=0.01),
+    SamplingParams(top_p=0.999),
+    SamplingParams(min_p=0.1),
+    SamplingParams(top_k=20, top_p=0.95, min_p=0.2),
+]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Some rows have more candidates than are ranked at once."""
+    for name, number in {"BLOCK": 256, "CANDIDATES": 512, "TOP_P_CANDIDATES": 128}.items():
+        monkeypatch.setattr(token_choice, name, number)
+
+
+def choose(logits_TV, seed=0):
+    """The tokens of the sampler and of the kernel, with row i by the i-th settings."""
+    vocab_size = logits_TV.shape[1]
+    states = [SamplingState(p, 9 * seed + i, [*range(5 + i)], 3) for i, p in enumerate(SETTINGS)]
+    expected = Sampler(vocab_size, device=DEVICE).sample(logits_TV.unsqueeze(1), states).view(-1)
+    choice = token_choice.TokenChoice(len(SETTINGS) + 1, vocab_size, DEVICE)
+    choice.set(RowSettings.of(states, vocab_size))
+    positions_T = torch.tensor([*(len(state.tokens) - 1 for state in states), 0], device=DEVICE)
+    next_T = torch.full_like(positions_T, -7)
+    choice.run(torch.cat([logits_TV, logits_TV[:1]]), positions_T, next_T)  # and a row of padding
+    assert next_T.tolist() == choice.chosen_T.clamp(min=0).tolist()
+    return expected.tolist(), choice.chosen_T[:-1].tolist()
+
+
+@pytest.mark.parametrize("vocab_size", [50, 256, 900])
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+def test_tokens_are_those_of_the_sampler(vocab_size, spread):
+    for seed in range(2 if DEVICE.type == "cpu" else 50):
+        generator = torch.Generator().manual_seed(seed)
+        logits_TV = torch.randn(len(SETTINGS), vocab_size, generator=generator) * spread
+        expected, found = choose(logits_TV.to(DEVICE), seed)
+        assert found == expected
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_no_token_is_chosen_from_logits_that_are_not_finite(value):
+    logits_TV = torch.randn(len(SETTINGS), 300, device=DEVICE)
+    logits_TV[:, 270] = value
+    expected, found = choose(logits_TV)
+    assert set(found) == set(expected) == {NO_TOKEN}
+
+
+def test_a_single_possible_token_is_chosen():
+    logits_TV = torch.full((len(SETTINGS), 300), -torch.inf, device=DEVICE)
+    assert set(choose(logits_TV)[1]) == {NO_TOKEN}
+    logits_TV[:, 277] = -3.0
+    assert set(choose(logits_TV)[1]) == {277}
+
+
+def test_the_first_of_equal_tokens_is_the_best():
+    logits_TV = torch.zeros(len(SETTINGS), 300, device=DEVICE)
+    logits_TV[0, [260, 31, 290]] = 1.0
+    assert choose(logits_TV)[1][0] == 31
+
+
+def test_without_settings_the_best_tokens_are_chosen():
+    logits_TV = torch.randn(3, 300, device=DEVICE)
+    choice = token_choice.TokenChoice(3, 300, DEVICE)
+    choice.set(RowSettings.of([SamplingState(SETTINGS[1], 1, [1], 1)] * 3, 300))
+    choice.set(None)
+    choice.run(
+        logits_TV, torch.zeros(3, dtype=torch.int64, device=DEVICE), torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    )
+    assert choice.chosen_T.tolist() == logits_TV.argmax(-1).tolist()
