@@ -33,7 +33,7 @@ def unfinished_handshakes(stage: Stage) -> None:
     [port] = free_ports(1)
     server = stage.configured(
         "echo.py",
-        max_files=1024,
+        max_files=600,
         management=Address(port=port, is_tls=True),
         tls=Tls(certificate_file=files[0], private_key_file=files[1]),
     )
@@ -72,21 +72,28 @@ def bad_bytes_after_requests(stage: Stage) -> None:
     predict = b"POST /predictions/obedient HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     predict += b"Content-Length: %d\r\n\r\n" % len(order) + order
     plain = b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    slow, fast = (server.port, predict), (server.port, b"GET /livez" + plain)
-    kinds = (slow, fast, (server.port, b"OPTIONS /" + plain), (server.management_port, b"GET /models" + plain))
+    probe, describe, models = b"GET /livez" + plain, b"OPTIONS /" + plain, b"GET /models" + plain
+    kinds = (
+        (server.port, predict, predict),
+        (server.port, predict, probe),  # the quick ones wait for the slow one, and are answered turn by turn
+        (server.port, probe, probe),
+        (server.port, describe, predict),
+        (server.management_port, models, models),
+    )
     endings = (b"\x00\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n")
     wrong, num_tries = [], 0
-    for (port, good), ending, is_apart in itertools.product(kinds, endings, (False, True)):
-        for count in (1, 3, 20)[: stage.scale.of(3, 2)]:
+    for (port, first, other), ending, is_later in itertools.product(kinds, endings, (False, True)):
+        for count in (0, 2, 20, 90)[: stage.scale.of(4, 3)]:
             with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
-                client.sendall(good * count + (b"" if is_apart else ending))
-                if is_apart:
-                    time.sleep(0.005)
+                client.sendall(first + other * count + (b"" if is_later else ending))
+                if is_later:
+                    client.recv(1, socket.MSG_PEEK)  # the answers have begun
                     client.sendall(ending)
                 statuses = statuses_until_closed(client)
             num_tries += 1
-            if statuses not in ([200] * count, [200] * count + [400]):
-                wrong.append(f"{count} × {good[:20].decode()}, then {ending[:20]!r}: {statuses}")
+            owed = [200] * (1 + count)
+            if statuses not in (owed, [*owed, 400]):
+                wrong.append(f"{1 + count} requests, then {ending[:20]!r}: {len(statuses)} answers, {statuses[-3:]}")
     stage.note("connections", num_tries)
     stage.none("connections where bad bytes took the place of an answer", wrong)
 
