@@ -23,7 +23,9 @@ def main() -> int:
         return 0
     scale = Scale(arguments.quick, arguments.chaos_s, arguments.fuzz_s, arguments.seed)
     cases = [case for case in CASES if not arguments.quick or case.is_quick]
-    cases = [case for case in cases if arguments.only.lower() in f"{case.group} {case.name}".lower()]
+    if arguments.only:
+        words = [word.lower() for word in arguments.only]
+        cases = [case for case in cases if any(word in f"{case.group} {case.name}".lower() for word in words)]
     if arguments.list:
         print("\n".join(f"{case.group:8} {'quick' if case.is_quick else '':6} {case.name}" for case in cases))
         return 0
@@ -31,8 +33,9 @@ def main() -> int:
     outcomes = run_cases(cases, scale, show)
     num_broken = sum(outcome.state == "broken" for outcome in outcomes)
     print(f"{len(outcomes)} cases in {time.monotonic() - began:.0f} s, {num_broken} broken")
-    if not arguments.quick and not arguments.only:
-        result = report.result_of(outcomes, scale, load)
+    if arguments.update or not (arguments.quick or arguments.only):
+        earlier = report.earlier_outcomes() if arguments.update else []
+        result = report.result_of(report.merged(earlier, outcomes), scale, load)
         file = report.save(result)
         report.write_page(result, file)
         print(f"wrote {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file.name}")
@@ -42,7 +45,14 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scorecard", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a subset in smaller numbers; writes no page")
-    parser.add_argument("--only", default="", help="cases whose group or name contains this; writes no page")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="cases whose group or name contains this; repeatable",
+    )
+    parser.add_argument("--update", action="store_true", help="put them into the newest result, and write the page")
     parser.add_argument("--list", action="store_true", help="show the cases")
     parser.add_argument("--chaos-s", type=float, default=60, help="seconds of chaos (60)")
     parser.add_argument("--fuzz-s", type=float, default=6, help="seconds of search for each target of the fuzzer (6)")

@@ -154,9 +154,10 @@ class MemoryProbe:
     def growth(self) -> float:
         return self.after.rss / self.before.rss - 1
 
-    def judge(self, stage: Stage, *, peak_mb: float | None) -> None:
-        """Memory is bounded during the attack (if `peak_mb` is given), and back after it."""
-        self.settle()
+    def judge(self, stage: Stage, *, peak_mb: float | None, returns: bool = True) -> None:
+        """Memory is bounded during the attack (if `peak_mb` is given), and back after it if the attack is over."""
+        if returns:
+            self.settle()
         stage.note("memory before (RSS)", self.before.rss, "MB")
         stage.note("memory before (PSS)", self.before.pss, "MB")
         held = self.peak.held - self.before.held
@@ -164,9 +165,10 @@ class MemoryProbe:
             stage.note("more memory at the peak", held, "MB")
         else:
             stage.at_most("more memory at the peak", held, peak_mb, "MB")
-        stage.note("memory after (RSS)", self.after.rss, "MB")
-        stage.note("memory after (PSS)", self.after.pss, "MB")
-        stage.at_most("memory growth", round(100 * self.growth, 1), 100 * RETURN_SHARE, "%")
+        if returns:
+            stage.note("memory after (RSS)", self.after.rss, "MB")
+            stage.note("memory after (PSS)", self.after.pss, "MB")
+            stage.at_most("memory growth", round(100 * self.growth, 1), 100 * RETURN_SHARE, "%")
 
 
 def num_descriptors(pid: int) -> int:

@@ -67,6 +67,18 @@ def newest_result(folder: Path = RESULTS) -> Path | None:
     return max(folder.glob("*.json"), default=None)
 
 
+def earlier_outcomes() -> list[Outcome]:
+    """The outcomes of the newest result."""
+    source = newest_result()
+    return [Outcome.from_dict(one) for one in json.loads(source.read_text())["outcomes"]] if source else []
+
+
+def merged(earlier: Sequence[Outcome], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Earlier outcomes, with these in the places of those with the same names, or at the end."""
+    new = {outcome.name: outcome for outcome in outcomes}
+    return [new.pop(outcome.name, outcome) for outcome in earlier] + [*new.values()]
+
+
 def write_page(result: dict[str, Any], source: Path) -> None:
     PAGE.write_text(to_page(result, source.name))
     PLOT.write_text(to_plot(result))

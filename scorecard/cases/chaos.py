@@ -90,8 +90,11 @@ def chaos(stage: Stage) -> None:
     server = stage.serve("echo.py", "obedient.py", "--model-store", stage.folder)
     assert server.manage("PUT", "/models/echo?min_worker=3&max_worker=3&synchronous=true").status == 200
     disturbances = Chaos(server, archive.name, stage.scale.seed)
-    with OwnAnswersClient(server):
-        time.sleep(2)
+    with OwnAnswersClient(server):  # what is allocated once does not count as growth
+        for _ in range(stage.scale.of(8, 2)):
+            disturbances.scale()
+            disturbances.register()
+            disturbances.disconnect()
     seconds = 3 if stage.scale.is_quick else stage.scale.chaos_s
     with (
         MemoryProbe(server) as memory,

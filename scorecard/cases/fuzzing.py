@@ -143,7 +143,7 @@ def described_requests(stage: Stage) -> None:
                 continue  # it would remove the models that the others need
             label = f"{listener.removesuffix('_port')} {operation.method.upper()} {operation.path}"
 
-            check = partial(call_operation, port=port, label=label, counts=counts, errors=errors)
+            call = partial(call_operation, port=port, label=label, counts=counts, errors=errors)
             options = settings(
                 max_examples=stage.scale.of(25, 2),
                 deadline=None,
@@ -152,12 +152,21 @@ def described_requests(stage: Stage) -> None:
                 suppress_health_check=[*HealthCheck],
             )
             try:
-                seed(stage.scale.seed)(options(given(operation.as_strategy())(check)))()
+                seed(stage.scale.seed)(options(given(operation.as_strategy())(plain_function(call))))()
             except Exception as error:
                 errors.append(f"{label}: {type(error).__name__}: {error}")
     stage.note("operations of all ports", len(counts))
     stage.note("requests", sum(counts.values()))
     stage.none("server errors", errors)
+
+
+def plain_function(call: Callable[[Any], None]) -> Callable[[Any], None]:
+    """hypothesis decorates functions only."""
+
+    def check(case: Any) -> None:
+        call(case)
+
+    return check
 
 
 def call_operation(case: Any, *, port: int, label: str, counts: dict[str, int], errors: list[str]) -> None:

@@ -8,22 +8,28 @@ from scorecard.case import Case, Stage
 from scorecard.probes import LatencyProbe, OwnAnswersClient
 from support.running import RunningServer
 
+# About 60 of 160 clients find the queue full: with this pause they ask 2,000 times a second, ten times what is served.
+PAUSE_S = 0.03
+
 
 def overload(stage: Stage) -> None:
     server = stage.configured("napper_echo.py", job_queue_size=100)
     seconds = stage.scale.of(6, 2)
     peak = goodput(server, 16, seconds)
     with LatencyProbe(server) as probe:
-        under_load = goodput(server, 160, seconds, stage)
+        under_load = goodput(server, 160, seconds, stage, pause_s=PAUSE_S)
     stage.note("goodput with 16 clients", peak, "/s")
     stage.note("goodput with 160 clients", under_load, "/s")
     stage.at_least("share of the peak", under_load / peak, 0.9)
     probe.judge(stage)
 
 
-def goodput(server: RunningServer, connections: int, seconds: float, stage: Stage | None = None) -> float:
+def goodput(
+    server: RunningServer, connections: int, seconds: float, stage: Stage | None = None, *, pause_s: float = 0.0
+) -> float:
     """Good answers per second."""
-    with OwnAnswersClient(server, "napper_echo", connections, large_every=0, timeout_s=30) as client:
+    model = "napper_echo"
+    with OwnAnswersClient(server, model, connections, pause_s=pause_s, large_every=0, timeout_s=30) as client:
         time.sleep(1)
         before, began = client.tally.answered, time.monotonic()
         time.sleep(seconds)

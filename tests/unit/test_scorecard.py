@@ -86,6 +86,15 @@ def test_outcome_survives_json():
     assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
 
 
+def test_outcomes_of_some_cases_replace_earlier_ones():
+    first, second, third = (
+        Outcome(name=name, group="load", promise="p.", state=state, seconds=1.0)
+        for name, state in (("a", "kept"), ("b", "broken"), ("b", "kept"))
+    )
+    assert report.merged([first, second], [third]) == [first, third]
+    assert report.merged([], [first]) == [first]
+
+
 def test_cell_of_the_page_holds_no_markup_of_a_measurement():
     check = Check("found", "a|b\n<script>", "", "= 0", False)
     outcome = Outcome(name="c", group="load", promise="p.", state="broken", seconds=1.0, checks=[check])
