@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -14,6 +15,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import StatusCode
 
+from flambeau.cli.lifecycle import SAME_SIGNAL_S
 from flambeau.metrics.system import resident_bytes
 from support.archives import pack_handler
 from support.grpc_calls import Client, grpc_flags, refusal, request
@@ -480,6 +482,8 @@ def test_a_second_signal_does_not_wait_for_calls(serve, tmp_path):
     server.until(gate.with_name("gate.begun").exists)
     server.process.terminate()
     server.until(lambda: "stopping" in server.log)
+    first = time.monotonic()
+    server.until(lambda: time.monotonic() > first + SAME_SIGNAL_S)
     server.process.terminate()
     assert server.process.wait(60) == 1
     assert refusal(call.result)[0] in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)

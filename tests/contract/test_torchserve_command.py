@@ -225,7 +225,7 @@ def test_model_store_of_the_config_file_will_do(command):
 def test_ill_typed_value_ends_the_server_with_status_1(command):
     command.configure("job_queue_size=many")
     result = command.run("--start", "--foreground", "--ncs", "--model-store", "store")
-    text = "Invalid configuration: job_queue_size is 'many'; it must be a whole number of at least 1"
+    text = "Invalid configuration: job_queue_size is 'many'; it must be a whole number from 1 to 2147483647"
     assert (result.returncode, result.stdout.strip()) == (1, text)
     assert not command.pid_file.exists()
 

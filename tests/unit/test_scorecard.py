@@ -118,15 +118,6 @@ def test_late_answer_counts_for_the_requests_that_would_have_come_meanwhile():
 
 # ---- fuzzing ----
 
-# Known inputs that still break a target; the entry goes when the fault is fixed.
-PENDING = {
-    "frames/found-5393b10faea0",
-    "properties/bad-address",
-    "properties/found-a18c49607dbc",
-    "yaml/found-fe92b543bc8d",
-    "yaml/timestamp",
-}
-
 
 @pytest.mark.parametrize(
     ("target", "file"),
@@ -136,9 +127,7 @@ PENDING = {
         for file in corpus.files_of(target.name)
     ],
 )
-def test_known_inputs_are_harmless(target, file, request):
-    if f"{target.name}/{file.name}" in PENDING:
-        request.applymarker(pytest.mark.xfail(strict=False))
+def test_known_inputs_are_harmless(target, file):
     run_target(target, file.read_bytes())
 
 

@@ -73,7 +73,7 @@ def hugging_face_tensors(model) -> dict[str, torch.Tensor]:
 def checkpoint(tmp_path_factory):
     """A folder as Hugging Face writes it; its tokenizer is another model's, and not used."""
     folder = tmp_path_factory.mktemp("tiny")
-    arch = replace(ARCH, qkv_bias=True, num_kv_heads=2)
+    arch = replace(ARCH, qkv_bias=True, num_kv_heads=2, vocab_size=400)  # as the tokenizer
     model = tiny_model(arch)
     save_file(hugging_face_tensors(model), folder / "model.safetensors")
     config = {
