@@ -34,8 +34,9 @@ def main() -> int:
     num_broken = sum(outcome.state == "broken" for outcome in outcomes)
     print(f"{len(outcomes)} cases in {time.monotonic() - began:.0f} s, {num_broken} broken")
     if arguments.update or not (arguments.quick or arguments.only):
-        earlier = report.earlier_outcomes() if arguments.update else []
-        result = report.result_of(report.merged(earlier, outcomes), scale, load)
+        result = report.result_of(outcomes, scale, load)
+        if arguments.update and (source := report.newest_result()) is not None:
+            result = report.updated(json.loads(source.read_text()), result)
         file = report.save(result)
         report.write_page(result, file)
         print(f"wrote {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file.name}")

@@ -57,7 +57,7 @@ def commit() -> str:
 
 def save(result: dict[str, Any], folder: Path = RESULTS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    day, _, rest = str(result["date"]).partition(" ")
+    day, _, rest = str((result.get("again") or [result])[-1]["date"]).partition(" ")
     file = folder / f"{day}-{rest[:5].replace(':', '')}.json"
     file.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return file
@@ -67,16 +67,12 @@ def newest_result(folder: Path = RESULTS) -> Path | None:
     return max(folder.glob("*.json"), default=None)
 
 
-def earlier_outcomes() -> list[Outcome]:
-    """The outcomes of the newest result."""
-    source = newest_result()
-    return [Outcome.from_dict(one) for one in json.loads(source.read_text())["outcomes"]] if source else []
-
-
-def merged(earlier: Sequence[Outcome], outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Earlier outcomes, with these in the places of those with the same names, or at the end."""
-    new = {outcome.name: outcome for outcome in outcomes}
-    return [new.pop(outcome.name, outcome) for outcome in earlier] + [*new.values()]
+def updated(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """An earlier result with the outcomes of some cases that were run again, and when that was."""
+    new = {outcome["name"]: outcome for outcome in later["outcomes"]}
+    again = {"date": later["date"], "commit": later["commit"], "cases": [*new]}
+    outcomes = [new.pop(outcome["name"], outcome) for outcome in earlier["outcomes"]] + [*new.values()]
+    return {**earlier, "again": [*earlier.get("again", []), again], "outcomes": outcomes}
 
 
 def write_page(result: dict[str, Any], source: Path) -> None:
@@ -98,6 +94,7 @@ def to_page(result: dict[str, Any], source: str) -> str:
         f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']:g} GiB, "
         f"{machine['kernel'].split('-')[0]}, Python {machine['python']}. The load before the run was "
         f"{result['load_before']:g}. The figures are in [{source}](../scorecard/results/{source}).",
+        *again(result),
         summary(outcomes),
         "![The slowest hundredth of /livez answers beside each attack](reliability.svg)",
         "Each case starts servers of its own, on free ports. `/livez p99` is the time that 99 of 100 answers of "
@@ -113,12 +110,21 @@ def to_page(result: dict[str, Any], source: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def again(result: dict[str, Any]) -> list[str]:
+    """Which cases were run later than the others, and on which commit."""
+    return [
+        f"Run again on commit `{one['commit']}`, {one['date']}: {', '.join(one['cases'])}."
+        for one in result.get("again", [])
+    ]
+
+
 RUN_IT = """\
 ```sh
 make scorecard                                        # all cases, about 15 minutes on two cores; writes this page
 python -m scorecard --quick                           # the subset that `make test` runs; writes nothing
-python -m scorecard --only chaos --chaos-s 600        # cases by a part of their name; ten minutes of chaos
+python -m scorecard --only "at once" --chaos-s 600    # cases by a part of their name; ten minutes of chaos
 python -m scorecard --only fuzzing --fuzz-s 600 --seed 7
+python -m scorecard --only snapshot --update          # run some again, and update the newest result and this page
 python -m scorecard.fuzzing.atheris_search archives   # guided by coverage, where atheris is installed
 ```
 

@@ -86,13 +86,16 @@ def test_outcome_survives_json():
     assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
 
 
-def test_outcomes_of_some_cases_replace_earlier_ones():
+def test_cases_that_were_run_again_replace_earlier_ones_and_are_named():
     first, second, third = (
-        Outcome(name=name, group="load", promise="p.", state=state, seconds=1.0)
+        Outcome(name=name, group="load", promise="p.", state=state, seconds=1.0).to_dict()
         for name, state in (("a", "kept"), ("b", "broken"), ("b", "kept"))
     )
-    assert report.merged([first, second], [third]) == [first, third]
-    assert report.merged([], [first]) == [first]
+    earlier = {"date": "then", "commit": "1", "outcomes": [first, second]}
+    result = report.updated(earlier, {"date": "now", "commit": "2", "outcomes": [third]})
+    assert (result["date"], result["outcomes"]) == ("then", [first, third])
+    assert report.again(result) == ["Run again on commit `2`, now: b."]
+    assert report.again(earlier) == []
 
 
 def test_cell_of_the_page_holds_no_markup_of_a_measurement():
