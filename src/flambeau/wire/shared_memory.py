@@ -59,6 +59,7 @@ class SegmentPool:
         self._serials = itertools.count(1)
         self._free: defaultdict[int, list[Segment]] = defaultdict(list)
         self._free_bytes = 0
+        self._is_in_use = False  # a segment was taken since `close_unused`
 
     @staticmethod
     def is_supported() -> bool:
@@ -67,6 +68,7 @@ class SegmentPool:
     def take(self, size_bytes: int) -> Segment:
         """A segment of at least `size_bytes`; raises OSError at the limit of open segments."""
         capacity = max(SMALLEST, 1 << (size_bytes - 1).bit_length())
+        self._is_in_use = True
         if free := self._free[capacity]:
             self._free_bytes -= capacity
             return free.pop()
@@ -83,6 +85,12 @@ class SegmentPool:
             return
         self._free_bytes += segment.capacity
         self._free[segment.capacity].append(segment)
+
+    def close_unused(self) -> None:
+        """Called periodically: close the free segments if none was taken since the last call."""
+        if not self._is_in_use and self._free_bytes:
+            self.close()
+        self._is_in_use = False
 
     def close(self) -> None:
         """Close every segment that is not in use."""

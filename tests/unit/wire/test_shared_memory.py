@@ -68,3 +68,12 @@ def test_segment_that_is_gone_cannot_be_read():
     segment.close()
     assert not SegmentReader().can_read(shared)
     assert not SegmentReader().can_read(None)
+
+
+def test_free_segments_are_closed_when_none_was_taken_for_a_while():
+    pool = SegmentPool()
+    pool.give_back(pool.take(10))
+    pool.close_unused()
+    assert pool.num_open == 1  # it was taken since the last call, of which there was none
+    pool.close_unused()
+    assert pool.num_open == 0

@@ -177,6 +177,8 @@ class HttpFrontend:
             await asyncio.sleep(SWEEP_S)
             for listener in self._listeners:
                 listener.sweep(loop.time())
+            if self._server.segments is not None:
+                self._server.segments.close_unused()
 
 
 def files_to_share() -> int:

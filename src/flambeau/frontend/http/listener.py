@@ -265,7 +265,6 @@ class Listener:
         patience_s = self.limits.response_timeout_s
         for connection in self.unread.stalled(now, patience_s):
             connection.cut(f"did not read its response for {patience_s:g} s (response_read_timeout)")
-
         if self.unread.take_drained():
             return_free_memory()
 

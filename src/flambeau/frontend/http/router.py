@@ -95,6 +95,9 @@ class Router:
     def _respond_error(self, exchange: Exchange, error: Exception) -> None:
         if exchange.is_started:
             exchange.abort()
+            if isinstance(error, FlambeauError):  # usually the client has disconnected
+                logger.info("request %s: %s", exchange.request_id, error)
+                return
         elif isinstance(error, FlambeauError):
             respond_error(exchange, error, details=self.details)
             return

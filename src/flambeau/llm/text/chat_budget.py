@@ -16,7 +16,7 @@ from typing import Any
 MAX_CHARACTERS = 32 * 1024 * 1024  # written to variables and to the output
 MAX_BUILT = 64 * 1024 * 1024  # characters of all values that filters, methods and operators return
 MAX_STEPS = 200_000  # loop iterations and calls: a second or two
-MAX_SECONDS = 10.0
+MAX_SECONDS = 3.0
 MAX_BITS = 100_000  # of a number
 MAX_DEPTH = 100  # of nested lists
 ITEM = 32  # an item of a list counts as so many characters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ MARK = METRICS_MARK.encode()
 KEPT_LINES = 30
 KEPT_LINE_BYTES = 500
 CHUNK_BYTES = 64 * 1024
+LINES_A_TURN = 64  # a metric takes tens of microseconds; other work of the server goes on in between
 
 
 class OutputStream(Protocol):
@@ -65,8 +67,10 @@ class WorkerOutput:
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > CHUNK_BYTES:  # a line without an end: pass it on in pieces
                 lines, rest = [*lines, rest], b""
-            if lines:
-                self._take(lines, is_error=is_error)
+            for start in range(0, len(lines), LINES_A_TURN):
+                if start:
+                    await asyncio.sleep(0)
+                self._take(lines[start : start + LINES_A_TURN], is_error=is_error)
         if rest:
             self._take([rest], is_error=is_error)
 
