@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from flambeau.config.model import MAX_WORKERS, ModelConfig
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
@@ -21,6 +22,10 @@ from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.serving.workers.host_resources import gpu_usage, resident_bytes_of
 from flambeau.serving.workers.supervisor import Slot
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 PAGE = 100
 NO_GPUS: Mapping[int, str] = MappingProxyType({})
@@ -73,7 +78,7 @@ async def register(server: Server, registration: Registration) -> OperationResul
         overrides["batch_size"] = registration.batch_size
     if registration.max_batch_delay_ms is not None:
         overrides["batch_delay_s"] = registration.max_batch_delay_ms / 1000
-    model = await asyncio.shield(
+    model = await run_to_end(
         server.register(
             registration.url,
             name=registration.model_name,
@@ -97,7 +102,7 @@ async def scale(
     server: Server, name: str, version: str | None, minimum: int, maximum: int, *, synchronous: bool
 ) -> OperationResult:
     check_workers(minimum)
-    await asyncio.shield(server.scale(name, version, minimum, maximum, wait=synchronous))
+    await run_to_end(server.scale(name, version, minimum, maximum, wait=synchronous))
     if not synchronous:
         return OperationResult(202, "Processing worker updates...")
     named = f", version: {version}" if version else ""
@@ -107,7 +112,7 @@ async def scale(
 async def unregister(server: Server, name: str, version: str | None) -> OperationResult:
     """Finish the requests that the model has accepted, then remove it."""
     check_model_api(server)
-    await asyncio.shield(server.unregister(name, version))
+    await run_to_end(server.unregister(name, version))
     return OperationResult(200, f'Model "{name}" unregistered')
 
 
@@ -270,3 +275,18 @@ def failure_document(death: WorkerExit, *, details: bool) -> dict[str, Any]:
     if details and death.last_lines:
         document["lastLines"] = [*death.last_lines]
     return document
+
+
+async def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await a change; it goes on if its client disconnects, and a failure is then logged in one line."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(log_failure)
+        raise
+
+
+def log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.info("the client of a management call has disconnected; the call failed: %s", error)
