@@ -18,6 +18,7 @@ from flambeau.wire.messages import Request
 from flambeau.worker.failures import explain, to_failed
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.mistakes import first_line, source_line
+from flambeau.worker.results import BadResult
 
 GRACE_S = 5.0  # extra time for native code, which a signal cannot interrupt
 NESTED_LEVELS = 400
@@ -60,8 +61,8 @@ class CallOutcome:
         """The failure and the line of the author's code it came from, in one line."""
         if self.error is None:
             return f"answered with status {self.status}"
-        if sentence := explain(self.error):
-            return sentence
+        if sentence := explain(self.error):  # after the message that the client gets
+            return f"{self.error}: {sentence}" if isinstance(self.error, BadResult) else sentence
         place = source_line(self.error)
         return f"{describe_error(self.error)}{f' ({place})' if place else ''}"
 

@@ -182,7 +182,15 @@ def to_plain(value: Any) -> Any:
 
 def explain_exception(error: BaseException) -> str:
     """What an exception means, where it was raised and the remedy; empty if nothing is to add to its traceback."""
-    for find in (explain_gpu, explain_signature, explain_first_call, explain_stage, explain_attribute, explain_item):
+    for find in (
+        explain_gpu,
+        explain_import,
+        explain_signature,
+        explain_first_call,
+        explain_stage,
+        explain_attribute,
+        explain_item,
+    ):
         if sentence := find(error):
             return sentence
     return ""
@@ -202,6 +210,16 @@ def explain_gpu(error: BaseException) -> str:
     return (
         f"{with_place(error)}: the code asks for a GPU, and this worker has none. {remedy}; or choose the "
         'device yourself: gpu_id = context.system_properties["gpu_id"] is None on a CPU'
+    )
+
+
+def explain_import(error: BaseException) -> str:
+    place = source_line(error)
+    if not isinstance(error, ModuleNotFoundError) or not place:
+        return ""
+    return (
+        f"{with_place(error)}: it is not installed and not in the model's folder. Install it; or name it in the "
+        "archive's requirements.txt, with install_py_dep_per_model=true"
     )
 
 
@@ -361,6 +379,17 @@ def lines_of(error: BaseException) -> Iterator[tuple[FrameType, str]]:
     for trace in traces_of(error):
         frame = trace.tb_frame
         yield frame, linecache.getline(frame.f_code.co_filename, trace.tb_lineno)
+
+
+EXPLANATIONS = (  # the first that knows the mistake
+    explain_gpu,
+    explain_import,
+    explain_signature,
+    explain_first_call,
+    explain_stage,
+    explain_attribute,
+    explain_item,
+)
 
 
 # ---- what succeeds, and is wrong ----
