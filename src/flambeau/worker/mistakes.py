@@ -283,7 +283,7 @@ def explain_attribute(error: BaseException) -> str:
 def why_unset(handler: Any, name: str | None) -> str:
     kind = type(handler)
     if name in SET_BY_BASE and any(base.__name__ == "BaseHandler" for base in kind.__mro__):
-        for method in ("__init__", "initialize"):
+        for method in ("initialize",) if name in vars(handler) else ("__init__", "initialize"):
             function = getattr(kind, method)
             arguments = "" if method == "__init__" else "context"
             if (place := definition(function)) and method not in inspect.unwrap(function).__code__.co_names:
