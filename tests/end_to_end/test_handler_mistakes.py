@@ -105,6 +105,18 @@ def returns(value):
             id="key of a body",
         ),
         pytest.param(
+            returns("[row.get('data').decode() for row in data]"),
+            FAILED,
+            "(handler.py:4): row.get('data') is None; row has the keys 'body'. A plain body",
+            id="get",
+        ),
+        pytest.param(
+            "import json\n\n\n" + returns("[json.loads(row['body']) for row in data]"),
+            FAILED,
+            "a body sent as application/json is parsed already and arrives as a dict",
+            id="parsed twice",
+        ),
+        pytest.param(
             "class Mine:\n    def initialize(self, context): ...\n    def handle(self, data):\n        return data\n",
             FAILED,
             "takes 2 positional arguments but 3 were given. The server calls handle(self, data, context)",

@@ -50,8 +50,9 @@ def to_detail(error: BaseException) -> str:
 def explain(error: BaseException) -> str:
     """A mistake of the handler's author in one sentence: what was found, what was expected, where, and the remedy."""
     if isinstance(error, BadResult):
-        place = source_line(error)
-        return f"{error.place or (f'handle ({place})' if place else 'handle')} {error.advice}" if error.advice else ""
+        line = source_line(error)  # of a call such as context.send
+        place = f"handle ({line})" if line else error.place or "handle"
+        return f"{place} {error.advice}" if error.advice else f"{place}: {error}"
     return explain_exception(error)
 
 

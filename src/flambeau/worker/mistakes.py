@@ -33,6 +33,8 @@ NO_GPU = re.compile(
     r"|no CUDA-capable device|CUDA unknown error|invalid device ordinal"
 )
 SIGNATURE = re.compile(r"\b(handle|initialize|preprocess|inference|postprocess)\(\) (takes|missing)")
+PARSED = re.compile(r"the JSON object must be str, bytes or bytearray, not (\w+)")
+TYPES = "JSON arrives parsed, text as str, everything else as bytearray; check the type with isinstance"
 SIGNATURES = {
     "handle": "handle(self, data, context)",
     "initialize": "initialize(self, context)",
@@ -60,7 +62,8 @@ def place_of(handle: Callable[..., Any]) -> str:
     """What returned a handler's result, as `handle (handler.py:7)`: its postprocess, if only that is the author's."""
     handle = inspect.unwrap(handle)
     owner = getattr(handle, "__self__", None)
-    for function in (handle, *(getattr(owner, name, None) for name in reversed(STAGES))):
+    inner = vars(owner).values() if hasattr(owner, "__dict__") else ()  # an envelope holds the handler's `handle`
+    for function in (handle, *(getattr(owner, name, None) for name in reversed(STAGES)), *inner):
         code = code_of(function)
         if code is not None and is_own(code.co_filename):
             return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
@@ -100,11 +103,9 @@ def with_place(error: BaseException) -> str:
 
 def explain_type(result: Any, count: int, verb: str) -> str:
     """Why a result that is no list is rejected; begins with the verb, so that the place can precede it."""
-    from flambeau.worker.stage_timings import describe  # loaded for mistakes only
-
     expected = f"a list with {count} element{'s, one for each request of the batch' if count > 1 else ''}"
     remedy = remedy_for(result, count) if verb == "returned" else "Put one chunk for each row of data into a list"
-    return f"{verb} {describe(result)}, expected {expected}. {remedy}"
+    return f"{verb} {describe_value(result)}, expected {expected}. {remedy}"
 
 
 def explain_count(found: int, count: int, verb: str) -> str:
@@ -134,6 +135,8 @@ def explain_value(value: Any, error: BaseException) -> str:
     path, culprit = find_culprit(value, "result", 0)
     reason = str(error) if isinstance(error, (RecursionError, ValueError)) else ""
     remedy = "Convert it to numbers, text, lists or dicts, or return bytes and set the content type"
+    if inspect.isawaitable(culprit):
+        remedy = "Await it in an `async def handle`: await asyncio.gather(*calls)"
     if isinstance(culprit, Mapping):
         keys = ", ".join(sorted({type(key).__name__ for key in culprit if type(key) is not str}))
         return f"returned a dict with keys of the type {keys} at {path}, which JSON does not have. Use str(key)"
@@ -296,66 +299,110 @@ def why_unset(handler: Any, name: str | None) -> str:
 
 
 def explain_item(error: BaseException) -> str:
-    """A key that a request does not have, or a body that is no dict."""
-    if not isinstance(error, (KeyError, TypeError)) or (found := subscripted(error)) is None:
+    """A key that a request does not have, or a body of another type than the code expects."""
+    if isinstance(error, TypeError) and (found := PARSED.search(str(error))):
+        return (
+            f"{with_place(error)}: a body sent as application/json is parsed already and arrives as a {found[1]}. "
+            "Use it as it is; call json.loads only if it is a str or a bytearray"
+        )
+    if not isinstance(error, (KeyError, TypeError, AttributeError)) or (found_at := operand(error)) is None:
         return ""
-    text, value = found
-    if isinstance(error, KeyError) and isinstance(value, dict):
-        keys = ", ".join(repr(key) for key in [*value][:MAX_KEYS]) or "no keys"
-        more = ", …" if len(value) > MAX_KEYS else ""
-        has = f"{with_place(error)}: {text} has {'the keys ' if value else ''}{keys}{more}. "
-        if isinstance(value, Form) or [*value] == ["body"]:
-            return has + (
-                "A plain body is under 'body', each field of a form under its name: "
-                'take both with row.get("data") or row.get("body")'
-            )
-        return has + 'If the client must send it: raise PredictionException("…", 400)'
+    node, names = found_at
+    try:
+        value = look_up(node, names)
+    except LookupError:
+        return ""
+    text = ast.unparse(node)
+    if isinstance(error, KeyError):
+        return f"{with_place(error)}: {describe_keys(text, value)}" if isinstance(value, dict) else ""
     if isinstance(error, TypeError) and "indices must be" in str(error):
         return f"{with_place(error)}: {text} is {describe_body(value)}"
-    return ""
+    row = row_of(node, names)
+    if not isinstance(error, AttributeError) or row is None:
+        return ""
+    if value is None:
+        return f"{with_place(error)}: {text} is None; {describe_keys(*row)}"
+    return f"{with_place(error)}: {text} is {describe_value(value)}, by the content type of the request. {TYPES}"
+
+
+def describe_keys(text: str, value: dict[Any, Any]) -> str:
+    """The keys of a row or of a body, and what the author may do about one that is missing."""
+    keys = ", ".join(repr(key) for key in [*value][:MAX_KEYS]) or "no keys"
+    more = ", …" if len(value) > MAX_KEYS else ""
+    has = f"{text} has {'the keys ' if value else ''}{keys}{more}. "
+    if isinstance(value, Form) or [*value] == ["body"]:
+        return has + (
+            "A plain body is under 'body', each field of a form under its name: "
+            'take both with row.get("data") or row.get("body")'
+        )
+    return has + 'If the client must send it: raise PredictionException("…", 400)'
+
+
+def describe_value(value: Any) -> str:
+    from flambeau.worker.stage_timings import describe  # loaded for mistakes only
+
+    return describe(value)
 
 
 def describe_body(value: Any) -> str:
-    from flambeau.worker.stage_timings import describe
-
     if isinstance(value, (bytearray, bytes, str)):
         return (
-            f"{describe(value)}, not a dict: only a body sent as application/json is parsed. Send this content type, "
-            "or parse it: json.loads(…)"
+            f"{describe_value(value)}, not a dict: only a body sent as application/json is parsed. Send this content "
+            "type, or parse it: json.loads(…)"
         )
-    return f'{describe(value)}, not a dict. Check its type, and tell the client: raise PredictionException("…", 400)'
+    return (
+        f'{describe_value(value)}, not a dict. Check its type, and tell the client: raise PredictionException("…", 400)'
+    )
 
 
-def subscripted(error: BaseException) -> tuple[str, Any] | None:
-    """The expression whose item an exception is about, and its value: (`row`, {"body": …}); None if unknown."""
+def operand(error: BaseException) -> tuple[ast.expr, Mapping[str, Any]] | None:
+    """The expression whose item or attribute is missing, as `row` in `row["data"]`, and the names in its frame."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None or not is_own(trace.tb_frame.f_code.co_filename):
         return None
     summary = traceback.extract_tb(trace)[-1]
-    line = linecache.getline(summary.filename, summary.lineno or 0).encode()
-    if summary.colno is None or summary.lineno != summary.end_lineno:
+    if summary.colno is None or summary.lineno is None or summary.lineno != summary.end_lineno:
         return None
+    line = linecache.getline(summary.filename, summary.lineno).encode()
     try:
         node = ast.parse(line[summary.colno : summary.end_colno].decode(), mode="eval").body
-        if isinstance(node, ast.Subscript):
-            return ast.unparse(node.value), look_up(node.value, trace.tb_frame.f_locals)
-    except (SyntaxError, ValueError, LookupError, TypeError):
-        pass
-    return None
+    except (SyntaxError, ValueError):
+        return None
+    node = node.func if isinstance(node, ast.Call) else node
+    return (node.value, trace.tb_frame.f_locals) if isinstance(node, (ast.Subscript, ast.Attribute)) else None
 
 
 def look_up(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """The value of a name, or of items of plain dicts and lists; runs none of the author's code."""
+    if isinstance(node, ast.Constant):
+        return node.value
     if isinstance(node, ast.Name):
         return names[node.id]
     if isinstance(node, ast.Subscript):
-        owner = look_up(node.value, names)
-        key = node.slice.value if isinstance(node.slice, ast.Constant) else look_up(node.slice, names)
-        if type(owner) in (dict, list, tuple, Form):
+        owner, key = look_up(node.value, names), look_up(node.slice, names)
+        if type(owner) in (dict, list, tuple, Form) and isinstance(key, (str, int)):
             return owner[key]
+    elif isinstance(node, ast.Call) and is_get(node):
+        owner, key = look_up(node.func.value, names), look_up(node.args[0], names)  # type: ignore[attr-defined]
+        if type(owner) in (dict, Form) and isinstance(key, (str, int)):
+            return owner.get(key)
     raise LookupError
+
+
+def is_get(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "get" and len(node.args) == 1
+
+
+def row_of(node: ast.expr, names: Mapping[str, Any]) -> tuple[str, dict[Any, Any]] | None:
+    """The row that an expression such as `row["body"]` or `row.get("data")` takes a value from."""
+    if isinstance(node, ast.Call) and is_get(node):
+        node = node.func
+    if not isinstance(node, (ast.Subscript, ast.Attribute)):
+        return None
+    row = look_up(node.value, names)
+    return (ast.unparse(node.value), row) if isinstance(row, Form) or (type(row) is dict and "body" in row) else None
 
 
 def is_handler(value: Any) -> bool:

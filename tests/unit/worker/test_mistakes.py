@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 
+from flambeau.handlers.envelopes.base import BodyEnvelope
 from flambeau.worker.inputs import Form
 from flambeau.worker.mistakes import (
     explain_count,
@@ -166,6 +168,27 @@ def test_body_of_another_type_is_named():
     assert "row['body'] is bytearray 1 B" in explain_exception(failure(read, [{"body": bytearray(b"x")}]))
     assert "row['body'] is str of 1 characters" in explain_exception(failure(read, [{"body": "x"}]))
     assert "row['body'] is list of 2 int, not a dict. Check" in explain_exception(failure(read, [{"body": [1, 2]}]))
+
+
+def test_body_that_lacks_a_method_is_described():
+    def upper(row):
+        return row["body"].upper()
+
+    def decode(row):
+        return row.get("data").decode()
+
+    text = explain_exception(failure(upper, {"body": {"x": 1}}))
+    assert "row['body'] is dict of 1 (x), by the content type of the request. JSON arrives parsed" in text
+    assert "row.get('data') is None; row has the keys 'body'" in explain_exception(failure(decode, {"body": 1}))
+    assert explain_exception(failure(lambda value: value.upper(), 1)) == ""
+
+
+def test_json_that_is_parsed_twice_is_explained():
+    assert "parsed already and arrives as a dict" in explain_exception(failure(json.loads, {}))
+
+
+def test_envelope_does_not_hide_the_place():
+    assert place_of(BodyEnvelope(Plain().handle).handle).startswith("handle (test_mistakes.py:")
 
 
 def test_code_of_the_author_is_not_run_again_to_find_the_keys():
