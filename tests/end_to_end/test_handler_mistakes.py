@@ -185,6 +185,13 @@ def test_body_that_is_not_parsed_is_explained(server, register):
     assert "row['body'] is bytearray 13 B, not a dict: only a body sent as application/json" in reply.json["cause"][0]
 
 
+def test_exit_in_a_handler_is_named(server, register):
+    name, _ = register(f"import sys\n\n\n{FUNCTION}    sys.exit(3)\n")
+    reply = server.predict(name, b"{}", kind=JSON)
+    assert (reply.status, reply.json["message"]) == (500, "Worker died.")
+    assert "the handler called sys.exit(3) (handler.py:7)" in "".join(reply.json["cause"])
+
+
 def test_arrays_and_scalars_inside_results_are_numbers(server, register):
     value = "[{'scores': np.arange(3) / 2, 'best': np.int64(2), 'p': np.float32(0.5), 'ok': np.bool_(True)}]"
     name, _ = register(f"import numpy as np\n{returns(value)}")

@@ -439,6 +439,11 @@ EXPLANATIONS = (  # the first that knows the mistake
 )
 
 
+def explain_exit(error: SystemExit) -> str:
+    place = source_line(error)
+    return f"the handler called sys.exit({'' if error.code is None else error.code!r}){f' ({place})' if place else ''}"
+
+
 # ---- what succeeds, and is wrong ----
 
 
