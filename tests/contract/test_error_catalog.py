@@ -74,6 +74,8 @@ ROWS = [
     # what handlers do
     (P, "POST", "/predictions/erring", b"memory", 507, "InternalServerException", "Out of resources"),
     (P, "POST", "/predictions/erring", b"cuda", 507, "InternalServerException", "Out of resources"),
+    # A deliberate difference: only a lack of memory is reported as one.
+    (P, "POST", "/predictions/erring", b"cuda code", 503, "InternalServerException", "Prediction failed"),
     (P, "POST", "/predictions/erring", b"prediction", 418, "InternalServerException", "no such thing"),
     (P, "POST", "/predictions/erring", b"too large", 507, "InternalServerException", "too large for me"),
     (P, "POST", "/predictions/erring", b"raise", 503, "InternalServerException", "Prediction failed"),

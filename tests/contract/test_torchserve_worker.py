@@ -48,7 +48,7 @@ def test_a_batch_is_taken_apart():
     ("error", "code", "message"),
     [
         (MemoryError(), 507, b"Out of resources"),
-        (RuntimeError("CUDA error: out"), 507, b"Out of resources"),
+        (RuntimeError("CUDA error: out of memory"), 507, b"Out of resources"),
         (PredictionException("not here", 404), 404, b"not here"),
         (PredictionException("too large", 413), 507, b"too large"),
         (KeyError("x"), 503, b"Prediction failed"),

@@ -96,7 +96,7 @@ def test_handler_that_does_not_load_is_told(check):
 def test_sample_that_is_not_answered_is_told(check):
     ok, verdicts, _ = check("    def handle(self, data, context):\n        return {'a': 1}\n")
     assert not ok
-    assert "handle must return a list" in verdicts["sample 0.json"][1]
+    assert "(handler.py:16) returned dict of 1 (a), expected a list" in verdicts["sample 0.json"][1]
     ok, verdicts, _ = check("    def one(self, body):\n        return object()\n")
     assert "Unsupported model output" in verdicts["sample 2.json"][1]
 

@@ -32,6 +32,7 @@ UNSUPPORTED = {
     "vllm_handler": "it needs vLLM; use gpt_handler, or pack a handler of your own that imports it",
 }
 CONFIG = "model-config.yaml"
+MAX_SHOWN = 5  # files in an error message
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".so", ".onnx", ".safetensors", ".bin")
 
 
@@ -190,6 +191,21 @@ def derive_manifest(folder: Path) -> Manifest | None:
         "configFile": CONFIG if options is not None else "",
     }
     return Manifest.from_dict({"model": {key: value for key, value in model.items() if value}})
+
+
+def explain_folder(folder: Path) -> str:
+    """Why a folder is no model: what it holds, and what it lacks."""
+    remedy = f"a model folder has a handler.py, or a {CONFIG} with handler: FILE.py or a built-in name"
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if not names:
+        return f"the folder {folder} is empty; {remedy}"
+    files = [name for name in names if name.endswith(".py")]
+    if files:
+        remedy = f"rename the one with the handler to handler.py, or write handler: {files[0]} into a {CONFIG}"
+    elif any(name.endswith(MODEL_SUFFIXES) for name in names):
+        remedy = f"write handler: base_handler, or another one, into a {CONFIG} beside it"
+    shown = ", ".join((files or names)[:MAX_SHOWN]) + (", …" if len(files or names) > MAX_SHOWN else "")
+    return f"the folder {folder} holds {shown}, but no handler.py; {remedy}"
 
 
 def handler_of(options: Mapping[str, Any]) -> str | None:

@@ -17,6 +17,7 @@ from flambeau.handler_checks.guarded_call import GuardedCaller, Sample, guarded_
 from flambeau.handler_checks.suite import HandlerChecks, Verdict
 from flambeau.wire.messages import Load
 from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.mistakes import explain_training
 from flambeau.worker.stage_timings import CallProfile, StageObserver
 
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
@@ -54,6 +55,8 @@ def run_checks(load: Load, samples: Sequence[Sample], rows: list[StageRow], time
         yield Verdict("problem", "loads", outcome.reason)
         return
     yield Verdict("ok", "loads", f"{load.handler} in {outcome.seconds:.2f} s")
+    if sentence := explain_training(worker.loaded.handler, worker.loaded.handle):
+        yield Verdict("note", "training mode", sentence)
     caller = GuardedCaller(worker, timeout_s)
     yield from HandlerChecks(caller, samples, load.batch_size, config.max_response_bytes).run()
     rows.extend(time_stages(caller, observer, samples))

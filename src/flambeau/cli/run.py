@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from flambeau.archive.manifest import explain_folder
 from flambeau.cli.output import StageRow, median_call, print_json, print_rows, stage_rows
 from flambeau.config.model import ModelConfig, read_options
 from flambeau.errors import BadRequest, ConfigError
@@ -96,6 +97,8 @@ def open_model(path: Path, *, batch_size: int, handler: str | None = None) -> It
         source = store.open_path(path)
         manifest = source.manifest
         is_handler = path.suffix == ".py"
+        if path.is_dir() and manifest is None and not handler and not (path / "handler.py").is_file():
+            raise ConfigError(explain_folder(path))
         yield Load(
             model=manifest.model_name if manifest and not is_handler else path.stem,
             version=manifest.version if manifest else "1.0",

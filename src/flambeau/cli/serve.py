@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flambeau.archive.manifest import CONFIG, MANIFEST, MODEL_SUFFIXES
+from flambeau.archive.manifest import CONFIG, MANIFEST, MODEL_SUFFIXES, explain_folder, handler_of, read_config
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig
@@ -128,13 +128,15 @@ def find_models(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]
     elif path.is_file() or (path / MANIFEST).is_file():
         yield InitialModel(path=path, name=overrides.name, handler=overrides.handler)
     elif is_model(path) or (overrides.handler and not models_in(path)):
-        own = "handler.py" if (path / "handler.py").is_file() else None
+        named = handler_of(read_config(path)) if (path / CONFIG).is_file() else None
+        own = "handler.py" if named is None and (path / "handler.py").is_file() else None
         name = overrides.name or path.resolve().name
         yield InitialModel(path=path, name=name, handler=overrides.handler or own)
     else:
         found = models_in(path)
         if not found:
-            logger.warning("the model store %s holds no models yet; register them while the server runs", path)
+            text = "%s. It is used as a model store without models: register them while the server runs"
+            logger.warning(text, explain_folder(path))
         yield from (InitialModel(path=model, is_required=False) for model in found)
 
 

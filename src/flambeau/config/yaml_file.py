@@ -12,6 +12,7 @@ MAX_YAML_BYTES = 1 << 20
 MAX_YAML_DEPTH = 100
 MAX_YAML_NODES = 50_000  # values, keys and references
 MAX_MERGED = 10_000  # entries added by all merge keys (<<) of a file
+MAX_SHOWN = 60  # characters of a line in an error message
 MAX_DIGITS = 1000  # of a number: one in base 60 takes quadratic time
 
 
@@ -40,18 +41,28 @@ def load_yaml(content: bytes, name: str) -> Any:
         _check_shape(content, name)
         return yaml.load(content, Loader=_loader())
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{name} is not valid YAML: {_place_of(error)}") from None
+        raise ConfigError(f"{name} is not valid YAML: {_place_of(error, content)}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{name} is not valid YAML: its references are nested too deeply") from None
 
 
-def _place_of(error: Any) -> str:
-    """The problem that the parser reports, with its line and column, in one line."""
+def _place_of(error: Any, content: bytes) -> str:
+    """The problem that the parser reports, with its line and column, and where the part with it begins."""
     text = " ".join((error.problem or error.context or "it cannot be parsed").split())
     mark = error.problem_mark or error.context_mark
-    return f"{text} (line {mark.line + 1}, column {mark.column + 1})" if mark else text
+    if not mark:
+        return text
+    text = f"{text} (line {mark.line + 1}, column {mark.column + 1})"
+    lines = content.decode("utf-8", "replace").splitlines()
+    if mark.line < len(lines) and (line := lines[mark.line].strip()):
+        text += f" in `{line[:MAX_SHOWN]}`"
+    if "tab character" in text:
+        text += "; indent with spaces"
+    if error.context and error.context_mark and error.context_mark.line != mark.line:
+        text += f", {error.context} that begins at line {error.context_mark.line + 1}"
+    return text
 
 
 def _check_shape(content: bytes, name: str) -> None:

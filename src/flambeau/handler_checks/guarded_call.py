@@ -7,9 +7,7 @@ import os
 import random
 import signal
 import sys
-import sysconfig
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -17,17 +15,12 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flambeau.wire.messages import Request
-from flambeau.worker.failures import to_failed
+from flambeau.worker.failures import explain, to_failed
 from flambeau.worker.local_worker import LocalWorker
+from flambeau.worker.mistakes import first_line, source_line
 from flambeau.worker.results import BadResult
 
 GRACE_S = 5.0  # extra time for native code, which a signal cannot interrupt
-MAX_SHOWN = 160
-LIBRARY_FOLDERS = (  # files below these are not the author's code
-    os.path.dirname(os.path.dirname(__file__)),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    "<",  # frozen modules
-)
 NESTED_LEVELS = 400
 HUGE_BYTES = 2_000_000
 JSON, BINARY = "application/json", "application/octet-stream"
@@ -68,6 +61,8 @@ class CallOutcome:
         """The failure and the line of the author's code it came from, in one line."""
         if self.error is None:
             return f"answered with status {self.status}"
+        if sentence := explain(self.error):  # after the message that the client gets
+            return f"{self.error}: {sentence}" if isinstance(self.error, BadResult) else sentence
         place = source_line(self.error)
         return f"{describe_error(self.error)}{f' ({place})' if place else ''}"
 
@@ -80,8 +75,6 @@ def describe_error(error: BaseException) -> str:
             return f"sys.exit({error.code}) would exit the worker"
         case ProcessExit():
             return f"{error} would exit the worker"
-        case BadResult():
-            return f"{error}: handle must return a list with one element per request, each bytes, text or JSON"
     return first_line(error)
 
 
@@ -152,22 +145,6 @@ def guarded(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, old_handler)
         faulthandler.cancel_dump_traceback_later()
         os._exit = real_exit
-
-
-def source_line(error: BaseException) -> str:
-    """The innermost line of the author's code in a traceback, as `handler.py:12`; empty if there is none."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARY_FOLDERS)]
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-
-
-def first_line(error: BaseException) -> str:
-    """The exception's type and message, shortened to one line."""
-    return shorten(traceback.format_exception_only(error)[-1])
-
-
-def shorten(text: str) -> str:
-    line = text.strip().partition("\n")[0]
-    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…"
 
 
 @dataclass(frozen=True, slots=True)

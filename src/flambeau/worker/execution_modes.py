@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from flambeau.wire.messages import Failed, Part, Ready, Request, Run
+from flambeau.worker.blocking_calls import BlockingCallMonitor
 from flambeau.worker.context import Context
 from flambeau.worker.failures import to_failed
 from flambeau.worker.generation import Generation, StepResult
@@ -106,6 +107,7 @@ class AsyncMode(Mode):
         super().__init__(model, runner, outbox)
         self._event_loop = model.event_loop
         self._tasks: set[asyncio.Task[None]] = set()
+        self._monitor = BlockingCallMonitor(self._event_loop, self._tasks)
 
     def ready(self) -> Ready:
         return replace(super().ready(), is_concurrent=True)
@@ -124,6 +126,7 @@ class AsyncMode(Mode):
         self._event_loop.add_reader(loop.channel.socket, handle_arrived)
         # Polling for cancellations may take other messages out of the socket, which is then no longer readable.
         self._outbox.on_arrived = lambda: self._event_loop.call_soon(handle_arrived)
+        self._monitor.start()
         handle_arrived()
         await stopped.wait()
         if self._tasks:
@@ -134,6 +137,7 @@ class AsyncMode(Mode):
         self._outbox.open(run.jobs)
         task = self._event_loop.create_task(self._runner.run_async(run))
         self._tasks.add(task)
+        self._monitor.on_job()
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self, job_ids: Sequence[int]) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 from pathlib import Path
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
+from flambeau.worker.mistakes import explain_exception, lacks_gpu, source_line
 from flambeau.worker.results import BadResult
 
 OUT_OF_MEMORY = 507
 MAX_CHARACTERS = 16_000
+_NO_MEMORY = re.compile(  # of torch, cuBLAS, cuDNN, NCCL and the allocator of the CPU
+    r"(CUDA|HIP|XPU|MPS|NCCL|cuDNN).{0,80}out of memory|_ALLOC_FAILED|DefaultCPUAllocator: (can't|not enough)",
+    re.IGNORECASE | re.DOTALL,
+)
 WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # does not pass by itself
 
 
@@ -24,12 +30,30 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
         # The cause is for the handler's author; the client gets the message only.
         detail = printable("".join(traceback.format_exception(error.__cause__))) if error.__cause__ else ""
         return Failed(job_ids, 400, printable(str(error)), detail, is_bad_request=True)
-    detail = printable("".join(traceback.format_exception(error)))
+    detail = to_detail(error)
     if is_out_of_memory(error):
         return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail)
     if isinstance(error, BadResult):
         return Failed(job_ids, 503, str(error), detail)
     return Failed(job_ids, 503, "Prediction failed", detail)
+
+
+def to_detail(error: BaseException) -> str:
+    """The mistake in one sentence, if it is a known one, and the traceback, if it leads to the author's code."""
+    sentence = explain(error)
+    if sentence and isinstance(error, BadResult) and not source_line(error):
+        return printable(sentence)
+    trace = printable("".join(traceback.format_exception(error)))
+    return f"{printable(sentence)}\n{trace}" if sentence else trace
+
+
+def explain(error: BaseException) -> str:
+    """A mistake of the handler's author in one sentence: what was found, what was expected, where, and the remedy."""
+    if isinstance(error, BadResult):
+        line = source_line(error)  # of a call such as context.send
+        place = f"handle ({line})" if line else error.place or "handle"
+        return f"{place} {error.advice}" if error.advice else f"{place}: {error}"
+    return explain_exception(error)
 
 
 def is_explained(error: BaseException) -> bool:
@@ -44,13 +68,14 @@ def load_failed(error: BaseException, *, folder: str = "", may_change: bool = Fa
     `folder`, `may_change`.
     """
     status = OUT_OF_MEMORY if any(map(lacks_memory, origins(error))) else 500
-    detail = printable("".join(traceback.format_exception(error)))
+    sentence = explain(error)
+    detail = to_detail(error)
     text = " ".join(str(error).split())
     if text and not may_change and is_final(error):
         return Failed([], status, printable(text), detail, is_final=True)
     if not may_change and is_in_code(error, folder):
         return Failed([], status, printable(f"{type(error).__name__}: {text}"), detail, is_final=True)
-    summary = "".join(traceback.format_exception_only(error)).strip()
+    summary = sentence or "".join(traceback.format_exception_only(error)).strip()
     return Failed([], status, printable(summary), detail)
 
 
@@ -107,5 +132,7 @@ def printable(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Existing clients rely on this status for any error that mentions CUDA."""
-    return isinstance(error, MemoryError) or "CUDA" in str(error)
+    """Whether memory was short. Other errors that mention CUDA are errors of the code or of the device."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and not lacks_gpu(error) and _NO_MEMORY.search(str(error)) is not None

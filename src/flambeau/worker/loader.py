@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -201,6 +202,7 @@ def put_in_envelope(handle: Handle, envelope: type[Any], *, is_concurrent: bool)
         wrapped: Handle = envelope(handle).handle
         return wrapped
 
+    @functools.wraps(handle)
     async def handle_concurrently(data: Any, context: Context) -> Any:
         # A new envelope for each call: calls overlap, and an envelope keeps its batch.
         result = envelope(handle).handle(data, context)

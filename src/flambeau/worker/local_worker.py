@@ -10,10 +10,11 @@ from typing import Any
 
 from flambeau.wire.messages import Load, Request
 from flambeau.worker.context import Context
-from flambeau.worker.inputs import InputReader, read_headers, types_of
+from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import in_envelope, load_handler
+from flambeau.worker.mistakes import place_of
 from flambeau.worker.model import new_context
-from flambeau.worker.results import check_result, to_body
+from flambeau.worker.results import BadResult, check_result, to_body
 from flambeau.worker.stage_timings import StageObserver
 
 
@@ -38,27 +39,34 @@ class LocalWorker:
         rows = [self._reader.read(request) for request in requests]
         self.context.begin(requests, [types_of(row) for row in rows])
         self._observer.begin()
+        try:
+            self._call(rows)
+        except BadResult as error:
+            error.place = error.place or place_of(self.loaded.handle)
+            raise
+        self.context.take_samples()  # they are reported nowhere, and must not pile up
+        return self._replies
+
+    def _call(self, rows: list[Row]) -> None:
         result: Any = self._handle(rows, self.context)
         if inspect.isawaitable(result) or inspect.isasyncgen(result):
             self._loop.run_until_complete(self._finish_async(result))
         elif inspect.isgenerator(result):
             for item in result:
-                self._add(item if isinstance(item, list) else [item])
+                self._add(item if isinstance(item, list) else [item], verb="yielded")
         else:
-            self._add(check_result(result, len(requests)))
-        self.context.take_samples()  # they are reported nowhere, and must not pile up
-        return self._replies
+            self._add(check_result(result, len(rows)))
 
     async def _finish_async(self, result: Any) -> None:
         if inspect.isasyncgen(result):
             async for item in result:
-                self._add(item if isinstance(item, list) else [item])
+                self._add(item if isinstance(item, list) else [item], verb="yielded")
         else:
             self._add(check_result(await result, len(self._replies)))
 
-    def _add(self, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
+    def _add(self, values: Sequence[Any], indices: Sequence[int] | None = None, verb: str = "sent") -> None:
         chosen = range(len(self._replies)) if indices is None else indices
-        for i, value in zip(chosen, check_result(values, len(chosen)), strict=True):
+        for i, value in zip(chosen, check_result(values, len(chosen), verb), strict=True):
             chunks = value if inspect.isgenerator(value) else [value]
             for body in map(to_body, chunks):
                 self.largest_part_bytes = max(self.largest_part_bytes, len(body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,14 +13,22 @@ from typing import Any
 from flambeau.errors import BadRequest
 from flambeau.wire.messages import Cancel, Flow, Ready, Request, Run, Stop, ToWorker
 from flambeau.worker.context import Context
-from flambeau.worker.failures import is_explained
+from flambeau.worker.failures import explain, is_explained
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Handle
+from flambeau.worker.mistakes import explain_split, place_of
 from flambeau.worker.model import LoadedModel
 from flambeau.worker.outbox import PAUSE_S, Channel, Outbox
-from flambeau.worker.results import check_result
+from flambeau.worker.results import BadResult, check_result
+
+logger = logging.getLogger(__name__)
 
 GENERATES_NOTHING = "The model generates no text; its handler must be gpt_handler, or another that generates."
+
+CHUNKS_OF_JSON = (
+    "yields dicts, whose JSON is sent without anything between, so that a client cannot tell where one ends. "
+    'Yield lines: json.dumps(item) + "\\n"; or events: "data: " + json.dumps(item) + "\\n\\n"'
+)
 
 
 class BatchRunner:
@@ -42,6 +51,9 @@ class BatchRunner:
         self._reader = reader
         self._outbox = outbox
         self._new_context = new_context
+        self._num_failures = 0  # calls of `fail`
+        self._has_warned_of_batches = False
+        self._has_warned_of_chunks = False
         context.connect(outbox, read_headers)
 
     def _handle_in(self, envelope: str) -> Handle:
@@ -83,11 +95,30 @@ class BatchRunner:
 
     def fail(self, requests: Sequence[Request], error: BaseException) -> None:
         """Fail the requests that are open. One whose body cannot be decoded is the cause itself, and is told so."""
+        self._num_failures += 1
+        self._locate(error)
         if isinstance(error, Exception) and not is_explained(error):
             for request in requests:
                 if problem := self._reader.problem_of(request):
                     self._outbox.fail([request], BadRequest(problem))
         self._outbox.fail(requests, error)
+
+    def _locate(self, error: BaseException) -> None:
+        if isinstance(error, BadResult) and not error.place:
+            error.place = place_of(self.handle)
+
+    def _warn_of_split(self, error: BaseException, count: int, *, has_succeeded: bool) -> None:
+        """Say once that the handler cannot batch: its requests succeed one by one, or its result is invalid."""
+        if self._has_warned_of_batches or not (has_succeeded or isinstance(error, BadResult)):
+            return
+        self._has_warned_of_batches = True
+        self._locate(error)
+        logger.warning("%s", explain_split(error, count, explain(error), has_succeeded=has_succeeded))
+
+    def _warn_of_chunks(self) -> None:
+        if not self._has_warned_of_chunks:
+            self._has_warned_of_chunks = True
+            logger.warning("%s %s", place_of(self.handle), CHUNKS_OF_JSON)
 
     # ---- one batch at a time ----
 
@@ -100,6 +131,7 @@ class BatchRunner:
     def answer(self, context: Context, call: Callable[[], Any]) -> None:
         """Call the handler and send what it returns."""
         began = time.perf_counter()
+        failure: Exception | None = None
         try:
             result = call()
             if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
@@ -108,11 +140,19 @@ class BatchRunner:
                 self.reply(context, result, began)
         except Exception as error:
             if self._outbox.can_split(context):
-                for request in [*context.requests]:
-                    self.run(Run([request]))
-                return
-            self.fail(context.requests, error)
+                failure = error
+            else:
+                self.fail(context.requests, error)
+        if failure is not None:  # outside of `except`: the errors of single requests do not follow from this one
+            self._run_one_by_one(context, failure)
+            return
         self._outbox.send_samples(context)
+
+    def _run_one_by_one(self, context: Context, error: Exception) -> None:
+        requests, failures = [*context.requests], self._num_failures
+        for request in requests:
+            self.run(Run([request]))
+        self._warn_of_split(error, len(requests), has_succeeded=self._num_failures == failures)
 
     def reply(self, context: Context, result: Any, began: float) -> None:
         """Send a result that is no plain list: a generator for the batch, or generators in the list."""
@@ -126,7 +166,10 @@ class BatchRunner:
         """Send each item as one chunk for every request; the end of the generator ends all replies."""
         try:
             for item in chunks:
-                self._outbox.send_values(context, as_values(context, item))
+                values = as_values(context, item)
+                if type(item) is dict and context.has_sent:
+                    self._warn_of_chunks()
+                self._outbox.send_values(context, values, verb="yielded")
                 if self._outbox.all_cancelled(context):
                     break
         finally:
@@ -175,7 +218,10 @@ class BatchRunner:
                 result = await result
             if inspect.isasyncgen(result):
                 async for item in result:
-                    self._outbox.send_values(context, as_values(context, item))
+                    values = as_values(context, item)
+                    if type(item) is dict and context.has_sent:
+                        self._warn_of_chunks()
+                    self._outbox.send_values(context, values, verb="yielded")
                     if self._outbox.all_cancelled(context):
                         await result.aclose()
                         break
@@ -186,8 +232,10 @@ class BatchRunner:
                 self._outbox.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
         except (Exception, asyncio.CancelledError) as error:
             if self._outbox.can_split(context):
-                for request in [*context.requests]:
+                requests, failures = [*context.requests], self._num_failures
+                for request in requests:
                     await self.run_async(Run([request]))
+                self._warn_of_split(error, len(requests), has_succeeded=self._num_failures == failures)
                 return
             self.fail(context.requests, error)
         self._outbox.send_samples(context)

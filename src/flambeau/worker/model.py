@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import logging
@@ -22,6 +23,7 @@ from flambeau.worker.context import Context, new_metrics
 from flambeau.worker.generation import Generation, generation_of
 from flambeau.worker.inputs import InputReader, types_of
 from flambeau.worker.loader import LoadedHandler, finish, in_envelope, load_handler
+from flambeau.worker.mistakes import explain_training
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ def load_model(load: Load, event_loop: asyncio.AbstractEventLoop) -> LoadedModel
     folder = Path(load.folder)
     context = new_context(load)
     handler = loader_for(load)(load.handler, folder, context, event_loop)
+    if sentence := explain_training(handler.handler, handler.handle):
+        logger.warning("%s", sentence)
     handler = in_envelope(handler, load.envelope, folder)
     pipeline = pipeline_of(handler) if is_pipelined(load, context) else None
     reader = InputReader(decode=load.decode_input)
@@ -133,6 +137,7 @@ def as_scheduled(handler: LoadedHandler, load: Load, event_loop: asyncio.Abstrac
         return handler
     handle = handler.handle
 
+    @functools.wraps(handle)
     def handle_to_the_end(data: Any, context: Context) -> Any:
         result: Any = handle(data, context)
         if inspect.isasyncgen(result):

@@ -121,9 +121,11 @@ class Outbox:
         if last:
             self._close(part.job_id)
 
-    def send_values(self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None) -> None:
+    def send_values(
+        self, context: Context, values: Sequence[Any], indices: Sequence[int] | None = None, *, verb: str = "sent"
+    ) -> None:
         """Send one chunk to each request of the batch, or to those at `indices`; wait while no client reads."""
-        values = check_result(values, len(context.requests) if indices is None else len(indices))
+        values = check_result(values, len(context.requests) if indices is None else len(indices), verb)
         parts = to_parts(context, values, self._max_bytes, last=False, indices=indices)
         context.has_sent = True
         self._channel.send(parts)

@@ -14,12 +14,13 @@ import msgspec
 
 from flambeau.wire.messages import Part
 from flambeau.worker.context import Context, RequestProcessor
+from flambeau.worker.mistakes import explain_count, explain_type, explain_value, to_plain
 
 logger = logging.getLogger(__name__)
 
 STREAM_NEXT = "ts_stream_next"  # a header of streamed replies: whether another part follows
 
-_encode_json = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder(enc_hook=to_plain).encode
 # msgspec differs from the standard library in non-ASCII and DEL, exponents and their threshold, and NaN and infinity,
 # which it writes as null, or as "nan" and "inf" where they are keys.
 _MAY_DIFFER = re.compile(rb"[\x7f-\xff]|\de|\b0\.0000|null|inf\"|nan\"")
@@ -27,7 +28,12 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 
 
 class BadResult(Exception):
-    """A handler's result is no valid reply; the client gets the text."""
+    """A handler's result is no valid reply; the client gets the text, and the author the advice."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice  # without its subject: "returned dict of 2, expected …"
+        self.place = ""  # the subject: `handle (handler.py:7)`
 
 
 def to_body(value: Any) -> bytes | bytearray:
@@ -45,7 +51,10 @@ def to_body(value: Any) -> bytes | bytearray:
 
 
 def to_json(value: Any) -> bytes:
-    """`json.dumps(value, indent=2)`, byte for byte; through a faster encoder where the result is the same."""
+    """`json.dumps(value, indent=2)`, byte for byte; through a faster encoder where the result is the same.
+
+    Arrays and tensors inside are lists of numbers.
+    """
     try:
         text = msgspec.json.format(_encode_json(value), indent=2)
         if _MAY_DIFFER.search(text) is None:
@@ -53,9 +62,9 @@ def to_json(value: Any) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
     try:
-        return json.dumps(value, indent=2).encode()
+        return json.dumps(value, indent=2, default=to_plain).encode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadResult("Unsupported model output data type.") from error
+        raise BadResult("Unsupported model output data type.", explain_value(value, error)) from error
 
 
 def check_size(body: bytes | bytearray, limit: int) -> None:
@@ -66,12 +75,12 @@ def check_size(body: bytes | bytearray, limit: int) -> None:
         )
 
 
-def check_result(result: Any, count: int) -> Sequence[Any]:
+def check_result(result: Any, count: int, verb: str = "returned") -> Sequence[Any]:
     """A handler's result, if it is a list with one element for each request; else raises BadResult."""
     if not isinstance(result, list):
-        raise BadResult("Invalid model predict output")
+        raise BadResult("Invalid model predict output", explain_type(result, count, verb))
     if len(result) != count:
-        raise BadResult("number of batch response mismatched")
+        raise BadResult("number of batch response mismatched", explain_count(len(result), count, verb))
     return result
 
 

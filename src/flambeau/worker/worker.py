@@ -23,6 +23,7 @@ from flambeau.worker.execution_modes import MODES
 from flambeau.worker.failures import load_failed
 from flambeau.worker.loader import Handle, LoadedHandler, in_envelope
 from flambeau.worker.loop import BatchRunner, WorkerLoop
+from flambeau.worker.mistakes import explain_exit
 from flambeau.worker.model import LoadedModel, load_model
 from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
 
@@ -93,7 +94,11 @@ def serve(channel: Channel) -> int:
         mode = MODES[model.mode](model, new_runner(load, model, outbox), outbox)
         samples = model.context.take_samples()  # those of `initialize`
         channel.send([Samples(samples), mode.ready()] if samples else [mode.ready()])
-        mode.serve(WorkerLoop(channel, mode))
+        try:
+            mode.serve(WorkerLoop(channel, mode))
+        except SystemExit as error:  # stderr: the last lines of it are the cause that the server reports
+            print(f"{explain_exit(error)}. It ends the worker: raise an exception instead", file=sys.stderr)
+            raise
     return 0
 
 

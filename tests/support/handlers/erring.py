@@ -14,7 +14,9 @@ class Erring:
         if order == "memory":
             raise MemoryError
         if order == "cuda":
-            raise RuntimeError("CUDA error: the device is tired")
+            raise RuntimeError("CUDA error: out of memory")
+        if order == "cuda code":
+            raise RuntimeError("CUDA error: device-side assert triggered")
         if order == "prediction":
             raise PredictionException("no such thing", 418)
         if order == "too large":

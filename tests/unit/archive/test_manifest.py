@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flambeau
-from flambeau.archive.manifest import MANIFEST, Manifest, manifest_of, read_manifest
+from flambeau.archive.manifest import MANIFEST, Manifest, explain_folder, manifest_of, read_manifest
 from flambeau.errors import BrokenArchive, ConfigError
 
 
@@ -181,3 +181,19 @@ def test_manifest_comes_first(tmp_path):
     (tmp_path / "MAR-INF").mkdir()
     (tmp_path / "MAR-INF" / "MANIFEST.json").write_text('{"model": {"modelName": "packed", "handler": "h.py"}}')
     assert manifest_of(folder_of(tmp_path, net_pt="x")).model_name == "packed"
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ([], "is empty; a model folder has a handler.py"),
+        (["mine.py", "notes.txt"], "holds mine.py, but no handler.py; rename the one with the handler"),
+        (["a.pt", "b.pt"], "holds a.pt, b.pt, but no handler.py; write handler: base_handler"),
+        ([".hidden"], "is empty"),
+        ([f"{i}.txt" for i in range(9)], "3.txt, 4.txt, …, but no handler.py"),
+    ],
+)
+def test_folder_without_a_model_is_described(tmp_path, files, text):
+    for name in files:
+        (tmp_path / name).write_text("")
+    assert text in explain_folder(tmp_path)

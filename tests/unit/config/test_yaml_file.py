@@ -122,3 +122,11 @@ def test_any_yaml_is_read_or_rejected(values, raw):
             load_yaml(content, "a.yaml")
         except ConfigError as error:
             assert str(error).startswith("a.yaml")  # noqa: PT017
+
+
+def test_invalid_yaml_is_shown_with_its_line_and_where_its_part_begins():
+    with pytest.raises(ConfigError) as caught:
+        load_yaml(b"a: 1\nb: [4\nc: 2\n", "m.yaml")
+    assert "(line 3, column 2) in `c: 2`, while parsing a flow sequence that begins at line 2" in str(caught.value)
+    with pytest.raises(ConfigError, match="indent with spaces"):
+        load_yaml(b"a: 1\n\tb: 2\n", "m.yaml")

@@ -10,7 +10,8 @@ import pytest
 from flambeau.errors import ConfigError, HandlerError
 from flambeau.file_import import import_file
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError, NoRoom, TokenizerError
-from flambeau.worker.failures import load_failed
+from flambeau.worker.failures import load_failed, to_failed
+from flambeau.worker.results import BadResult
 
 
 class OwnError(Exception):
@@ -163,3 +164,35 @@ def test_syntax_error_in_files_that_may_change_is_tried_again(tmp_path):
     error.filename = __file__
     assert load_failed(error).is_final
     assert not load_failed(error, may_change=True).is_final
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError(), 507),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), 507),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), 507),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"), 507),
+        (RuntimeError("CUDA error: device-side assert triggered"), 503),
+        (AssertionError("Torch not compiled with CUDA enabled"), 503),
+        (RuntimeError("No CUDA GPUs are available"), 503),
+        (ValueError("the shelf is out of memory sticks"), 503),
+    ],
+)
+def test_only_a_lack_of_memory_is_507(error, status):
+    assert to_failed([1], error).status == status
+
+
+def test_sentence_precedes_the_traceback_and_survives_a_long_one():
+    failed = to_failed([1], RuntimeError("No CUDA GPUs are available" + "\nx" * 20_000))
+    assert failed.detail.startswith("RuntimeError: No CUDA GPUs are available")
+    assert "this worker has none" in failed.detail.partition("\n")[0]
+
+
+def test_result_is_explained_without_frames_of_the_server():
+    error = BadResult("Invalid model predict output", "returned None, expected a list")
+    error.place = "handle (handler.py:3)"
+    failed = to_failed([1], error)
+    assert (failed.status, failed.message) == (503, "Invalid model predict output")
+    assert failed.detail == "handle (handler.py:3) returned None, expected a list"
+    assert to_failed([1], BadResult("the status is wrong")).detail == "handle: the status is wrong"

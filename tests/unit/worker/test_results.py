@@ -109,3 +109,24 @@ def test_headers_with_invalid_names_are_left_out(caplog):
     processor.add_response_property("X-Fine_1", "kept")
     assert to_part(1, b"", processor, last=True).headers == [("X-Fine_1", "kept")]
     assert logged(caplog, "flambeau.worker.results") == [(name,) for name in names]
+
+
+def test_arrays_and_tensors_inside_a_result_are_lists():
+    np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    value = {"a": np.arange(2), "b": torch.tensor([0.5]), "c": np.float32(0.5), "d": np.bool_(True), "e": float("nan")}
+    for number in (0.0, float("nan")):  # through both encoders
+        document = json.loads(to_json(value | {"e": number}))
+        document.pop("e")
+        assert document == {"a": [0, 1], "b": [0.5], "c": 0.5, "d": True}
+
+
+def test_element_without_json_is_found_by_its_path():
+    with pytest.raises(BadResult) as caught:
+        to_json({"a": [1, object()]})
+    assert "object at result['a'][1]" in caught.value.advice
+
+
+def test_both_numbers_of_a_wrong_count_are_told():
+    with pytest.raises(BadResult) as caught:
+        check_result([1], 4)
+    assert caught.value.advice.startswith("returned a list of 1 for a batch of 4 requests, expected 4")

@@ -1,0 +1,484 @@
+"""Mistakes of handler authors: a result or an exception → one sentence with what was found, the place and the remedy.
+
+The server and `flambeau check` use the same sentences. Nothing here runs for a request that succeeds.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+from flambeau.worker.inputs import Form
+
+LIBRARY_FOLDERS = (  # files below these are not the author's code
+    os.path.dirname(os.path.dirname(__file__)),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    "<",  # frozen modules
+)
+MAX_SHOWN = 160
+MAX_KEYS = 12
+STAGES = ("preprocess", "inference", "postprocess")
+SET_BY_BASE = ("model", "device", "map_location", "manifest", "mapping", "context", "model_pt_path")
+NO_GPU = re.compile(
+    r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|CUDA is not available|on a CUDA device but"
+    r"|no CUDA-capable device|CUDA unknown error|invalid device ordinal"
+)
+SIGNATURE = re.compile(r"\b(handle|initialize|preprocess|inference|postprocess)\(\) (takes|missing)")
+PARSED = re.compile(r"the JSON object must be str, bytes or bytearray, not (\w+)")
+TYPES = "JSON arrives parsed, text as str, everything else as bytearray; check the type with isinstance"
+SIGNATURES = {
+    "handle": "handle(self, data, context)",
+    "initialize": "initialize(self, context)",
+    "preprocess": "preprocess(self, data)",
+    "inference": "inference(self, data)",
+    "postprocess": "postprocess(self, data)",
+}
+
+
+# ---- places ----
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file is the author's, and not one of a library."""
+    return not filename.startswith(LIBRARY_FOLDERS) and "/site-packages/" not in filename
+
+
+def source_line(error: BaseException) -> str:
+    """The innermost line of the author's code in a traceback, as `handler.py:12`; empty if there is none."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def place_of(handle: Callable[..., Any]) -> str:
+    """What returned a handler's result, as `handle (handler.py:7)`: its postprocess, if only that is the author's."""
+    handle = inspect.unwrap(handle)
+    owner = getattr(handle, "__self__", None)
+    inner = vars(owner).values() if hasattr(owner, "__dict__") else ()  # an envelope holds the handler's `handle`
+    for function in (handle, *(getattr(owner, name, None) for name in reversed(STAGES)), *inner):
+        code = code_of(function)
+        if code is not None and is_own(code.co_filename):
+            return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return "handle"
+
+
+def code_of(function: Any) -> CodeType | None:
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return code if isinstance(code, CodeType) else None
+
+
+def definition(function: Any) -> str:
+    """`handler.py:7`, where a function begins; empty if it is not the author's."""
+    code = code_of(function)
+    if code is None or not is_own(code.co_filename):
+        return ""
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+def first_line(error: BaseException) -> str:
+    """The exception's type and message, shortened to one line."""
+    return shorten(traceback.format_exception_only(error)[-1])
+
+
+def shorten(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…"
+
+
+def with_place(error: BaseException) -> str:
+    place = source_line(error)
+    return f"{first_line(error)}{f' ({place})' if place else ''}"
+
+
+# ---- results ----
+
+
+def explain_type(result: Any, count: int, verb: str) -> str:
+    """Why a result that is no list is rejected; begins with the verb, so that the place can precede it."""
+    expected = f"a list with {count} element{'s, one for each request of the batch' if count > 1 else ''}"
+    remedy = remedy_for(result, count) if verb == "returned" else "Put one chunk for each row of data into a list"
+    return f"{verb} {describe_value(result)}, expected {expected}. {remedy}"
+
+
+def explain_count(found: int, count: int, verb: str) -> str:
+    where, expected = f"a batch of {count} requests", f"{count}, one for each request"
+    remedy = "Make the list from the rows: [answer(row) for row in data]"
+    if count == 1:
+        where, expected, remedy = "1 request", "1", "Put the whole result into a list of its own: [result]"
+    return f"{verb} a list of {found} for {where}, expected {expected}. {remedy}"
+
+
+def remedy_for(result: Any, count: int) -> str:
+    if result is None:
+        return "Is a return statement missing? Every path of the code needs one"
+    if inspect.iscoroutine(result):
+        return "Await it in an `async def handle`"
+    if inspect.isasyncgen(result):
+        return "Write `async def handle`, with `yield` in it"
+    if hasattr(result, "tolist"):
+        return "Return result.tolist(); its first dimension must be the batch"
+    if isinstance(result, (tuple, set, frozenset)) or hasattr(result, "__next__"):
+        return "Return list(result)"
+    return "Return [result]" if count == 1 else "Return [answer(row) for row in data]"
+
+
+def explain_value(value: Any, error: BaseException) -> str:
+    """Where in an element something has no JSON, and what it is."""
+    path, culprit = find_culprit(value, "result", 0)
+    reason = str(error) if isinstance(error, (RecursionError, ValueError)) else ""
+    remedy = "Convert it to numbers, text, lists or dicts, or return bytes and set the content type"
+    if inspect.isawaitable(culprit):
+        remedy = "Await it in an `async def handle`: await asyncio.gather(*calls)"
+    if isinstance(culprit, Mapping):
+        keys = ", ".join(sorted({type(key).__name__ for key in culprit if type(key) is not str}))
+        return f"returned a dict with keys of the type {keys} at {path}, which JSON does not have. Use str(key)"
+    kind = type(culprit)
+    return (
+        f"returned {kind.__module__}.{kind.__qualname__} at {path}, which has no JSON form"
+        f"{f' ({shorten(reason)})' if reason else ''}. {remedy}"
+    )
+
+
+def find_culprit(value: Any, path: str, depth: int) -> tuple[str, Any]:
+    """The innermost value that cannot be encoded, and the path to it."""
+    if depth < 20 and isinstance(value, Mapping):
+        if not all(key is None or isinstance(key, (str, int, float)) for key in value):
+            return path, value
+        inner: Iterator[tuple[str, Any]] = ((f"{path}[{key!r}]", item) for key, item in value.items())
+    elif depth < 20 and isinstance(value, (list, tuple)):
+        inner = ((f"{path}[{i}]", item) for i, item in enumerate(value))
+    else:
+        return path, value
+    for where, item in inner:
+        if not is_encodable(item):
+            return find_culprit(item, where, depth + 1)
+    return path, value
+
+
+def is_encodable(value: Any) -> bool:
+    import json
+
+    try:
+        json.dumps(value, default=to_plain)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def to_plain(value: Any) -> Any:
+    """Arrays and tensors as lists, their scalars as numbers; for the JSON encoders, which raise for anything else."""
+    if callable(to_list := getattr(value, "tolist", None)) and hasattr(value, "dtype"):
+        return to_list()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+# ---- exceptions ----
+
+
+def explain_exception(error: BaseException) -> str:
+    """What an exception means, where it was raised and the remedy; empty if nothing is to add to its traceback."""
+    for find in (
+        explain_gpu,
+        explain_import,
+        explain_signature,
+        explain_first_call,
+        explain_stage,
+        explain_attribute,
+        explain_item,
+    ):
+        if sentence := find(error):
+            return sentence
+    return ""
+
+
+def lacks_gpu(error: BaseException) -> bool:
+    return isinstance(error, (RuntimeError, AssertionError)) and NO_GPU.search(str(error)) is not None
+
+
+def explain_gpu(error: BaseException) -> str:
+    if not lacks_gpu(error):
+        return ""
+    if "deserialize" in str(error):
+        remedy = "Give torch.load the argument map_location=self.device"
+    else:
+        remedy = "Use self.device, which BaseHandler.initialize sets, instead of 'cuda'"
+    return (
+        f"{with_place(error)}: the code asks for a GPU, and this worker has none. {remedy}; or choose the "
+        'device yourself: gpu_id = context.system_properties["gpu_id"] is None on a CPU'
+    )
+
+
+def explain_import(error: BaseException) -> str:
+    place = source_line(error)
+    if not isinstance(error, ModuleNotFoundError) or not place:
+        return ""
+    return (
+        f"{with_place(error)}: it is not installed and not in the model's folder. Install it; or name it in the "
+        "archive's requirements.txt, with install_py_dep_per_model=true"
+    )
+
+
+def explain_signature(error: BaseException) -> str:
+    found = SIGNATURE.search(str(error)) if isinstance(error, TypeError) else None
+    if not found:
+        return ""
+    return f"{with_place(error)}. The server calls {SIGNATURES[found[1]]}; define it with these arguments"
+
+
+def explain_first_call(error: BaseException) -> str:
+    """A function is a handler that is called once without data, to initialize."""
+    for frame in frames_of(error):
+        code = frame.f_code
+        if code.co_name != "handle" or not is_own(code.co_filename) or code.co_argcount != 2:
+            continue
+        data, context = (frame.f_locals.get(name, frame) for name in code.co_varnames[:2])
+        if data is None and hasattr(context, "system_properties"):
+            return (
+                f"{with_place(error)}: the function is called once with data=None when the model is loaded. "
+                "Begin with `if data is None: return`"
+            )
+    return ""
+
+
+def explain_stage(error: BaseException) -> str:
+    """A stage that returns nothing: the next one got None."""
+    if "NoneType" not in str(error):
+        return ""
+    for frame in frames_of(error):
+        name, names = frame.f_code.co_name, frame.f_code.co_varnames
+        handler = frame.f_locals.get("self")
+        if name not in STAGES[1:] or len(names) < 2 or not is_handler(handler):
+            continue
+        if names[1] in frame.f_locals and frame.f_locals[names[1]] is None:
+            before = STAGES[STAGES.index(name) - 1]
+            where = definition(getattr(handler, before, None))
+            return (
+                f"{before}{f' ({where})' if where else ''} returned None, so that {name} failed: {first_line(error)}. "
+                f"Is a return statement missing in {before}? It must return what {name} takes"
+            )
+    return ""
+
+
+def explain_attribute(error: BaseException) -> str:
+    """An attribute of the handler that `initialize` or `__init__` did not set."""
+    if isinstance(error, AttributeError) and is_handler(error.obj):
+        return f"{with_place(error)}: {why_unset(error.obj, error.name)}"
+    if "NoneType" not in str(error) or not isinstance(error, (AttributeError, TypeError)):
+        return ""
+    for frame, line in reversed([*lines_of(error)]):
+        handler = frame.f_locals.get("self")
+        if not is_handler(handler):
+            continue
+        for name in re.findall(r"\bself\.(\w+)", line):
+            if vars(handler).get(name, handler) is None:
+                return f"{with_place(error)}: self.{name} is None; {why_unset(handler, name)}"
+    return ""
+
+
+def why_unset(handler: Any, name: str | None) -> str:
+    kind = type(handler)
+    if name in SET_BY_BASE and any(base.__name__ == "BaseHandler" for base in kind.__mro__):
+        for method in ("initialize",) if name in vars(handler) else ("__init__", "initialize"):
+            function = getattr(kind, method)
+            arguments = "" if method == "__init__" else "context"
+            if (place := definition(function)) and method not in inspect.unwrap(function).__code__.co_names:
+                return (
+                    f"{kind.__name__}.{method} ({place}) does not call super().{method}({arguments}), which sets it. "
+                    f"Call it, or set self.{name} there"
+                )
+    place = definition(getattr(kind, "initialize", None))
+    return f"initialize{f' ({place})' if place else ''} did not set it. Write self.{name} = … there"
+
+
+def explain_item(error: BaseException) -> str:
+    """A key that a request does not have, or a body of another type than the code expects."""
+    if isinstance(error, TypeError) and (found := PARSED.search(str(error))):
+        return (
+            f"{with_place(error)}: a body sent as application/json is parsed already and arrives as a {found[1]}. "
+            "Use it as it is; call json.loads only if it is a str or a bytearray"
+        )
+    if not isinstance(error, (KeyError, TypeError, AttributeError)) or (found_at := operand(error)) is None:
+        return ""
+    node, names = found_at
+    try:
+        value = look_up(node, names)
+    except LookupError:
+        return ""
+    text = ast.unparse(node)
+    if isinstance(error, KeyError):
+        return f"{with_place(error)}: {describe_keys(text, value)}" if isinstance(value, dict) else ""
+    if isinstance(error, TypeError) and "indices must be" in str(error):
+        return f"{with_place(error)}: {text} is {describe_body(value)}"
+    row = row_of(node, names)
+    if not isinstance(error, AttributeError) or row is None:
+        return ""
+    if value is None:
+        return f"{with_place(error)}: {text} is None; {describe_keys(*row)}"
+    return f"{with_place(error)}: {text} is {describe_value(value)}, by the content type of the request. {TYPES}"
+
+
+def describe_keys(text: str, value: dict[Any, Any]) -> str:
+    """The keys of a row or of a body, and what the author may do about one that is missing."""
+    keys = ", ".join(repr(key) for key in [*value][:MAX_KEYS]) or "no keys"
+    more = ", …" if len(value) > MAX_KEYS else ""
+    has = f"{text} has {'the keys ' if value else ''}{keys}{more}. "
+    if isinstance(value, Form) or [*value] == ["body"]:
+        return has + (
+            "A plain body is under 'body', each field of a form under its name: "
+            'take both with row.get("data") or row.get("body")'
+        )
+    return has + 'If the client must send it: raise PredictionException("…", 400)'
+
+
+def describe_value(value: Any) -> str:
+    from flambeau.worker.stage_timings import describe  # loaded for mistakes only
+
+    return describe(value)
+
+
+def describe_body(value: Any) -> str:
+    if isinstance(value, (bytearray, bytes, str)):
+        return (
+            f"{describe_value(value)}, not a dict: only a body sent as application/json is parsed. Send this content "
+            "type, or parse it: json.loads(…)"
+        )
+    return (
+        f'{describe_value(value)}, not a dict. Check its type, and tell the client: raise PredictionException("…", 400)'
+    )
+
+
+def operand(error: BaseException) -> tuple[ast.expr, Mapping[str, Any]] | None:
+    """The expression whose item or attribute is missing, as `row` in `row["data"]`, and the names in its frame."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not is_own(trace.tb_frame.f_code.co_filename):
+        return None
+    summary = traceback.extract_tb(trace)[-1]
+    if summary.colno is None or summary.lineno is None or summary.lineno != summary.end_lineno:
+        return None
+    line = linecache.getline(summary.filename, summary.lineno).encode()
+    try:
+        node = ast.parse(line[summary.colno : summary.end_colno].decode(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    node = node.func if isinstance(node, ast.Call) else node
+    return (node.value, trace.tb_frame.f_locals) if isinstance(node, (ast.Subscript, ast.Attribute)) else None
+
+
+def look_up(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a name, or of items of plain dicts and lists; runs none of the author's code."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.Subscript):
+        owner, key = look_up(node.value, names), look_up(node.slice, names)
+        if type(owner) in (dict, list, tuple, Form) and isinstance(key, (str, int)):
+            return owner[key]
+    elif isinstance(node, ast.Call) and is_get(node):
+        owner, key = look_up(node.func.value, names), look_up(node.args[0], names)  # type: ignore[attr-defined]
+        if type(owner) in (dict, Form) and isinstance(key, (str, int)):
+            return owner.get(key)
+    raise LookupError
+
+
+def is_get(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "get" and len(node.args) == 1
+
+
+def row_of(node: ast.expr, names: Mapping[str, Any]) -> tuple[str, dict[Any, Any]] | None:
+    """The row that an expression such as `row["body"]` or `row.get("data")` takes a value from."""
+    if isinstance(node, ast.Call) and is_get(node):
+        node = node.func
+    if not isinstance(node, (ast.Subscript, ast.Attribute)):
+        return None
+    row = look_up(node.value, names)
+    return (ast.unparse(node.value), row) if isinstance(row, Form) or (type(row) is dict and "body" in row) else None
+
+
+def is_handler(value: Any) -> bool:
+    return callable(getattr(value, "handle", None)) and callable(getattr(value, "initialize", None))
+
+
+def traces_of(error: BaseException) -> Iterator[TracebackType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def frames_of(error: BaseException) -> Iterator[FrameType]:
+    for trace in traces_of(error):
+        yield trace.tb_frame
+
+
+def lines_of(error: BaseException) -> Iterator[tuple[FrameType, str]]:
+    """Each frame of a traceback with the line it was at."""
+    for trace in traces_of(error):
+        frame = trace.tb_frame
+        yield frame, linecache.getline(frame.f_code.co_filename, trace.tb_lineno)
+
+
+EXPLANATIONS = (  # the first that knows the mistake
+    explain_gpu,
+    explain_import,
+    explain_signature,
+    explain_first_call,
+    explain_stage,
+    explain_attribute,
+    explain_item,
+)
+
+
+def explain_exit(error: SystemExit) -> str:
+    place = source_line(error)
+    return f"the handler called sys.exit({'' if error.code is None else error.code!r}){f' ({place})' if place else ''}"
+
+
+# ---- what succeeds, and is wrong ----
+
+
+def explain_training(handler: Any, handle: Callable[..., Any]) -> str:
+    """The model of a handler that drops values at random or changes with each batch; empty if there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    names = vars(handler) if hasattr(handler, "__dict__") else getattr(inspect.unwrap(handle), "__globals__", {})
+    prefix = "self." if hasattr(handler, "__dict__") else ""
+    for name, value in [*names.items()]:
+        if isinstance(value, torch.nn.Module) and (layer := find_training_layer(value)):
+            place = definition(getattr(type(handler), "initialize", None)) or definition(handle)
+            where = f" ({place})" if place else ""
+            return (
+                f"{prefix}{name} is in training mode after initialize{where}: its {layer} makes answers random, or "
+                f"dependent on the other requests of a batch. Call {prefix}{name}.eval() in initialize"
+            )
+    return ""
+
+
+def find_training_layer(module: Any) -> str:
+    """`Dropout layer 'encoder.1'`: the first layer that behaves differently in training; empty if there is none."""
+    for path, layer in module.named_modules():
+        name = str(getattr(layer, "original_name", type(layer).__name__))
+        has_effect = getattr(layer, "p", 1) != 0
+        if getattr(layer, "training", False) and has_effect and re.match(r"\w*Dropout|\w*BatchNorm", name):
+            return f"{name} layer {path!r}" if path else f"{name} layer"
+    return ""
+
+
+def explain_split(error: BaseException, count: int, sentence: str, *, has_succeeded: bool) -> str:
+    """Why a batch that failed, and whose requests ran again one by one, is worth a warning."""
+    result = "each of them succeeded alone" if has_succeeded else "they were run again one by one"
+    return (
+        f"a batch of {count} requests failed, and {result}: {sentence or with_place(error)}. "
+        "Until the handler can answer a batch, set batchSize: 1; it is faster than to run batches twice"
+    )
