@@ -26,6 +26,7 @@ from flambeau.handlers.generation.gpt_fast import CachedModel, PieceTokenizer
 from flambeau.handlers.generation.reply_formats import numbers_of
 from flambeau.handlers.generation.request_reader import Prompted, RequestReader, ResumeState
 from flambeau.handlers.generation.settings import GptSettings, compile_words, read_settings, shortened
+from flambeau.handlers.options import warn_of_misspelled_keys
 from flambeau.handlers.request_rows import is_describe, refuse_explain
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.engine import Engine
@@ -84,6 +85,7 @@ class GptHandler(BaseHandler):
             self.model_yaml_config, Path(properties["model_dir"]), device=str(self.device), allows_others=is_own
         )
         rank, num_ranks = check_ranks(settings)
+        self._warn_of_ignored(num_ranks)
         config = replace(settings.engine, tensor_parallel_size=num_ranks)
         began = time.perf_counter()
         if rank > 0:
@@ -106,6 +108,19 @@ class GptHandler(BaseHandler):
         logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.info)
         logger.info("%s", compile_words(config, self.device.type))
         self.initialized = True
+
+    def _warn_of_ignored(self, num_ranks: int) -> None:
+        if "pt2" in self.model_yaml_config:
+            logger.warning("pt2 has no effect on %s; set compile in the handler section", type(self).__name__)
+        warn_of_misspelled_keys(self.model_yaml_config)
+        num_gpus = torch.cuda.device_count()
+        if num_ranks == 1 and num_gpus > 1:
+            logger.warning(
+                "%d GPUs are visible, and each worker has a copy of the whole network on one of them; parallelType: tp "
+                "with parallelLevel: %d shares one network among them",
+                num_gpus,
+                num_gpus,
+            )
 
     def _connect(self, settings: GptSettings, context: Context) -> None:
         assert self.engine is not None

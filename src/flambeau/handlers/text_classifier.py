@@ -99,6 +99,7 @@ class TextHandler(BaseHandler, abc.ABC):
 class TextClassifier(TextHandler):
     """Returns the probability of each class; `handler: ngrams` is the longest n-gram that is looked up."""
 
+    handler_keys = ("ngrams", "weights_only")
     ngrams = 2
     names_classes = True
 

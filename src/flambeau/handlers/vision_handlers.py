@@ -101,6 +101,7 @@ class VisionHandler(BaseHandler, abc.ABC):
 class ImageClassifier(VisionHandler):
     """Returns the most probable classes with their probabilities; `handler: topk` sets their number."""
 
+    handler_keys = ("topk",)
     topk = 5
     names_classes = True
     image_processing = imagenet_processing
@@ -144,6 +145,7 @@ class ImageSegmenter(VisionHandler):
 class ObjectDetector(VisionHandler):
     """Returns the objects in an image: label, box and score; `handler: threshold` is the lowest score."""
 
+    handler_keys = ("threshold",)
     threshold = 0.5
     names_classes = True
     image_processing = plain_processing

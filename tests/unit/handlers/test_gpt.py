@@ -714,6 +714,19 @@ def test_own_loop_over_the_logits_gives_the_engine_s_text(folder, handler):
 # ---- settings ----
 
 
+def test_pt2_and_a_misspelled_key_are_named(folder, caplog):
+    config = {"handler": GREEDY, "pt2": "inductor", "dtyp": "float16"}
+    GptHandler().initialize(new_handler_context(model_dir=folder, config=config))
+    assert logged(caplog, "flambeau.handlers.gpt") == [("GptHandler",)]
+    assert logged(caplog, "flambeau.handlers.options") == [("dtyp", "dtype")]
+
+
+def test_gpus_that_become_copies_are_named(folder, caplog, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    new_handler(folder)
+    assert logged(caplog, "flambeau.handlers.gpt") == [(4, 4)]
+
+
 def test_ranks_that_nobody_started_are_named(folder, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(HandlerError, match="set parallelType: tp and parallelLevel: 2"):
