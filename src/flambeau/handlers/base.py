@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flambeau.errors import HandlerError
+from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.device import choose_device, dtype_named, prepare
 from flambeau.handlers.labels import load_label_mapping
 from flambeau.handlers.loaders.formats import SUPPORTED, WEIGHTS, ModelFormat, recognize
@@ -25,6 +25,7 @@ from flambeau.handlers.loaders.torch_compile import compile_model, read_pt2
 from flambeau.handlers.loaders.weights import load_eager
 from flambeau.handlers.options import check_options, read_weights_only, warn_of_misspelled_keys
 from flambeau.handlers.profiler import is_profiler_enabled, run_with_profiler, timed
+from flambeau.handlers.request_rows import explained
 from flambeau.handlers.stage_overlap import find_shared_state
 from flambeau.handlers.tensor_io import client_errors, floating_dtype_of, is_dtype_error, to_rows, to_tensor
 
@@ -226,12 +227,10 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
     def explain_handle(self, data_preprocess: Any, raw_data: Rows) -> list[Any]:
         """Explain the first request with `get_insights(inputs, raw, target)`, which a subclass defines."""
         if not hasattr(self, "get_insights"):
-            raise HandlerError(f"{type(self).__name__} cannot explain: it has no get_insights(inputs, raw, target)")
-        row = raw_data[0]
-        fields = row if isinstance(row, Mapping) else {"data": row}  # an envelope passes plain values
-        inputs = fields.get("data") or fields.get("body")
-        target = fields.get("target") or 0
-        insights: list[Any] = self.get_insights(data_preprocess, inputs, target)
+            raise BadRequest(
+                f"{type(self).__name__} has no explanations; add get_insights(self, inputs, raw, target) to the handler"
+            )
+        insights: list[Any] = self.get_insights(data_preprocess, *explained(raw_data[0]))
         return insights
 
     def describe_handle(self) -> Any:
