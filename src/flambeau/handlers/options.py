@@ -69,11 +69,12 @@ def check_options(config: Mapping[str, Any] | None, known: Collection[str], who:
 
     A subclass (`is_own`) may read keys of its own, so that only a likely misspelling is worth a warning.
     """
+    known = (*known, "profile")  # `timed` reads it, in every handler
     for key in map(str, handler_options(config)):
         if key in known or key == "name":
             continue
         near = suggest(key, known, cutoff=MIN_SIMILARITY if is_own else 0.6)
-        hint = f"did you mean {near}?" if near else f"it reads {', '.join(known)}" if known else "it reads no keys"
+        hint = f"did you mean {near}?" if near else f"it reads {', '.join(known)}"
         text = f"the handler section of model-config.yaml has {key}, which {who} does not read; {hint}"
         if near and not is_own:
             raise HandlerError(text)

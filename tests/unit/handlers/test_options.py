@@ -94,7 +94,11 @@ def test_wrong_values_are_named(read, value):
 
 @pytest.mark.parametrize(
     ("key", "is_own", "hint"),
-    [("topkk", False, "did you mean topk?"), ("topkk", True, "did you mean topk?"), ("other", False, "it reads topk")],
+    [
+        ("topkk", False, "did you mean topk?"),
+        ("topkk", True, "did you mean topk?"),
+        ("other", False, "it reads topk, profile"),
+    ],
 )
 def test_key_that_a_built_in_handler_does_not_read_is_named(caplog, key, is_own, hint):
     config = {"handler": {key: 3, "name": "image_classifier"}}
@@ -109,7 +113,7 @@ def test_key_that_a_built_in_handler_does_not_read_is_named(caplog, key, is_own,
 
 
 def test_key_of_a_subclass_is_its_own(caplog):
-    check_options({"handler": {"other": 3, "topk": 1}}, ("topk",), "Own", is_own=True)
+    check_options({"handler": {"other": 3, "topk": 1, "profile": True}}, ("topk",), "Own", is_own=True)
     assert not caplog.records
 
 
