@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,52 @@ def test_handlers_of_the_docs_answer(start, tmp_path, number):
         return
     server = start(handler).wait_ready()
     assert server.predict("documented", {"text": "a b"}).status == 200
+
+
+@pytest.fixture
+def scorer(tmp_path):
+    """The folder of docs/hooks.md."""
+    pytest.importorskip("torch")
+    for language in ("python", "yaml"):
+        for code in snippets("docs/hooks.md", language):
+            file = tmp_path / code.partition("\n")[0].removeprefix("# ")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(code)
+    return tmp_path / "scorer"
+
+
+def test_hooks_of_the_docs_work(start, scorer):
+    serving, asking, profiling, explaining, describing = snippets("docs/hooks.md", "sh")
+    assert serving == "flambeau serve scorer/\n"
+    assert profiling == f"ENABLE_TORCH_PROFILER=true {serving}"
+    server = start(scorer).wait_ready()
+
+    def shell(command):
+        for documented, port in ((8080, server.port), (8081, server.management_port), (8082, server.metrics_port)):
+            command = command.replace(f"127.0.0.1:{documented}", f"127.0.0.1:{port}")
+        result = run(command, scorer.parent)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    answer = shell(asking)
+    assert json.loads(answer[: answer.index("}") + 1]) == {"score": 4.5}
+    for stage in ("preprocess", "inference", "postprocess"):
+        assert f"ts_handler_{stage}{{" in answer
+    assert json.loads(shell(explaining)) == [0.5, -2.0, 6.0]
+    [described] = json.loads(shell(describing))
+    assert described["customizedMetadata"] == {"device": "cpu", "inputs": 3}
+
+
+def test_profiler_of_the_docs_writes_a_trace(start, scorer):
+    traces = Path("/tmp/pytorch_profiler/scorer")  # as the page says
+    before = {*traces.glob("*")}
+    server = start(scorer, env={"ENABLE_TORCH_PROFILER": "true"}).wait_ready()
+    assert server.predict("scorer", [1.0, 2.0, 3.0]).json == {"score": 4.5}
+    new = {*traces.glob("*")} - before
+    for trace in new:
+        trace.unlink()
+    assert new
+    server.until(lambda: server.logged("aten::"))
 
 
 def test_error_in_the_docs_is_what_the_server_says(start):

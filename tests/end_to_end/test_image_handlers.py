@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
 
@@ -234,3 +235,18 @@ def test_custom_handler_of_the_tutorial_answers_a_batch(server, networks):
     expected = classes(networks[1]["custom"], [*map(processed, files)], 5, lambda number: f"label {number}")
     assert [reply.json for reply in replies] == expected
     assert expected[0] != expected[1]
+
+
+def test_bad_images_for_the_handler_of_the_tutorial_are_refused_with_the_reason(server):
+    bodies = [jpeg()[:2000], encode(picture(mode="L"), "PNG"), {"image": 1}]
+    reasons = ["cannot be decoded", "other channels", "the body is a JSON object"]
+    for reply, reason in zip(as_batch(server, "custom", bodies), reasons, strict=True):
+        assert reply.status == 400, reply.body
+        assert reason in reply.message
+
+
+def test_handler_of_the_tutorial_says_what_an_explanation_needs(server):
+    ask = functools.partial(server.request, "POST", "/explanations/custom")
+    for future in server.at_once(ask, [jpeg()] * 3):
+        assert future.result().status == 400
+        assert "add get_insights(self, inputs, raw, target)" in future.result().message

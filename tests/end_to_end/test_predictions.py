@@ -7,6 +7,8 @@ import uuid
 
 import pytest
 
+from support.archives import pack_handler
+
 BOUNDARY = "xyzzy"
 
 
@@ -215,3 +217,27 @@ def test_base_handler_serves_eager_and_torchscript_models(start, tmp_path):
     expected = net(torch.tensor([[1.0, 2.0, 3.0]])).tolist()[0]
     assert server.predict("eager", [1.0, 2.0, 3.0]).json == pytest.approx(expected)
     assert server.predict("scripted", [1.0, 2.0, 3.0]).json == pytest.approx(expected)
+
+
+KINDS_OF_RESULTS = """
+def handle(data, context):
+    kind = data[0]["body"] if data else ""
+    if kind == "own":
+        context.set_response_content_type(0, "application/vnd.api+json")
+    results = {"object": {"a": 1}, "list": [1], "empty": {}, "text": "[text]", "bytes": b"[1, 2]"}
+    return [results.get(kind, {"b": 2})]
+"""
+
+
+def test_json_results_have_their_content_type_and_others_have_none(start, tmp_path):
+    (tmp_path / "kinds.py").write_text(KINDS_OF_RESULTS)
+    server = start(tmp_path / "kinds.py").wait_ready()
+    own = {"own": "application/vnd.api+json"}
+    expected = own | dict.fromkeys(("object", "list", "empty"), "application/json") | {"text": None, "bytes": None}
+    found = {kind: server.predict("kinds", kind).headers.get("content-type") for kind in expected}
+    assert found == expected
+
+
+def test_json_results_have_no_content_type_unless_the_server_names_it(configured, tmp_path):
+    reply = configured(pack_handler(tmp_path, "echo")).predict("echo", {"a": 1})
+    assert (reply.status, reply.headers.get("content-type")) == (200, None)

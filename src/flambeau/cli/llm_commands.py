@@ -69,6 +69,7 @@ def llm_serve(
         metrics=Address(host, metrics_port) if metrics_port else None,
         keys=KeysConfig(is_on=require_token),
         allow_unprotected=allow_unprotected,
+        names_json=True,
         measure=MetricsConfig(auto_detect=True),
     )
     flags = work.LlmServeFlags(

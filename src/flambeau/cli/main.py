@@ -168,6 +168,7 @@ def serve(
         keys=KeysConfig(is_on=require_token),
         allowed_hosts=tuple(allow_host or ()),
         allow_unprotected=allow_unprotected,
+        names_json=True,
         allowed_urls=tuple(check_pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,
         min_download_rate=min_download_rate,

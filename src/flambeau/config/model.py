@@ -72,6 +72,7 @@ class ModelConfig:
             if key in options:
                 changes[name] = read.get(key, bool, False)
         changes |= _parallelism(read)
+        _check_handler(read)
         device = read.get("deviceType", str, "")
         if device in ("cpu", "gpu"):
             changes["device_type"] = device
@@ -82,6 +83,8 @@ class ModelConfig:
         for key, name in _PLAIN.items():
             if value := read.number(key, 0) if name.endswith("_s") else read.whole(key, 0):
                 changes[name] = value
+            elif options.get(key) == 0:
+                read.warn("%s is 0 and has no effect: %s is used; set a number from 1", key, getattr(self, name))
         ids = read.get("deviceIds", list, [])
         if ids and all(type(i) is int and i >= 0 for i in ids):
             changes["device_ids"] = tuple(ids)
@@ -205,7 +208,25 @@ def _parallelism(read: _Reader) -> dict[str, Any]:
     ids = read.options.get("deviceIds")
     if kind == "tp" and not level and isinstance(ids, list):
         level = len(ids)  # one rank per named device
+        logger.info(
+            "%s: parallelType is tp: each worker has %d processes, one for each of deviceIds", read.where, level
+        )
+    if kind in ("tp", "pp", "pptp") and not level:
+        read.warn("parallelType %s has no effect: add parallelLevel, or torchrun with nproc-per-node", kind)
+    elif level and not kind and "parallelType" not in read.options:
+        read.warn(
+            "%s has no effect without parallelType; it may be %s",
+            "torchrun" if torchrun else "parallelLevel",
+            ", ".join(_PARALLEL_TYPES),
+        )
     return {"parallel_type": kind, "parallel_level": level if kind else 0, "torchrun": torchrun}
+
+
+def _check_handler(read: _Reader) -> None:
+    """The section is the handler's; here it is checked only for a form that no handler can read."""
+    section = read.options.get("handler")
+    if section is not None and not isinstance(section, (str, Mapping)):
+        read.warn("handler is %s, and no handler reads it; write keys and values below it, indented", _brief(section))
 
 
 class _Reader:

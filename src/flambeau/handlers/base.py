@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flambeau.errors import HandlerError
+from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.device import choose_device, dtype_named, prepare
 from flambeau.handlers.labels import load_label_mapping
 from flambeau.handlers.loaders.formats import SUPPORTED, WEIGHTS, ModelFormat, recognize
 from flambeau.handlers.loaders.programs import load_whole
 from flambeau.handlers.loaders.torch_compile import compile_model, read_pt2
 from flambeau.handlers.loaders.weights import load_eager
-from flambeau.handlers.options import read_weights_only
+from flambeau.handlers.options import check_options, read_weights_only, warn_of_misspelled_keys
 from flambeau.handlers.profiler import is_profiler_enabled, run_with_profiler, timed
+from flambeau.handlers.request_rows import explained
 from flambeau.handlers.stage_overlap import find_shared_state
 from flambeau.handlers.tensor_io import client_errors, floating_dtype_of, is_dtype_error, to_rows, to_tensor
 
@@ -42,6 +43,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
     Used as it is, it takes numbers as JSON or .npy and returns them as JSON.
     """
 
+    handler_keys: Sequence[str] = ()  # keys of the `handler` section that this class reads
     names_classes = False  # results have the names of index_to_name.json, so that its absence is worth a warning
 
     def __init__(self) -> None:
@@ -66,6 +68,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
         self.context = context
         self.manifest = context.manifest
         self.model_yaml_config = context.model_yaml_config or {}
+        self._check_options()
         properties = context.system_properties
         folder = Path(properties["model_dir"])
         self.device, self.map_location = choose_device(properties.get("gpu_id"))
@@ -81,6 +84,12 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
         if self.names_classes or labels.is_file():
             self.mapping = load_label_mapping(labels)
         self.initialized = True
+
+    def _check_options(self) -> None:
+        warn_of_misspelled_keys(self.model_yaml_config)
+        is_own = not type(self).__module__.startswith("flambeau.handlers.")
+        if not is_own or self.handler_keys:  # a class of your own may have any keys
+            check_options(self.model_yaml_config, self.handler_keys, type(self).__name__, is_own=is_own)
 
     def _load(self, folder: str, model_file: str | None) -> Any:
         kind = recognize(Path(self.model_pt_path)) if self.model_pt_path else None
@@ -218,12 +227,10 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
     def explain_handle(self, data_preprocess: Any, raw_data: Rows) -> list[Any]:
         """Explain the first request with `get_insights(inputs, raw, target)`, which a subclass defines."""
         if not hasattr(self, "get_insights"):
-            raise HandlerError(f"{type(self).__name__} cannot explain: it has no get_insights(inputs, raw, target)")
-        row = raw_data[0]
-        fields = row if isinstance(row, Mapping) else {"data": row}  # an envelope passes plain values
-        inputs = fields.get("data") or fields.get("body")
-        target = fields.get("target") or 0
-        insights: list[Any] = self.get_insights(data_preprocess, inputs, target)
+            raise BadRequest(
+                f"{type(self).__name__} has no explanations; add get_insights(self, inputs, raw, target) to the handler"
+            )
+        insights: list[Any] = self.get_insights(data_preprocess, *explained(raw_data[0]))
         return insights
 
     def describe_handle(self) -> Any:

@@ -22,9 +22,11 @@ from flambeau.handlers.device import choose_device
 from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
 from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
+from flambeau.handlers.generation.gpt_fast import CachedModel, PieceTokenizer
 from flambeau.handlers.generation.reply_formats import numbers_of
 from flambeau.handlers.generation.request_reader import Prompted, RequestReader, ResumeState
-from flambeau.handlers.generation.settings import GptSettings, read_settings, shortened
+from flambeau.handlers.generation.settings import GptSettings, compile_words, read_settings, shortened
+from flambeau.handlers.options import warn_of_misspelled_keys
 from flambeau.handlers.request_rows import is_describe, refuse_explain
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.engine import Engine
@@ -49,8 +51,8 @@ class GptHandler(BaseHandler):
     """Generates text. In the server requests join the engine one by one; a direct call runs the stages.
 
     Attributes:
-        model: The network.
-        tokenizer: Text to tokens and back.
+        model: The network; `model(x, input_pos)` gives logits, with a KV cache of its own.
+        tokenizer: Text to tokens and back, with SentencePiece's names.
         device: The torch device of the network.
         draft_model: The smaller network that drafts, or None.
         max_new_tokens, temperature, top_k: Defaults for requests that do not set them.
@@ -67,6 +69,7 @@ class GptHandler(BaseHandler):
         self.top_k: int | None = None
         self._prepared: tuple[Tensor | None, list[GenerateRequest]] = (None, [])  # the batch's prompts and requests
         self._completions: list[Completion] = []  # of the batch
+        self._inferred: tuple[Tensor, list[SamplingParams]] | None = None  # the batch of `inference`, while it runs
         self._follower: Follower | None = None  # on a rank other than 0
 
     # ---- loading ----
@@ -82,6 +85,7 @@ class GptHandler(BaseHandler):
             self.model_yaml_config, Path(properties["model_dir"]), device=str(self.device), allows_others=is_own
         )
         rank, num_ranks = check_ranks(settings)
+        self._warn_of_ignored(num_ranks)
         config = replace(settings.engine, tensor_parallel_size=num_ranks)
         began = time.perf_counter()
         if rank > 0:
@@ -91,8 +95,8 @@ class GptHandler(BaseHandler):
         self.engine = Engine.from_pretrained(settings.model_path, config)
         if words := shortened(self.engine.max_length, config.max_model_len, self.engine.arch.max_length):
             logger.warning(words)
-        self.model, self.tokenizer = self.engine.model, self.engine.tokenizer
-        self.draft_model = self.engine.draft_model
+        self.model = CachedModel(self.engine.model, is_whole=num_ranks == 1)
+        self.draft_model = CachedModel(self.engine.draft_model) if self.engine.draft_model is not None else None
         sampling = settings.sampling
         self.max_new_tokens, self.temperature, self.top_k = (
             sampling.max_tokens or 0,
@@ -102,14 +106,30 @@ class GptHandler(BaseHandler):
         self._connect(settings, context)
         took_s = time.perf_counter() - began
         logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.info)
+        logger.info("%s", compile_words(config, self.device.type))
         self.initialized = True
+
+    def _warn_of_ignored(self, num_ranks: int) -> None:
+        if "pt2" in self.model_yaml_config:
+            logger.warning("pt2 has no effect on %s; set compile in the handler section", type(self).__name__)
+        warn_of_misspelled_keys(self.model_yaml_config)
+        num_gpus = torch.cuda.device_count()
+        if num_ranks == 1 and num_gpus > 1:
+            logger.warning(
+                "%d GPUs are visible, and each worker has a copy of the whole network on one of them; parallelType: tp "
+                "with parallelLevel: %d shares one network among them",
+                num_gpus,
+                num_gpus,
+            )
 
     def _connect(self, settings: GptSettings, context: Context) -> None:
         assert self.engine is not None
-        if self.tokenizer is None:
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
             raise HandlerError(f"{settings.model_path} has no tokenizer; name one with tokenizer_path")
+        self.tokenizer = PieceTokenizer(tokenizer)
         self._reader = RequestReader(
-            self.tokenizer,
+            tokenizer,
             max_length=self.engine.max_length,
             defaults=self._defaults(),
             has_own_limit=settings.limits_length,
@@ -182,7 +202,8 @@ class GptHandler(BaseHandler):
         return ids_BT
 
     def _headers(self, count: int) -> Sequence[Headers]:
-        requests = self.context.requests if self.context is not None else ()
+        context: Any = self.context
+        requests = getattr(context, "requests", ())  # a MockContext has none
         return [request.headers for request in requests] if len(requests) == count else [()] * count
 
     def _prepare(self, data: Rows) -> tuple[Tensor, list[GenerateRequest]]:
@@ -203,15 +224,32 @@ class GptHandler(BaseHandler):
             return GenerateRequest(params=self._defaults())
 
     def inference(self, data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Tokens of prompts [B, T] → tokens of prompts and completions."""
+        """Tokens of prompts [B, T] → tokens of prompts and completions, by `generate` or `speculative_decode`."""
         prepared, asks = self._prepared
         if prepared is not data:  # not from our own preprocess
             asks = [GenerateRequest(params=self._defaults())] * len(rows_of(data))
         if any(map(self._overrides, OWN_GENERATE)):
             return self._inference_one_by_one(data, asks)
-        one_each = [replace(ask.params, n=1) for ask in asks]
-        self._completions = self._generation.complete(rows_of(data), one_each)
-        return self._joined(data, self._completions)
+        # One call for the whole batch; each request keeps its own settings, which these methods have no parameters for.
+        first = asks[0].params
+        draws = (first.temperature, first.top_k or None)
+        self._inferred = (data, [replace(ask.params, n=1) for ask in asks])
+        try:
+            if self._speculates and any(ask.params.speculate for ask in asks):
+                return self.speculative_decode(
+                    data, self.draft_model, self._speculate_k, first.temperature, first.top_k
+                )
+            return self.generate(data, first.max_tokens or self.max_new_tokens, *draws)
+        finally:
+            self._inferred = None
+
+    @property
+    def _speculates(self) -> bool:
+        return self.engine is not None and self.engine.info.speculation is not None
+
+    @property
+    def _speculate_k(self) -> int:
+        return self.engine.config.speculate_k if self.engine is not None else 0
 
     def _inference_one_by_one(self, data: Tensor, asks: Sequence[GenerateRequest]) -> Tensor:
         sequences = []
@@ -225,10 +263,9 @@ class GptHandler(BaseHandler):
         length, top_k = params.max_tokens or usual, params.top_k or None
         if self.draft_model is None or not self._overrides("speculative_decode"):
             return self.generate(ids_T, length, params.temperature, top_k)
-        k = self.engine.config.speculate_k if self.engine else 0
         self.max_new_tokens = length  # it has no parameter for the length
         try:
-            return self.speculative_decode(ids_T, self.draft_model, k, params.temperature, top_k)
+            return self.speculative_decode(ids_T, self.draft_model, self._speculate_k, params.temperature, top_k)
         finally:
             self.max_new_tokens = usual
 
@@ -303,7 +340,8 @@ class GptHandler(BaseHandler):
         if draft_model is self.draft_model and (draft_model is None or speculate_k == self.engine.config.speculate_k):
             return self._generate(prompt_tokens, params, None)
         prompts = rows_of(prompt_tokens)
-        drafted = with_draft(self.engine, draft_model, speculate_k, num_sequences=len(prompts))
+        draft = draft_model.network if isinstance(draft_model, CachedModel) else draft_model
+        drafted = with_draft(self.engine, draft, speculate_k, num_sequences=len(prompts))
         return self._joined(prompt_tokens, drafted.generate(prompts, params))
 
     def _generate(
@@ -315,7 +353,12 @@ class GptHandler(BaseHandler):
                     callback(torch.tensor([token], dtype=torch.long, device=self.device))
 
         prompts = rows_of(prompt_tokens)
-        completions = self._generation.complete(prompts, [params] * len(prompts), on_tokens if callback else None)
+        each = [params] * len(prompts)
+        if self._inferred is not None and self._inferred[0] is prompt_tokens:
+            each = self._inferred[1]
+        completions = self._generation.complete(prompts, each, on_tokens if callback else None)
+        if self._inferred is not None:
+            self._completions = completions
         return self._joined(prompt_tokens, completions)
 
     # ---- tensors ----

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flambeau.errors import HandlerError
+
 logger = logging.getLogger(__name__)
 
 
@@ -17,7 +19,15 @@ def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
     if not path.is_file():
         logger.warning("%s is missing. Inference output will not include class name.", path)
         return None
-    mapping = json.loads(path.read_text())
+    try:
+        mapping = json.loads(path.read_text("utf-8"))
+    except json.JSONDecodeError as error:
+        raise HandlerError(
+            f"{path} is not valid JSON, line {error.lineno}, column {error.colno}: {error.msg}; "
+            'it has "class": "label" pairs'
+        ) from None
+    except UnicodeDecodeError as error:
+        raise HandlerError(f"{path} is not UTF-8, byte {error.start}: {error.reason}") from None
     if not isinstance(mapping, dict):
         raise TypeError(f'{path.name} must hold an object of "class": "label" pairs')
     names = mapping.get("object_type_names")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.errors import HandlerError
+from flambeau.errors import HandlerError, suggest
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
+logger = logging.getLogger(__name__)
+
+MODEL_KEYS = ("pt2", "dtype", "weights_only", "model_class", "handler")  # what handlers read beside their section
+MIN_SIMILARITY = 0.8
 WORDS: Mapping[type, str] = {bool: "true or false", int: "a whole number of at least 1", str: "text"}
 
 
@@ -52,7 +57,38 @@ def resolve_model_path(folder: Path, model_path: str | None) -> Path:
 def handler_options(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """The `handler` section of a model-config; empty if there is none."""
     section = (config or {}).get("handler")
+    if section is not None and not isinstance(section, (str, Mapping)):
+        raise HandlerError(
+            f"handler in model-config.yaml must hold keys and values, not {section!r}; write them below it, indented"
+        )
     return section if isinstance(section, Mapping) else {}
+
+
+def check_options(config: Mapping[str, Any] | None, known: Collection[str], who: str, *, is_own: bool) -> None:
+    """Reject a misspelled key of the `handler` section, and warn of other unknown ones.
+
+    A subclass (`is_own`) may read keys of its own, so that only a likely misspelling is worth a warning.
+    """
+    known = (*known, "profile")  # `timed` reads it, in every handler
+    for key in map(str, handler_options(config)):
+        if key in known or key == "name":
+            continue
+        near = suggest(key, known, cutoff=MIN_SIMILARITY if is_own else 0.6)
+        hint = f"did you mean {near}?" if near else f"it reads {', '.join(known)}"
+        text = f"the handler section of model-config.yaml has {key}, which {who} does not read; {hint}"
+        if near and not is_own:
+            raise HandlerError(text)
+        if near or not is_own:
+            logger.warning("%s", text)
+
+
+def warn_of_misspelled_keys(config: Mapping[str, Any]) -> None:
+    """Warn of keys beside the `handler` section that are nearly those of a built-in handler."""
+    for key in config:
+        if isinstance(key, str) and key not in MODEL_KEYS:
+            near = suggest(key, MODEL_KEYS, cutoff=MIN_SIMILARITY)
+            if near is not None and near not in config:
+                logger.warning("model-config.yaml has %s, which has no effect; did you mean %s?", key, near)
 
 
 def read_count(options: Mapping[str, Any], name: str, default: int) -> int:

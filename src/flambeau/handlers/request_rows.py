@@ -31,6 +31,22 @@ def value_of(row: Any) -> Any:
     )
 
 
+def content_of(row: Any) -> Any:
+    """The value of a row; of a JSON body `{"data": …}`, what is under `data`."""
+    value = value_of(row)
+    return value_of(value) if isinstance(value, Mapping) and value.keys() & {"data", "body"} else value
+
+
+def explained(row: Any) -> tuple[Any, Any]:
+    """What a request for an explanation sends, and its `target`: fields of a form, or of a JSON body."""
+    fields = row if isinstance(row, Mapping) else {"data": row}  # an envelope passes plain values
+    inputs = fields.get("data") or fields.get("body")
+    target = fields.get("target")
+    if target is None and isinstance(inputs, Mapping):
+        target = inputs.get("target")
+    return inputs, target or 0
+
+
 def decode_base64(text: Any) -> bytes:
     """Decode base64 text, which may have line breaks."""
     if not isinstance(text, str):

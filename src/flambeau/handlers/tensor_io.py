@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flambeau.errors import BadRequest
-from flambeau.handlers.request_rows import value_of
+from flambeau.handlers.request_rows import content_of
 
 NPY_MAGIC = b"\x93NUMPY"
 # Messages of torch, exported programs and compiled packages about inputs of a wrong shape or dtype.
@@ -24,6 +24,9 @@ _SHAPE_ERRORS = re.compile(
     r"|should contain \d+ elements|Dimension out of range|stack expects each tensor|Calculated padded input size"
 )
 _ONNX_ERROR = "InvalidArgument"  # onnxruntime's exception for inputs of a wrong shape or dtype
+# A Normalize of three channels that gets one, and one that gets the integers of 16-bit pixels.
+_CHANNEL_ERRORS = re.compile(r"match the broadcast shape|size of tensor a \(\d\) must match|should be a float tensor")
+_NOT_BYTES = re.compile(r"a bytes-like object is required, not '(dict|list|str|int|float|bool)'")
 _IMAGE_ERRORS = ("UnidentifiedImageError", "DecompressionBombError")
 
 
@@ -32,7 +35,7 @@ def to_tensor(data: Any, device: torch.device | None) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         return data.to(device)
     if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
-        examples = [to_example(value_of(row)) for row in data]
+        examples = [to_example(content_of(row)) for row in data]
         try:
             return torch.stack(examples).to(device)
         except RuntimeError:
@@ -50,8 +53,13 @@ def to_example(content: Any) -> torch.Tensor:
     elif isinstance(content, (bytes, bytearray, str)):
         try:
             content = json.loads(content)
+            content = content_of({"body": content}) if isinstance(content, Mapping) else content
         except (ValueError, RecursionError):
             raise BadRequest("the body is neither JSON nor a .npy file; send numbers, like [1.0, 2.0]") from None
+    if isinstance(content, Mapping):
+        names = ", ".join(repr(str(key)[:40]) for key in [*content][:5])
+        found = names or "nothing"
+        raise BadRequest(f'send numbers, like [1.0, 2.0] or {{"data": [1.0, 2.0]}}; the object has {found}')
     try:
         example = torch.as_tensor(content)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -107,6 +115,42 @@ def is_from_torch(error: BaseException) -> bool:
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("torch.")
 
 
+def modules_of(error: BaseException) -> list[str]:
+    """The modules of an exception's frames, outermost first."""
+    modules, trace = [], error.__traceback__
+    while trace is not None:
+        modules.append(str(trace.tb_frame.f_globals.get("__name__", "")))
+        trace = trace.tb_next
+    return modules
+
+
+def is_in_preprocess(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "preprocess":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def image_error_reason(error: Exception) -> str | None:
+    """The reason for a 400 if an image could not be decoded, or has channels that `preprocess` does not expect."""
+    modules = modules_of(error)
+    if modules and (modules[-1] == "PIL.ImageFile" or modules[-1].endswith("ImagePlugin")):
+        return f"the image cannot be decoded: {error}"
+    if any(module.startswith("torchvision.") for module in modules) and _CHANNEL_ERRORS.search(str(error)):
+        return (
+            f"the image has other channels than the handler expects ({error}); send an RGB image of 8 bits, or let "
+            "preprocess call image.convert('RGB')"
+        )
+    found = _NOT_BYTES.search(str(error))
+    if found and isinstance(error, TypeError):
+        kinds = {"dict": "a JSON object", "list": "a JSON list", "str": "text"}
+        sent = kinds.get(found[1], "a JSON value")
+        return f"the body is {sent}, and the handler reads bytes; send the file itself, for example with curl -T FILE"
+    return None
+
+
 def client_error_reason(error: Exception) -> str | None:
     """The reason for a 400 if the input caused an exception; else None."""
     name = type(error).__name__
@@ -114,6 +158,8 @@ def client_error_reason(error: Exception) -> str | None:
         return f"the body is not an image that can be read: {str(error).partition(' <_io')[0]}"
     if isinstance(error, torch.OutOfMemoryError):
         return None
+    if is_in_preprocess(error) and (reason := image_error_reason(error)):
+        return reason
     message = ""
     if name == _ONNX_ERROR:
         message = str(error)

@@ -16,7 +16,7 @@ from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.labels import map_class_to_label
 from flambeau.handlers.options import handler_options, read_count, read_weights_only
 from flambeau.handlers.profiler import timed
-from flambeau.handlers.request_rows import target_of, value_of
+from flambeau.handlers.request_rows import content_of, target_of
 from flambeau.handlers.text_normalization import (
     expand_contractions,
     remove_accents,
@@ -99,6 +99,7 @@ class TextHandler(BaseHandler, abc.ABC):
 class TextClassifier(TextHandler):
     """Returns the probability of each class; `handler: ngrams` is the longest n-gram that is looked up."""
 
+    handler_keys = ("ngrams", "weights_only")
     ngrams = 2
     names_classes = True
 
@@ -112,7 +113,7 @@ class TextClassifier(TextHandler):
         indices: list[int] = []
         offsets, words = [], []
         for row in data:
-            known = self.look_up(self.clean(text_of(value_of(row))))
+            known = self.look_up(self.clean(text_of(content_of(row))))
             offsets.append(len(indices))
             words.append([word for word, _ in known])
             indices.extend(index for _, index in known)

@@ -16,10 +16,10 @@ from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.labels import map_class_to_label
 from flambeau.handlers.options import handler_options, read_count, read_number
 from flambeau.handlers.profiler import timed
-from flambeau.handlers.request_rows import decode_base64, target_of, value_of
+from flambeau.handlers.request_rows import content_of, decode_base64, target_of
 
 try:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 except ImportError as error:
     raise ImportError("image handlers need Pillow: pip install 'flambeau[vision]'") from error
 
@@ -76,7 +76,7 @@ class VisionHandler(BaseHandler, abc.ABC):
         return torch.stack(self.read_images(data)).to(self.device)
 
     def read_images(self, data: Sequence[Any]) -> list[torch.Tensor]:
-        return [self.read_image(value_of(row)) for row in data]
+        return [self.read_image(content_of(row)) for row in data]
 
     def read_image(self, value: Any) -> torch.Tensor:
         if isinstance(value, str):
@@ -101,6 +101,7 @@ class VisionHandler(BaseHandler, abc.ABC):
 class ImageClassifier(VisionHandler):
     """Returns the most probable classes with their probabilities; `handler: topk` sets their number."""
 
+    handler_keys = ("topk",)
     topk = 5
     names_classes = True
     image_processing = imagenet_processing
@@ -144,6 +145,7 @@ class ImageSegmenter(VisionHandler):
 class ObjectDetector(VisionHandler):
     """Returns the objects in an image: label, box and score; `handler: threshold` is the lowest score."""
 
+    handler_keys = ("threshold",)
     threshold = 0.5
     names_classes = True
     image_processing = plain_processing
@@ -207,6 +209,7 @@ def open_image(data: bytes | bytearray | memoryview, *, as_rgb: bool = True) -> 
     try:
         image = Image.open(io.BytesIO(data))
         image.load()
+        ImageOps.exif_transpose(image, in_place=True)  # upright, as every viewer shows it
         return to_rgb(image) if as_rgb else image
     except TOO_LARGE:
         raise BadRequest(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence as Many
+from dataclasses import replace
+
+import torch
 
 from flambeau.llm.core.sequence import IncrementalDetokenizer, NoDetokenizer, Sequence
 from flambeau.llm.errors import InvalidRequest
@@ -11,6 +14,7 @@ from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
+FIRST_SEED = torch.initial_seed()  # random bits, unless the program has seeded PyTorch before this import
 
 
 class InputProcessor:
@@ -32,7 +36,9 @@ class InputProcessor:
         self._check_prompt(prompt_ids)
         self._check_token_ids(params)
         if seed is None:
-            seed = secrets.randbits(63) if params.seed is None else params.seed
+            seed = new_seed() if params.seed is None else params.seed
+            if params.seed is None and is_torch_seeded():
+                params = replace(params, seed=seed)  # the text is to be repeated, also with speculation
         choices = [
             self._to_sequence(request_id, i, prompt_ids, params, seed, generated[i] if i < len(generated) else ())
             for i in range(params.n)
@@ -97,3 +103,14 @@ class InputProcessor:
             max_length=min(max_length, self._max_length),
             detokenizer=detokenizer,
         )
+
+
+def is_torch_seeded() -> bool:
+    """Whether the program has called `torch.manual_seed`; PyTorch begins with 64 random bits."""
+    seed = torch.initial_seed()
+    return seed != FIRST_SEED or seed < 2**32
+
+
+def new_seed() -> int:
+    """The seed of a request without one: from PyTorch's generator after `torch.manual_seed`, else random."""
+    return int(torch.randint(2**63 - 1, ()).item()) if is_torch_seeded() else secrets.randbits(63)

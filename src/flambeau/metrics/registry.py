@@ -8,7 +8,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 
-from flambeau.metrics.definitions import KINDS, Definition, Sample
+from flambeau.metrics.definitions import KINDS, Definition, Sample, read_definitions
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,7 @@ class MetricsRegistry:
         self._server = {name: DefinedMetric(one) for name, one in (server or {}).items()}
         self._model = {name: DefinedMetric(one, "Hostname") for name, one in (model or {}).items()}
         self._reported: set[str] = set()
+        self._undefined: set[str] = set()
         self._num_detected = 0  # metrics without a definition
         self._num_series: dict[str, int] = {}  # by model
 
@@ -133,6 +134,7 @@ class MetricsRegistry:
         metric = self._model.get(name)
         if metric is None:
             if not self._auto_detect or kind not in KINDS:
+                self._report_undefined(name, model)
                 return None
             metric = self._detect(Definition(name, kind, unit, tuple(key for key, _ in dimensions)))
             if metric is None:
@@ -185,6 +187,15 @@ class MetricsRegistry:
         metric = self._model[definition.name] = DefinedMetric(definition, "Hostname")
         logger.info("Registering auto detected backend metric: %s", definition.name)
         return metric
+
+    def _report_undefined(self, name: str, model: str) -> None:
+        """Log once for each metric of a handler; built-in ones may be left out of a metrics.yaml on purpose."""
+        if name in self._undefined or len(self._undefined) >= MAX_DETECTED:
+            return
+        self._undefined.add(name)
+        if name not in read_definitions(None).model:
+            text = "metric %s of model %s is dropped: metrics.yaml does not define it; add it, or set %s=true"
+            logger.warning(text, name[:MAX_LABEL_CHARACTERS], model, "model_metrics_auto_detect")
 
     def _report(self, name: str, text: str) -> None:
         if name not in self._reported:

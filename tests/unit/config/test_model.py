@@ -165,3 +165,32 @@ def test_workers_of_config_properties_are_bounded_too(caplog):
     config = ModelConfig().with_settings({"minWorkers": 2_000_000_000}, workers=True)
     assert (config.min_workers, config.max_workers) == (1, 1)
     assert logged(caplog, LOGGER) == [("models in config.properties", 10_000)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"responseTimeout": 0}, "responseTimeout is 0 and has no effect: 120 is used"),
+        ({"parallelType": "tp"}, "parallelType tp has no effect: add parallelLevel, or torchrun with nproc-per-node"),
+        ({"parallelLevel": 2}, "parallelLevel has no effect without parallelType"),
+        ({"torchrun": {"nproc-per-node": 2}}, "torchrun has no effect without parallelType"),
+        ({"handler": ["topk: 3"]}, "handler is a list, and no handler reads it; write keys and values below it"),
+    ],
+)
+def test_settings_without_effect_are_named_once_with_the_remedy(caplog, options, words):
+    ModelConfig().with_options(options)
+    [record] = caplog.records
+    assert words in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"responseTimeout": 5, "sequenceMaxIdleMSec": 0, "handler": "image_classifier"},
+        {"parallelType": "tp", "deviceIds": [0, 1], "handler": {"topk": 1}},
+        {"parallelType": "custom"},
+    ],
+)
+def test_settings_with_an_effect_are_not_worth_a_warning(caplog, options):
+    ModelConfig().with_options(options)
+    assert not caplog.records

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from flambeau.errors import BadRequest, HandlerError, PredictionException
 from flambeau.handlers.gpt import PAD, GptHandler
 from flambeau.llm.executor.backend import PLAIN_PYTORCH
 from flambeau.testing.context import new_handler_context
+from flambeau.torchserve.handlers.mock_context import MockContext
 from flambeau.wire.generation import Generate, SamplingOptions, decode_pieces, encode_request
 from flambeau.wire.messages import Part, Request
 from support.language_models import CONTEXT, write_language_model
@@ -18,6 +21,7 @@ from support.log_records import logged
 
 GREEDY = {"compile": False, "temperature": 0, "max_new_tokens": 8, "max_num_seqs": 8, "num_blocks": 64}
 PROMPT = "To be, or not"
+DOCS = Path(__file__).parents[3] / "docs" / "llm.md"
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +123,8 @@ def test_engine_says_what_it_runs_with(folder, tmp_path, caplog):
     write_language_model(tmp_path / "draft", seed=1)
     drafting = {"speculative": True, "draft_model_path": str(tmp_path / "draft"), "speculate_k": 3}
     handler = new_handler(folder, quantization="int8", dtype="bfloat16", **drafting)
-    [(path, _, info)] = logged(caplog, "flambeau.handlers.gpt", "INFO")
+    [(path, _, info), (how,)] = logged(caplog, "flambeau.handlers.gpt", "INFO")
+    assert how.startswith("compile: false: every step runs as plain PyTorch")
     assert (path, info) == (folder, handler.engine.info)
     assert (info.num_blocks, info.max_length, info.decode) == (64, CONTEXT, PLAIN_PYTORCH)
     told = handler.describe_handle()
@@ -646,7 +651,80 @@ def test_own_speculative_decode_is_as_long_as_asked_for(folder, tmp_path):
     assert usual == handle(plain, {"data": PROMPT})[0]
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+def test_inference_goes_through_the_documented_method_once_for_the_whole_batch(folder, tmp_path, monkeypatch, drafts):
+    options = {}
+    if drafts:
+        write_language_model(tmp_path / "draft", seed=1)
+        options = {"speculative": True, "draft_model_path": str(tmp_path / "draft")}
+    handler = new_handler(folder, **options)
+    bodies = [{"data": PROMPT}, {"data": "the sea", "max_new_tokens": 3, "stop": "e", "details": True}]
+    usual = handle(handler, *bodies)
+    name = "speculative_decode" if drafts else "generate"
+    method, calls = getattr(GptHandler, name), []
+
+    def spied(self, prompt_tokens, *args, **kwargs):
+        calls.append(prompt_tokens.shape[0])
+        return method(self, prompt_tokens, *args, **kwargs)
+
+    monkeypatch.setattr(GptHandler, name, spied)
+    assert handle(handler, *bodies) == usual
+    assert calls == [2]
+    assert usual[1]["details"]["generated_tokens"] <= 3
+
+
+# ---- as a script or a test of TorchServe's calls it ----
+
+
+def test_handler_works_with_a_mock_context(folder, handler):
+    context = MockContext(model_pt_file=None, model_file=None, model_dir=str(folder), gpu_id=None)
+    context.model_yaml_config = {"handler": GREEDY}
+    mocked = GptHandler()
+    mocked.initialize(context)
+    assert mocked.handle([{"data": PROMPT}], context) == handle(handler, {"data": PROMPT})
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_manual_seed_repeats_a_text(folder, tmp_path, drafts):
+    options = {}
+    if drafts:
+        write_language_model(tmp_path / "draft", seed=1)
+        options = {"speculative": True, "draft_model_path": str(tmp_path / "draft")}
+    handler = new_handler(folder, temperature=1.5, max_new_tokens=20, **options)
+
+    def texts(seed):
+        torch.manual_seed(seed)
+        return [handle(handler, {"data": PROMPT})[0]["generated_text"] for _ in range(2)]
+
+    first = texts(1)
+    assert texts(1) == first
+    assert texts(2) != first
+    assert first[0] != first[1]
+
+
+def test_own_loop_over_the_logits_gives_the_engine_s_text(folder, handler):
+    [block] = [block for block in DOCS.read_text().split("```python\n") if "class OwnLoop" in block]
+    names: dict[str, Any] = {}
+    exec(block.partition("```")[0], names)
+    own = new_handler(folder, names["OwnLoop"])
+    bodies = [{"data": PROMPT}, {"data": "the sea of troubles, and", "max_new_tokens": 5}]
+    assert handle(own, *bodies) == handle(handler, *bodies)
+
+
 # ---- settings ----
+
+
+def test_pt2_and_a_misspelled_key_are_named(folder, caplog):
+    config = {"handler": GREEDY, "pt2": "inductor", "dtyp": "float16"}
+    GptHandler().initialize(new_handler_context(model_dir=folder, config=config))
+    assert logged(caplog, "flambeau.handlers.gpt") == [("GptHandler",)]
+    assert logged(caplog, "flambeau.handlers.options") == [("dtyp", "dtype")]
+
+
+def test_gpus_that_become_copies_are_named(folder, caplog, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    new_handler(folder)
+    assert logged(caplog, "flambeau.handlers.gpt") == [(4, 4)]
 
 
 def test_ranks_that_nobody_started_are_named(folder, monkeypatch):

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from flambeau.errors import HandlerError
 from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.labels import load_label_mapping, map_class_to_label
 
@@ -24,6 +26,17 @@ def test_labels_in_every_shape(tmp_path):
         load_label_mapping(write(tmp_path, ["cat"]))
     with pytest.raises(TypeError, match="must be text"):
         load_label_mapping(write(tmp_path, {"0": 1}))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b'{"0": "cat",\n "1" "dog"}', "line 2, column 6: Expecting ':'"), (b'{"0": "\xff"}', "not UTF-8, byte 7")],
+)
+def test_broken_file_is_named_with_the_place(tmp_path, content, reason):
+    path = tmp_path / "index_to_name.json"
+    path.write_bytes(content)
+    with pytest.raises(HandlerError, match=f"{re.escape(str(path))} is .*{reason}"):
+        load_label_mapping(path)
 
 
 @pytest.mark.parametrize("names_classes", [False, True])

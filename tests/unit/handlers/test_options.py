@@ -12,12 +12,14 @@ import yaml
 from flambeau.errors import HandlerError
 from flambeau.handlers.options import (
     HandlerOptions,
+    check_options,
     handler_options,
     read_count,
     read_flag,
     read_handler_options,
     read_number,
     resolve_model_path,
+    warn_of_misspelled_keys,
 )
 from flambeau.worker.context import Context
 
@@ -88,3 +90,39 @@ def test_values_are_read_or_defaulted():
 def test_wrong_values_are_named(read, value):
     with pytest.raises(HandlerError, match="handler: name must be"):
         read({"name": value}, "name", 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "is_own", "hint"),
+    [
+        ("topkk", False, "did you mean topk?"),
+        ("topkk", True, "did you mean topk?"),
+        ("other", False, "it reads topk, profile"),
+    ],
+)
+def test_key_that_a_built_in_handler_does_not_read_is_named(caplog, key, is_own, hint):
+    config = {"handler": {key: 3, "name": "image_classifier"}}
+    if key == "topkk" and not is_own:
+        with pytest.raises(HandlerError, match=re.escape(f"has {key}, which ImageClassifier does not read; {hint}")):
+            check_options(config, ("topk",), "ImageClassifier", is_own=is_own)
+        return
+    check_options(config, ("topk",), "ImageClassifier", is_own=is_own)
+    [text] = [record.getMessage() for record in caplog.records]
+    assert f"has {key}, which" in text
+    assert text.endswith(hint)
+
+
+def test_key_of_a_subclass_is_its_own(caplog):
+    check_options({"handler": {"other": 3, "topk": 1, "profile": True}}, ("topk",), "Own", is_own=True)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("key", "meant"), [("PT_2", "pt2"), ("p2", "pt2"), ("weight_only", "weights_only")])
+def test_key_beside_the_section_that_is_nearly_a_known_one_is_named(caplog, key, meant):
+    warn_of_misspelled_keys({key: 1, "minWorkers": 1, "own": 2})
+    assert [record.args for record in caplog.records] == [(key, meant)]
+
+
+def test_section_that_is_a_list_is_rejected():
+    with pytest.raises(HandlerError, match=r"handler in model-config\.yaml must hold keys and values"):
+        handler_options({"handler": ["topk: 3"]})

@@ -50,6 +50,7 @@ def test_methods_that_subclasses_use_exist(handler):
 
 def test_offsets_say_where_each_text_begins(handler):
     batch = handler.preprocess([{"data": "a day"}, {"body": b"day"}, "a"])
+    assert handler.preprocess([{"body": {"data": "a day"}}]).words == [["a", "day"]]
     assert batch.indices.tolist() == [1, 2, 2, 1]
     assert batch.offsets.tolist() == [0, 2, 3]
     assert batch.words == [["a", "day"], ["day"], ["a"]]

@@ -220,3 +220,8 @@ def test_nested_lists_become_float32():
     assert tensor.dtype == torch.float32
     assert tensor.tolist() == [[[1, 2.5]]]
     assert to_float_tensor([1, 2], None).shape == (2,)
+
+
+def test_misspelled_option_is_rejected_with_the_right_one(context):
+    with pytest.raises(HandlerError, match=r"has topK_, which ImageClassifier does not read; did you mean topk\?"):
+        ImageClassifier().initialize(context("tiny_classifier", topK_=3))

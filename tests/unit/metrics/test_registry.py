@@ -150,3 +150,10 @@ def test_whatever_a_handler_prints_prometheus_can_read(dimensions, name):
     metrics.take(sample(name, dimensions=dimensions), "m")
     for family in text_string_to_metric_families(to_text(metrics.all())):
         assert family.samples
+
+
+def test_metric_of_a_handler_that_the_file_does_not_define_is_named_once(metrics, caplog):
+    for _ in range(3):
+        assert metrics.take(sample("Faces"), "m") is None
+        assert metrics.take(sample("HandlerTime", "gauge"), "m") is None  # a built-in one may be left out
+    assert logged(caplog, "flambeau.metrics.registry") == [("Faces", "m", "model_metrics_auto_detect")]

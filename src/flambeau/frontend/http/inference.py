@@ -9,13 +9,15 @@ from typing import Any
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.bodies import field_of, is_form
-from flambeau.frontend.http.errors import error_event, respond_error, respond_json
+from flambeau.frontend.http.errors import JSON_TYPE, error_event, respond_error, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
 from flambeau.serving.job import Job, priority_named
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Kind, Part, header
+
+JSON_STARTS = frozenset((b"{\n", b"[\n", b"{}", b"[]"))
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ class InferenceApi:
     def __init__(self, server: Server) -> None:
         self._registry = server.registry
         self._details = server.config.shows_error_details
+        self._reply = TypedPrediction if server.config.names_json else Prediction
 
     def routes(self) -> dict[str, Endpoint]:
         return {
@@ -99,7 +102,7 @@ class InferenceApi:
         if exchange.method == "OPTIONS":
             respond_json(exchange, 200, model_document(model.name))
             return
-        reply = Prediction(exchange, model, self._details)
+        reply = self._reply(exchange, model, self._details)
         job = Job(
             reply,
             request_id=exchange.request_id,
@@ -159,6 +162,27 @@ class Prediction:
         if isinstance(error, JobFailed) and error.cause:
             request_id = self.exchange.request_id
             logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
+
+
+class TypedPrediction(Prediction):
+    """A prediction that is JSON by its content type, where the handler returns a dict or a list and sets no type."""
+
+    __slots__ = ()
+
+    def on_parts(self, parts: list[Part]) -> None:
+        first = parts[0]
+        if first.last and is_json_document(first.body) and not self.exchange.is_started:
+            headers = first.headers or ()
+            if header(headers, "content-type") is None:
+                self.model.answers[first.status] += 1
+                self.exchange.respond(first.status, first.body, [*headers, JSON_TYPE], first.phrase)
+                return
+        super().on_parts(parts)
+
+
+def is_json_document(body: bytes) -> bool:
+    """Whether a body is a dict or a list as workers write them: indented, or empty."""
+    return body[:2] in JSON_STARTS and body[-1:] in (b"}", b"]")
 
 
 def is_event_stream(content_type: str) -> bool:

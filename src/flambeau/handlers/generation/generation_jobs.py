@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from flambeau.handlers.generation.request_reader import Prompted, ResumeState, e
 from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
-from flambeau.llm.input_processor import SEED_STRIDE
+from flambeau.llm.input_processor import SEED_STRIDE, new_seed
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.metrics.definitions import MetricTypes
 from flambeau.wire.messages import Part, Request
@@ -259,7 +258,7 @@ def check_finish_reasons(outputs: Iterable[Output | Completion]) -> None:
 
 
 def first_seed(params: SamplingParams) -> int:
-    return secrets.randbits(63) if params.seed is None else params.seed
+    return new_seed() if params.seed is None else params.seed
 
 
 def seed_of(place: int, params: SamplingParams, seed: int) -> int:

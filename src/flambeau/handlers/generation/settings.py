@@ -173,6 +173,20 @@ def shortened(length: int, wanted: int | None, trained: int) -> str | None:
     return None
 
 
+def compile_words(config: EngineConfig, device: str) -> str:
+    """What `compile` does on this type of device, for the log."""
+    if not config.compile:
+        return "compile: false: every step runs as plain PyTorch"
+    if config.tensor_parallel_size > 1:
+        return "compile: true has no effect with several ranks: while one compiles, the others would wait"
+    how = {
+        "cpu": "C++ kernels for the whole step, or torch.compile (Inductor) where the network needs it",
+        "cuda": "Triton kernels or torch.compile (Inductor), captured as CUDA graphs",
+    }.get(device, "torch.compile (Inductor)")
+    draft = " of the model and its draft" if config.draft else ""
+    return f"compile: true: decode steps{draft} are compiled in the background: {how}. Plain PyTorch answers meanwhile"
+
+
 def missing(places: list[Path]) -> str:
     return f"neither {' nor '.join(map(str, places))}" if len(places) > 1 else "no such file or folder"
 

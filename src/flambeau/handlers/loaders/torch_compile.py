@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from flambeau.errors import HandlerError
-from flambeau.handlers.loaders.compile_backends import check_valid_pt2_backend
+from flambeau.errors import HandlerError, suggest
+from flambeau.handlers.loaders.compile_backends import PT2Backend, check_valid_pt2_backend
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,9 @@ def compile_model(model: Any, options: Options) -> Any:
     """Set the model up to compile at its first call; if that is not possible, log a warning with the reason."""
     backend = options.get("backend")
     if backend is not None and not check_valid_pt2_backend(backend):
-        logger.warning("the model is not compiled: there is no backend %r", backend)
+        near = suggest(str(backend), [known.value for known in PT2Backend])
+        hint = f"did you mean {near}?" if near else "torch.compiler.list_backends() has those of this machine"
+        logger.warning("the model is not compiled: there is no backend %r; %s", backend, hint)
         return model
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
         logger.warning("the model is not compiled: a %s is already compiled", type(model).__name__)

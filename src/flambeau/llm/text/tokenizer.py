@@ -36,7 +36,8 @@ class Tokenizer:
         names = sorted(filter(None, vocabulary.named_ids), key=len, reverse=True)
         self._name_pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._visible: dict[int, bytes] = {}
-        self.bos_id = vocabulary.bos_id
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        self.unk_id, self.pad_id = vocabulary.unk_id, vocabulary.pad_id
         own = () if vocabulary.eos_id is None else (vocabulary.eos_id,)
         self.eos_ids = frozenset((*eos_ids, *own))
         self.template = ChatTemplate(templates, tokens or {}) if templates else None
@@ -96,6 +97,13 @@ class Tokenizer:
             piece = b"" if token_id in self._special else self.token_bytes(token_id)
             self._visible[token_id] = piece
         return piece
+
+    def piece(self, token_id: int) -> str:
+        """A token as the vocabulary's file spells it. Raises IndexError for an unknown id."""
+        return self._vocabulary.piece(token_id)
+
+    def piece_id(self, piece: str) -> int | None:
+        return self._vocabulary.piece_id(piece)
 
     def special_id(self, text: str) -> int | None:
         return self._vocabulary.special_ids.get(text)

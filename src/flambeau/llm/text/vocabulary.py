@@ -24,6 +24,8 @@ class Vocabulary(Protocol):
     num_base: int  # ids that text produces, without added tokens
     bos_id: int | None
     eos_id: int | None
+    unk_id: int | None
+    pad_id: int | None
     special_ids: Mapping[str, int]  # control tokens, which are not text
     named_ids: Mapping[str, int]  # tokens that only their names in a template produce
     leading_spaces: LeadingSpaces
@@ -41,6 +43,12 @@ class Vocabulary(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of several tokens, without special tokens."""
+
+    def piece(self, token_id: int) -> str:
+        """A token as the file spells it. Raises IndexError for an unknown id."""
+
+    def piece_id(self, piece: str) -> int | None:
+        """The id of a token as the file spells it."""
 
 
 def check_unicode(text: str) -> None:
@@ -67,6 +75,8 @@ class SentencePieceVocabulary:
         self.size = max(self._pieces, *self._added, -1) + 1 if self._added else self._pieces
         self.bos_id = p.bos_id() if p.bos_id() >= 0 else None
         self.eos_id = p.eos_id() if p.eos_id() >= 0 else None
+        self.unk_id = p.unk_id() if p.unk_id() >= 0 else None
+        self.pad_id = p.pad_id() if p.pad_id() >= 0 else None
         self._add_bos = add_bos and self.bos_id is not None
         controls = {p.id_to_piece(i): i for i in range(self._pieces) if p.is_control(i)}
         special = {text: token.token_id for text, token in added.items() if token.is_special}
@@ -97,6 +107,20 @@ class SentencePieceVocabulary:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Not used: pieces have bytes."""
         raise NotImplementedError
+
+    def piece(self, token_id: int) -> str:
+        if token_id in self._added:
+            return self._added[token_id]
+        if not 0 <= token_id < self._pieces:
+            raise IndexError(f"the vocabulary has the ids 0 … {self.size - 1}, not {token_id}")
+        return str(self._processor.id_to_piece(token_id))
+
+    def piece_id(self, piece: str) -> int | None:
+        added = next((i for i, text in self._added.items() if text == piece), None)
+        if added is not None:
+            return added
+        found: int = self._processor.piece_to_id(piece)
+        return None if found == self.unk_id and self._processor.id_to_piece(found) != piece else found
 
 
 def open_sentencepiece(path: Path) -> Any:
@@ -138,6 +162,8 @@ class TokenizersVocabulary:
         begin = t.encode("").ids  # the ids before an empty text: BOS, if there is one
         self.bos_id = t.token_to_id(tokens["bos_token"]) if "bos_token" in tokens else begin[0] if begin else None
         self.eos_id = t.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
+        self.unk_id = t.token_to_id(tokens["unk_token"]) if "unk_token" in tokens else None
+        self.pad_id = t.token_to_id(tokens["pad_token"]) if "pad_token" in tokens else None
         steps = decoder_steps(json.loads(t.to_str()).get("decoder"))
         self.has_bytes = steps is not None
         self._is_byte_level = steps == ["ByteLevel"]
@@ -159,6 +185,16 @@ class TokenizersVocabulary:
                 return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
             finally:
                 self._tokenizer.encode_special_tokens = False
+
+    def piece(self, token_id: int) -> str:
+        token: str | None = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.size else None
+        if token is None:
+            raise IndexError(f"the vocabulary has the ids 0 … {self.size - 1}, not {token_id}")
+        return token
+
+    def piece_id(self, piece: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(piece)
+        return found
 
     def token_bytes(self, token_id: int) -> bytes:
         if not 0 <= token_id < self.size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +13,8 @@ from flambeau.errors import PlacementFailed
 from flambeau.serving.workers.host_resources import visibility_variable
 from flambeau.serving.workers.ranks import RankLayout, RendezvousPorts
 from flambeau.serving.workers.worker_process import WorkerSpec
+
+logger = logging.getLogger(__name__)
 
 
 class DeviceAllocator:
@@ -28,6 +31,8 @@ class DeviceAllocator:
         self._ranks = RankLayout.of(config)
         self._level = config.parallel_level if config.parallel_type else 0
         self._candidates = candidates_of(config, gpus)
+        for text in unmet_wishes(config, gpus):
+            logger.warning("model %s: %s", model, text)
         self._max_workers: int | None = None  # None: no limit
         if self._candidates and self._level:
             self._max_workers = num_groups(len(self._candidates), self._level, model)
@@ -75,6 +80,30 @@ def candidates_of(config: ModelConfig, gpus: range) -> Sequence[int]:
         return ()
     valid = all(device in gpus for device in config.device_ids)
     return config.device_ids if config.device_ids and valid else gpus
+
+
+def unmet_wishes(config: ModelConfig, gpus: range) -> list[str]:
+    """What the settings say about devices and this machine does not fulfill, with the remedy."""
+    ids = config.device_ids
+    if not gpus:
+        if config.device_type != "gpu" and not ids:
+            return []
+        wish = "deviceType is gpu" if config.device_type == "gpu" else f"deviceIds is {[*ids]}"
+        how = f"as {config.parallel_level} processes on the CPU" if config.parallel_level > 1 else "on the CPU"
+        return [
+            f"{wish}, but the server found no GPU, so its workers run {how}. Check nvidia-smi, CUDA_VISIBLE_DEVICES "
+            "and number_of_gpu, or set deviceType: cpu"
+        ]
+    if config.device_type == "cpu" or not ids:
+        return []
+    if unknown := [device for device in ids if device not in gpus]:
+        return [f"deviceIds has {unknown}, but the GPUs are 0 to {gpus[-1]}; all of them are used instead"]
+    if not config.parallel_type and config.max_workers < len(ids):
+        return [
+            f"deviceIds has {len(ids)} GPUs, but maxWorkers is {config.max_workers} and each worker has a copy of the "
+            f"model on one GPU, so some stay idle. Set maxWorkers: {len(ids)}, or parallelType: tp for one model on all"
+        ]
+    return []
 
 
 def next_device(candidates: Sequence[int], taken: Iterable[int | None]) -> int | None:

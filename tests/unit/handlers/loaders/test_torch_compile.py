@@ -50,7 +50,7 @@ def test_unknown_backend_leaves_the_model_unchanged(caplog):
     model = torch.nn.Linear(2, 2)
     assert compile_model(model, {"backend": "nonsense"}) is model
     assert model._compiled_call_impl is None
-    assert logged(caplog, LOGGER) == [("nonsense",)]
+    assert logged(caplog, LOGGER) == [("nonsense", "torch.compiler.list_backends() has those of this machine")]
 
 
 def test_unknown_option_leaves_the_model_unchanged(caplog):

@@ -162,3 +162,25 @@ def test_workers_share_the_cores():
     assert threads_per_worker(4, 0) == 4
     assert threads_per_worker(8, 2, is_pipelined=True) == 3
     assert threads_per_worker(1, 1, is_pipelined=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "num_gpus", "words"),
+    [
+        ({"device_type": "gpu"}, 0, "deviceType is gpu, but the server found no GPU, so its workers run on the CPU"),
+        ({"device_type": "gpu", "parallel_type": "tp", "parallel_level": 4}, 0, "run as 4 processes on the CPU"),
+        ({"device_ids": (1,)}, 0, "deviceIds is [1], but the server found no GPU"),
+        ({"device_ids": (0, 5)}, 2, "deviceIds has [5], but the GPUs are 0 to 1; all of them are used instead"),
+        ({"device_ids": (0, 1, 2, 3)}, 4, "maxWorkers is 1 and each worker has a copy of the model on one GPU"),
+        ({"device_type": "gpu"}, 1, None),
+        ({"device_ids": (0, 1), "max_workers": 2}, 2, None),
+        ({"device_ids": (0, 1), "parallel_type": "tp", "parallel_level": 2}, 2, None),
+        ({"device_type": "cpu", "device_ids": (0, 1)}, 2, None),
+        ({}, 0, None),
+    ],
+)
+def test_devices_that_a_model_does_not_get_are_named_once(caplog, options, num_gpus, words):
+    DeviceAllocator("m", ModelConfig(**options), range(num_gpus), lambda: (), RendezvousPorts(29500))
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == (words is not None)
+    assert words is None or (words in texts[0] and texts[0].startswith("model m: "))
