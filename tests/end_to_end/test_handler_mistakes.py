@@ -329,3 +329,16 @@ def test_handler_that_the_model_config_names_is_the_one_that_is_used(start, tmp_
     (folder / "model-config.yaml").write_text("handler: other.py\n")
     server = start(folder).wait_ready()
     assert server.predict("model", b"{}", kind=JSON).body == b"other.py"
+
+
+def test_handler_that_is_misspelt_is_answered_with_the_files_there_are(start, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "handler.py").write_text(returns("[1]"))
+    (folder / "model-config.yaml").write_text("handler: handlr.py\n")
+    server = start(folder).wait_started()
+    keys = ("no handler 'handlr'", "The model has handler.py. Built in:")
+    deadline = time.monotonic() + 20
+    while not server.logged(*keys) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert server.logged(*keys, level="ERROR")

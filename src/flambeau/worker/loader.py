@@ -22,6 +22,7 @@ from flambeau.file_import import import_file
 from flambeau.worker.context import Context
 
 Handle = Callable[[Any, Context], Any]
+MAX_SHOWN = 8  # files in an error message
 
 ENVELOPES = {
     "body": "flambeau.handlers.envelopes.base:BodyEnvelope",
@@ -141,8 +142,14 @@ def import_handler(name: str, folder: Path) -> ModuleType:
             raise
         raise HandlerError(
             f"no handler {name!r}: there is no {name}.py in the archive, no built-in handler and no installed module "
-            f"of that name. Built in: {', '.join(sorted(BUILT_IN))}"
+            f"of that name. {files_in(folder)}Built in: {', '.join(sorted(BUILT_IN))}"
         ) from None
+
+
+def files_in(folder: Path) -> str:
+    """The Python files of a model, for error messages."""
+    names = sorted(path.name for path in folder.glob("*.py"))[:MAX_SHOWN]
+    return f"The model has {', '.join(names)}. " if names else ""
 
 
 def names_in(module: ModuleType) -> list[str]:
