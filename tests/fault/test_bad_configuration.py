@@ -85,6 +85,6 @@ def test_invalid_model_config_is_named_when_a_model_is_registered(start, tmp_pat
         reply = server.manage("POST", f"/models?url={name}.mar")
         assert reply.status == status, reply.body
     assert server.manage("POST", "/models?url=dated.mar").message == (
-        "model-config.yaml is not valid YAML: a value is not a valid timestamp (line 1, column 4)"
+        "model-config.yaml is not valid YAML: a value is not a valid timestamp (line 1, column 4) in `a: !!timestamp x`"
     )
     assert "Traceback" not in server.log
