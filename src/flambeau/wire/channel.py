@@ -89,6 +89,7 @@ class ServerChannel(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._frames.close()  # at once: the collector may come to a closed channel much later
         self._on_closed(self._fault)
 
 
@@ -180,6 +181,10 @@ class FrameBuffer:
         self._view = memoryview(bytearray(ROOM))
         self._start = 0
         self._end = 0
+
+    def close(self) -> None:
+        """Free the memory; nothing more is received."""
+        self._view = memoryview(b"")
 
     def space(self) -> memoryview:
         """Room for the next received bytes; never empty."""

@@ -194,3 +194,10 @@ def test_worker_ends_with_a_sentence_at_a_malformed_frame(ends, method):
     worker = WorkerChannel(theirs, 1 << 20)
     with pytest.raises(SystemExit, match=r"^the server sent a malformed frame \('utf-8' codec"):
         getattr(worker, method)()
+
+
+def test_closed_channel_frees_its_buffer_at_once():
+    channel = ServerChannel(lambda messages: None, lambda reason: None, 1 << 20)
+    assert len(channel.get_buffer(-1)) > 0
+    channel.connection_lost(None)
+    assert len(channel.get_buffer(-1)) == 0

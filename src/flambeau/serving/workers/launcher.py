@@ -192,7 +192,12 @@ class ChildProcess:
         """Asks the kernel: the event loop may not know yet."""
         if self.returncode is not None or sys.platform == "darwin":
             return self.returncode is not None
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return True
+        try:  # a killed process with threads is a zombie before the kernel reports its exit
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        except OSError:
+            return False
 
     def note_ready(self) -> None:
         """It is up: the next one may start."""
@@ -222,9 +227,8 @@ class ChildProcess:
             self._loop.call_soon_threadsafe(self._set_exited)
 
     def _set_exited(self) -> None:
-        kill_group(
-            self.pid
-        )  # children that outlived it hold memory, ports and pipes; its pid is not reused before `wait`
+        # Children that outlived it hold memory, ports and pipes. Its pid is not reused before `wait`.
+        kill_group(self.pid)
         self.returncode = self._popen.wait()
         self._place.leave()
         self._on_exit()
