@@ -175,6 +175,7 @@ class WindowDecoder:
 
     CONTEXT = 8  # tokens before the new ones, so that a token is decoded among its neighbors
     MAX_PENDING = 8  # tokens held back for the rest of a character
+    MAX_PARTS = 3  # replacement characters that an incomplete character may be shown as
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int] = ()) -> None:
         self._decode = decode
@@ -186,18 +187,26 @@ class WindowDecoder:
         self._ids.append(token_id)
         self._pending += 1
         text = self._decode(self._ids)
-        if text.endswith(REPLACEMENT) and self._pending < self.MAX_PENDING:
+        if not text.endswith(REPLACEMENT):
+            return self._return_new(text)
+        if self._pending < self.MAX_PENDING:
             return ""
-        return self._return_new(text)
+        num_shown = len(text) - len(text.rstrip(REPLACEMENT))
+        return self._return_new(text, num_held=min(num_shown, self.MAX_PARTS))  # the text may hold such characters
 
     def flush(self) -> str:
         return self._return_new(self._decode(self._ids)) if self._pending else ""
 
-    def _return_new(self, text: str) -> str:
-        new, self._returned, self._pending = text[len(self._returned) :], text, 0
+    def _return_new(self, text: str, num_held: int = 0) -> str:
+        """What was added, without the last `num_held` characters, which further tokens may change."""
+        whole = text[: len(text) - num_held]
+        new, self._returned = whole[len(self._returned) :], whole
+        if not num_held:
+            self._pending = 0
         if len(self._ids) >= 2 * self.CONTEXT:
             self._ids = self._ids[-self.CONTEXT :]
-            self._returned = self._decode(self._ids)
+            text = self._decode(self._ids)
+            self._returned = text[: len(text) - num_held]
         return new
 
 

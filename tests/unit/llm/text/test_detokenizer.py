@@ -61,6 +61,7 @@ def after_prompt(tokenizer, prompt, ids):
 @example(name="pieces", prompt="", text=" to be", sizes=[])
 @example(name="pieces", prompt="To", text="to be", sizes=[])
 @example(name="llama", prompt="x", text="🎉🎉", sizes=[3, 3])
+@example(name="window", prompt="", text="\ufffd\ufffd🎉", sizes=[])
 def test_pieces_are_together_the_whole_text(tokenizers, name, prompt, text, sizes):
     tokenizer = tokenizers[name]
     before, ids = tokenizer.encode(prompt), tokenizer.encode(text, add_special=False)
