@@ -371,28 +371,28 @@ def test_worker_and_its_children_die_with_a_killed_server(start, tmp_path, state
     wait_gone(family["pid"], family["child"])
 
 
-def test_worker_dies_with_a_killed_server_also_without_the_guardian(start):
+def test_worker_dies_with_a_killed_server_also_without_the_reaper(start):
     server = start("faulty.py").wait_ready()
     worker = server.worker_pids("faulty")[0]
     os.kill(worker, signal.SIGSTOP)
-    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
-    os.kill(guardian, signal.SIGKILL)
+    (reaper,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    os.kill(reaper, signal.SIGKILL)
     kill_server(server)
     wait_gone(worker)
 
 
-def test_guardian_is_replaced_and_ends_with_the_server(start):
+def test_reaper_is_replaced_and_ends_with_the_server(start):
     server = start("faulty.py").wait_ready()
     worker = server.worker_pids("faulty")[0]
-    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
-    os.kill(guardian, signal.SIGKILL)
+    (reaper,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    os.kill(reaper, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
     server.until(lambda: server.worker_pids("faulty") not in ([], [worker]))
     (worker,) = server.worker_pids("faulty")
-    (guardian,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    (reaper,) = [pid for pid in children_of(server.process.pid) if pid != worker]
     child = server.predict("faulty", order("keep child")).json["child"]
     kill_server(server)
-    wait_gone(worker, child, guardian)
+    wait_gone(worker, child, reaper)
 
 
 def test_every_rank_of_a_group_dies_with_a_killed_server(start, tmp_path):

@@ -16,8 +16,8 @@ from flambeau.errors import ConfigError
 from flambeau.handler_checks.guarded_call import GuardedCaller, Sample, guarded_call
 from flambeau.handler_checks.suite import HandlerChecks, Verdict
 from flambeau.wire.messages import Load
+from flambeau.worker.handler_mistakes import explain_training
 from flambeau.worker.local_worker import LocalWorker
-from flambeau.worker.mistakes import explain_training
 from flambeau.worker.stage_timings import CallProfile, StageObserver
 
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from flambeau.wire.messages import Request
 from flambeau.worker.failures import explain, to_failed
+from flambeau.worker.handler_mistakes import first_line, source_line
 from flambeau.worker.local_worker import LocalWorker
-from flambeau.worker.mistakes import first_line, source_line
 from flambeau.worker.results import BadResult
 
 GRACE_S = 5.0  # extra time for native code, which a signal cannot interrupt

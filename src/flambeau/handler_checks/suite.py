@@ -18,7 +18,7 @@ from flambeau.handler_checks.guarded_call import (
     malformed_samples,
 )
 from flambeau.handler_checks.memory_growth import GrowthReport, measure_growth
-from flambeau.worker.mistakes import first_line, shorten
+from flambeau.worker.handler_mistakes import first_line, shorten
 from flambeau.worker.stage_timings import size_text
 
 ADVICE = "raise PredictionException(…, 400) to tell the client why"

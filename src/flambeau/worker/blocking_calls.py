@@ -12,7 +12,7 @@ import time
 from collections.abc import Sized
 from types import FrameType
 
-from flambeau.worker.mistakes import is_own
+from flambeau.worker.handler_mistakes import is_own
 
 logger = logging.getLogger(__name__)
 

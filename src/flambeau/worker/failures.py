@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
-from flambeau.worker.mistakes import explain_exception, lacks_gpu, source_line
+from flambeau.worker.handler_mistakes import explain_exception, lacks_gpu, source_line
 from flambeau.worker.results import BadResult
 
 OUT_OF_MEMORY = 507

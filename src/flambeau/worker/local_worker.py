@@ -10,9 +10,9 @@ from typing import Any
 
 from flambeau.wire.messages import Load, Request
 from flambeau.worker.context import Context
+from flambeau.worker.handler_mistakes import place_of
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import in_envelope, load_handler
-from flambeau.worker.mistakes import place_of
 from flambeau.worker.model import new_context
 from flambeau.worker.results import BadResult, check_result, to_body
 from flambeau.worker.stage_timings import StageObserver

@@ -14,9 +14,9 @@ from flambeau.errors import BadRequest
 from flambeau.wire.messages import Cancel, Flow, Ready, Request, Run, Stop, ToWorker
 from flambeau.worker.context import Context
 from flambeau.worker.failures import explain, is_explained
+from flambeau.worker.handler_mistakes import explain_split, place_of
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Handle
-from flambeau.worker.mistakes import explain_split, place_of
 from flambeau.worker.model import LoadedModel
 from flambeau.worker.outbox import PAUSE_S, Channel, Outbox
 from flambeau.worker.results import BadResult, check_result

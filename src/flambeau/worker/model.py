@@ -21,9 +21,9 @@ from flambeau.metrics.definitions import Definition
 from flambeau.wire.messages import Load, Request
 from flambeau.worker.context import Context, new_metrics
 from flambeau.worker.generation import Generation, generation_of
+from flambeau.worker.handler_mistakes import explain_training
 from flambeau.worker.inputs import InputReader, types_of
 from flambeau.worker.loader import LoadedHandler, finish, in_envelope, load_handler
-from flambeau.worker.mistakes import explain_training
 
 logger = logging.getLogger(__name__)
 

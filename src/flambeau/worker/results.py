@@ -14,7 +14,7 @@ import msgspec
 
 from flambeau.wire.messages import Part
 from flambeau.worker.context import Context, RequestProcessor
-from flambeau.worker.mistakes import explain_count, explain_type, explain_value, to_plain
+from flambeau.worker.handler_mistakes import explain_count, explain_type, explain_value, to_plain
 
 logger = logging.getLogger(__name__)
 

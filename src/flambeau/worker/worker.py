@@ -21,9 +21,9 @@ from flambeau.wire.messages import Load, Samples
 from flambeau.worker.context import Context
 from flambeau.worker.execution_modes import MODES
 from flambeau.worker.failures import load_failed
+from flambeau.worker.handler_mistakes import explain_exit
 from flambeau.worker.loader import Handle, LoadedHandler, in_envelope
 from flambeau.worker.loop import BatchRunner, WorkerLoop
-from flambeau.worker.mistakes import explain_exit
 from flambeau.worker.model import LoadedModel, load_model
 from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
 
@@ -58,12 +58,12 @@ def die_with_parent() -> None:
     """Let the kernel kill this process when the server dies, even while it is stopped or a call keeps the GIL.
 
     If the server is dead by now, `exit_with_server` finds its socket closed. Systems other than Linux have no such
-    signal; there the server's guardian process kills the worker.
+    signal; there the server's reaper process kills the worker.
     """
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # an error leaves the guardian
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # an error leaves the reaper
 
 
 def exit_with_server(fd: int) -> None:

@@ -10,7 +10,7 @@ from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc.messages import management
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.http.errors import to_json
-from flambeau.frontend.parameters import LIST, REGISTER, SCALE, given_in, read_parameters, registration_of
+from flambeau.frontend.management_parameters import LIST, REGISTER, SCALE, given_in, read_parameters, registration_of
 from flambeau.serving.server import Server
 
 SERVICE = "org.pytorch.serve.grpc.management.ManagementAPIsService"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from flambeau import __version__
-from flambeau.frontend import parameters
+from flambeau.frontend import management_parameters as parameters
 from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import (
@@ -24,7 +24,7 @@ from flambeau.frontend.http.openapi import (
     document,
 )
 from flambeau.frontend.http.router import Endpoint, not_allowed
-from flambeau.frontend.parameters import CallParameter
+from flambeau.frontend.management_parameters import CallParameter
 
 ANY_BODY: dict[str, Schema] = {
     "application/json": {},

@@ -13,7 +13,7 @@ from flambeau.frontend.http.bodies import bytes_of, check_parameters, media_type
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_allowed, not_found, query_of, unknown_path
-from flambeau.frontend.parameters import DESCRIBE, LIST, REGISTER, SCALE, read_parameters, registration_of
+from flambeau.frontend.management_parameters import DESCRIBE, LIST, REGISTER, SCALE, read_parameters, registration_of
 from flambeau.serving.server import Server
 
 OPEN_ROUTES = frozenset({"", "api-description", "livez", "readyz", "startupz", "token"})

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.device import choose_threads
-from flambeau.handlers.loaders.exported import load_exported
 from flambeau.handlers.loaders.formats import DATA, ModelFormat, recognize
+from flambeau.handlers.loaders.torch_export import load_exported
 from flambeau.handlers.loaders.weights import load_module
 from flambeau.handlers.options import accepts_data_only
 

@@ -252,26 +252,22 @@ def models_in(folder: Path) -> list[Path]:
 
 def claim(folder: Path) -> int | None:
     """Lock a scratch folder for the life of this process; None if another process holds it."""
-    try:
-        fd = os.open(folder / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
+    return lock(folder / "in-use", os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
 
 
 def hold(folder: Path) -> int | None:
     """Lock a folder itself, which keeps systemd-tmpfiles from cleaning it up."""
+    return lock(folder, os.O_RDONLY | os.O_DIRECTORY, fcntl.LOCK_SH)
+
+
+def lock(path: Path, flags: int, kind: int) -> int | None:
+    """The descriptor that holds the lock; None if it cannot be had."""
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
         return None

@@ -21,21 +21,21 @@ logger = logging.getLogger(__name__)
 
 MIN_AT_A_TIME = 8
 PLACE_S = 1.0  # a model that takes long to load must not delay the start of others
-GUARDIAN = (sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")))
+REAPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("orphan_reaper.py")))
 
 
 class Launcher:
     """Starts processes in a thread of its own, a few at a time, so that the event loop keeps its share of the cores.
 
     The thread lives as long as the server: Linux sends the parent-death signal of a process when the thread that
-    started it ends. The guardian kills the children of the workers as well.
+    started it ends. The reaper kills the children of the workers as well.
     """
 
     def __init__(self, num_cores: int) -> None:
         self._places = StartPlaces(max(MIN_AT_A_TIME, 4 * num_cores))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="launcher")
-        self._groups: set[int] = set()  # used only in that thread, as is the guardian
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._groups: set[int] = set()  # used only in that thread, as is the reaper
+        self._reaper: subprocess.Popen[bytes] | None = None
 
     async def start(
         self, command: Sequence[str], *, folder: str, environment: Mapping[str, str], inherited: socket.socket | None
@@ -65,8 +65,8 @@ class Launcher:
         return ChildProcess(popen, place, on_exit=partial(self._submit, self._forget, popen.pid))
 
     def close(self) -> None:
-        """End the guardian. Call it when every process has exited."""
-        self._thread.submit(self._end_guardian)
+        """End the reaper. Call it when every process has exited."""
+        self._thread.submit(self._end_reaper)
         self._thread.shutdown()
 
     def _discard(self, job: Future[subprocess.Popen[bytes]]) -> None:
@@ -75,7 +75,7 @@ class Launcher:
             self._submit(self._reap, job.result())
 
     def _submit(self, work: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # closed: the guardian is gone
+        with suppress(RuntimeError):  # closed: the reaper is gone
             self._thread.submit(work, *arguments)
 
     # ---- in the thread ----
@@ -94,12 +94,12 @@ class Launcher:
             start_new_session=True,  # Ctrl-C in the terminal must reach only the server, which then drains
         )
         self._groups.add(popen.pid)
-        self._tell_guardian(f"+{popen.pid}\n")
+        self._tell_reaper(f"+{popen.pid}\n")
         return popen
 
     def _forget(self, pid: int) -> None:
         self._groups.discard(pid)
-        self._tell_guardian(f"-{pid}\n")
+        self._tell_reaper(f"-{pid}\n")
 
     def _reap(self, popen: subprocess.Popen[bytes]) -> None:
         kill_group(popen.pid)
@@ -109,35 +109,35 @@ class Launcher:
         popen.wait()
         self._forget(popen.pid)
 
-    def _tell_guardian(self, line: str) -> None:
-        """Pass a change on; a guardian that is gone or stopped is replaced."""
-        guardian = self._guardian
-        if guardian is not None and guardian.poll() is None and _write(guardian, line):
+    def _tell_reaper(self, line: str) -> None:
+        """Pass a change on; a reaper that is gone or stopped is replaced."""
+        reaper = self._reaper
+        if reaper is not None and reaper.poll() is None and _write(reaper, line):
             return
-        self._end_guardian()
+        self._end_reaper()
         try:
-            guardian = self._guardian = subprocess.Popen(GUARDIAN, stdin=subprocess.PIPE, start_new_session=True)
+            reaper = self._reaper = subprocess.Popen(REAPER, stdin=subprocess.PIPE, start_new_session=True)
         except OSError as error:  # the workers still get the parent-death signal
-            logger.warning("children of workers would outlive a killed server: no guardian could be started: %s", error)
+            logger.warning("children of workers would outlive a killed server: no reaper could be started: %s", error)
             return
-        assert guardian.stdin is not None
-        os.set_blocking(guardian.stdin.fileno(), False)
-        _write(guardian, "".join(f"+{pid}\n" for pid in self._groups))
+        assert reaper.stdin is not None
+        os.set_blocking(reaper.stdin.fileno(), False)
+        _write(reaper, "".join(f"+{pid}\n" for pid in self._groups))
 
-    def _end_guardian(self) -> None:
-        if self._guardian is not None and self._guardian.stdin is not None:
-            self._guardian.kill()
-            self._guardian.stdin.close()
-            self._guardian.wait()
-            self._guardian = None
+    def _end_reaper(self) -> None:
+        if self._reaper is not None and self._reaper.stdin is not None:
+            self._reaper.kill()
+            self._reaper.stdin.close()
+            self._reaper.wait()
+            self._reaper = None
 
 
-def _write(guardian: subprocess.Popen[bytes], lines: str) -> bool:
+def _write(reaper: subprocess.Popen[bytes], lines: str) -> bool:
     """Whether all of it was written."""
-    assert guardian.stdin is not None
+    assert reaper.stdin is not None
     data = lines.encode()
     try:
-        return os.write(guardian.stdin.fileno(), data) == len(data)
+        return os.write(reaper.stdin.fileno(), data) == len(data)
     except OSError:
         return False
 

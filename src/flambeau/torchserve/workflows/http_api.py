@@ -16,7 +16,7 @@ from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.management import parameters
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found, query_of
-from flambeau.frontend.parameters import (
+from flambeau.frontend.management_parameters import (
     LIST,
     RESPONSE_TIMEOUT,
     S3_SSE_KMS,

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from flambeau.serving.workers import launcher as module
-from flambeau.serving.workers.launcher import GUARDIAN, Launcher, StartPlaces
+from flambeau.serving.workers.launcher import REAPER, Launcher, StartPlaces
 from support.fake_workers import until
 
 LOOPS = pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
@@ -116,26 +116,26 @@ async def test_process_that_takes_long_does_not_delay_the_next(monkeypatch):
         await places.take()
 
 
-def test_guardian_kills_the_groups_that_are_left():
+def test_reaper_kills_the_groups_that_are_left():
     group = subprocess.Popen(["sleep", "100"], start_new_session=True)
     spared = subprocess.Popen(["sleep", "100"], start_new_session=True)
-    guardian = subprocess.Popen(GUARDIAN, stdin=subprocess.PIPE)
-    guardian.communicate(f"+{spared.pid}\n+{group.pid}\n-{spared.pid}\n".encode())
+    reaper = subprocess.Popen(REAPER, stdin=subprocess.PIPE)
+    reaper.communicate(f"+{spared.pid}\n+{group.pid}\n-{spared.pid}\n".encode())
     assert group.wait(30) == -9
     assert spared.poll() is None
     spared.kill()
     spared.wait()
 
 
-async def test_guardian_that_does_not_read_is_replaced(launcher):
+async def test_reaper_that_does_not_read_is_replaced(launcher):
     process = await start(launcher, "sleep", "100")
-    guardian = launcher._guardian
-    guardian.send_signal(signal.SIGSTOP)
-    os.write(guardian.stdin.fileno(), b"+99999999\n" * 6_500)  # the pipe is nearly full
+    reaper = launcher._reaper
+    reaper.send_signal(signal.SIGSTOP)
+    os.write(reaper.stdin.fileno(), b"+99999999\n" * 6_500)  # the pipe is nearly full
     for _ in range(1000):
         launcher._submit(launcher._forget, 99999999)
-    await until(lambda: launcher._guardian not in (None, guardian))
-    assert guardian.wait(30) == -9
+    await until(lambda: launcher._reaper not in (None, reaper))
+    assert reaper.wait(30) == -9
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
     process.close()

@@ -219,7 +219,7 @@ class CudaBackend:
         if query_len > 1 or self.device.type != "cuda":
             return None
         try:
-            from flambeau.llm.backends.cuda.token_choice import TokenChoice  # Triton may not be installed
+            from flambeau.llm.backends.cuda.sampling_kernel import TokenChoice  # Triton may not be installed
         except ImportError:
             return None
         return TokenChoice(size, self.model.arch.vocab_size, self.device)

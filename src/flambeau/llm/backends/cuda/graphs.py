@@ -30,7 +30,7 @@ def size_for(num_sequences: int) -> int | None:
 
 
 class TokenChooser(Protocol):
-    """Sampling that can be captured (`token_choice.TokenChoice`)."""
+    """Sampling that can be captured (`sampling_kernel.TokenChoice`)."""
 
     chosen_T: Tensor
 

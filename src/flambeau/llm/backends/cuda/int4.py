@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flambeau.llm.backends.cuda.dequantize import widen_pairs
 from flambeau.llm.backends.cuda.launch import store_one_row, store_rows, wait_for_previous
-from flambeau.llm.backends.cuda.wide_weights import widen_pairs
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.backends.cuda.dequantize import is_fast, widen
 from flambeau.llm.backends.cuda.int4 import gate_rows, multiply_one_row_int4, multiply_rows_int4
 from flambeau.llm.backends.cuda.launch import overlap_options, store_one_row, store_rows, wait_for_previous
-from flambeau.llm.backends.cuda.wide_weights import is_fast, widen
 
 MAX_ROWS = 64
 MAX_INT4_ROWS = 4 * MAX_ROWS  # widening 4 bits beforehand takes as long as several launches

@@ -123,7 +123,7 @@ def test_without_triton_one_warning_is_logged(backend, monkeypatch, caplog):
             "norm",
             "rope",
             "launch",
-            "wide_weights",
+            "dequantize",
         ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)

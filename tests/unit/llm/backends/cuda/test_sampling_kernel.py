@@ -15,7 +15,7 @@ from flambeau.llm.sampling_params import SamplingParams
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
-from flambeau.llm.backends.cuda import token_choice
+from flambeau.llm.backends.cuda import sampling_kernel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [
@@ -47,7 +47,7 @@ SETTINGS = [
 def _small(monkeypatch):
     """Some rows have more candidates than are ranked at once."""
     for name, number in {"BLOCK": 256, "CANDIDATES": 512, "TOP_P_CANDIDATES": 128}.items():
-        monkeypatch.setattr(token_choice, name, number)
+        monkeypatch.setattr(sampling_kernel, name, number)
 
 
 def choose(logits_TV, seed=0):
@@ -55,7 +55,7 @@ def choose(logits_TV, seed=0):
     vocab_size = logits_TV.shape[1]
     states = [SamplingState(p, 9 * seed + i, [*range(5 + i)], 3) for i, p in enumerate(SETTINGS)]
     expected = Sampler(vocab_size, device=DEVICE).sample(logits_TV.unsqueeze(1), states).view(-1)
-    choice = token_choice.TokenChoice(len(SETTINGS) + 1, vocab_size, DEVICE)
+    choice = sampling_kernel.TokenChoice(len(SETTINGS) + 1, vocab_size, DEVICE)
     choice.set(RowSettings.of(states, vocab_size))
     positions_T = torch.tensor([*(len(state.tokens) - 1 for state in states), 0], device=DEVICE)
     next_T = torch.full_like(positions_T, -7)
@@ -97,7 +97,7 @@ def test_the_first_of_equal_tokens_is_the_best():
 
 def test_without_settings_the_best_tokens_are_chosen():
     logits_TV = torch.randn(3, 300, device=DEVICE)
-    choice = token_choice.TokenChoice(3, 300, DEVICE)
+    choice = sampling_kernel.TokenChoice(3, 300, DEVICE)
     choice.set(RowSettings.of([SamplingState(SETTINGS[1], 1, [1], 1)] * 3, 300))
     choice.set(None)
     choice.run(

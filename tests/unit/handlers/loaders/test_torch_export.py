@@ -6,8 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flambeau.errors import HandlerError
-from flambeau.handlers.loaders.exported import CodeFound, check_expression, check_guard, check_names, load_exported
 from flambeau.handlers.loaders.programs import load_whole
+from flambeau.handlers.loaders.torch_export import CodeFound, check_expression, check_guard, check_names, load_exported
 from support.hostile_programs import HOSTILE_PROGRAMS, touch, write_hostile_program, write_program
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flambeau.errors import BadRequest
 from flambeau.frontend.http.api_descriptions import MANAGEMENT
-from flambeau.frontend.parameters import (
+from flambeau.frontend.management_parameters import (
     DESCRIBE,
     LIST,
     REGISTER,

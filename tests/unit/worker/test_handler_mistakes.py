@@ -8,8 +8,7 @@ import json
 import pytest
 
 from flambeau.handlers.envelopes.base import BodyEnvelope
-from flambeau.worker.inputs import Form
-from flambeau.worker.mistakes import (
+from flambeau.worker.handler_mistakes import (
     explain_count,
     explain_exception,
     explain_split,
@@ -22,6 +21,7 @@ from flambeau.worker.mistakes import (
     source_line,
     to_plain,
 )
+from flambeau.worker.inputs import Form
 
 
 def failure(call, *arguments):
@@ -124,8 +124,8 @@ def test_only_arrays_become_lists():
 
 
 def test_place_is_the_function_of_the_author():
-    assert place_of(Plain().handle).startswith("handle (test_mistakes.py:")
-    assert place_of(functools.wraps(Plain().handle)(lambda *a: None)).startswith("handle (test_mistakes.py:")
+    assert place_of(Plain().handle).startswith("handle (test_handler_mistakes.py:")
+    assert place_of(functools.wraps(Plain().handle)(lambda *a: None)).startswith("handle (test_handler_mistakes.py:")
     assert place_of(len) == "handle"
 
 
@@ -188,7 +188,7 @@ def test_json_that_is_parsed_twice_is_explained():
 
 
 def test_envelope_does_not_hide_the_place():
-    assert place_of(BodyEnvelope(Plain().handle).handle).startswith("handle (test_mistakes.py:")
+    assert place_of(BodyEnvelope(Plain().handle).handle).startswith("handle (test_handler_mistakes.py:")
 
 
 def test_code_of_the_author_is_not_run_again_to_find_the_keys():
@@ -211,7 +211,7 @@ def test_attribute_that_nothing_has_set_is_named_with_initialize():
     error = failure(Plain().handle, [1], None)
     text = explain_exception(error)
     assert source_line(error) in text
-    assert "initialize (test_mistakes.py:" in text
+    assert "initialize (test_handler_mistakes.py:" in text
     assert "did not set it. Write self.model = …" in text
 
 
@@ -234,9 +234,9 @@ def test_forgotten_super_is_named():
             self.model = None
 
     text = explain_exception(failure(NoInitialize().handle, [1], None))
-    assert "self.model is None; NoInitialize.initialize (test_mistakes.py:" in text
+    assert "self.model is None; NoInitialize.initialize (test_handler_mistakes.py:" in text
     assert "does not call super().initialize(context), which sets it" in text
-    assert "NoInit.__init__ (test_mistakes.py:" in explain_exception(failure(NoInit().initialize, None))
+    assert "NoInit.__init__ (test_handler_mistakes.py:" in explain_exception(failure(NoInit().initialize, None))
     handler = Good()
     handler.initialize(None)
     assert "did not set it" in explain_exception(failure(handler.handle, [1], None))
@@ -248,7 +248,7 @@ def test_stage_that_returns_nothing_is_named():
             len(data)
 
     text = explain_exception(failure(Silent().handle, [1], None))
-    assert text.startswith("inference (test_mistakes.py:")
+    assert text.startswith("inference (test_handler_mistakes.py:")
     assert "returned None, so that postprocess failed" in text
 
 
@@ -284,7 +284,7 @@ def test_model_of_a_handler_in_training_mode_is_named():
     torch = pytest.importorskip("torch")
     handler = Plain()
     handler.network = torch.nn.Dropout(0.5)
-    assert "self.network is in training mode after initialize (test_mistakes.py:" in explain_training(
+    assert "self.network is in training mode after initialize (test_handler_mistakes.py:" in explain_training(
         handler, handler.handle
     )
     handler.network.eval()

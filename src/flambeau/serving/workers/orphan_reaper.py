@@ -1,6 +1,6 @@
-"""The guardian process: kills the workers with their children when the server is gone, however it ended.
+"""The reaper process: kills the workers with their children when the server is gone, however it ended.
 
-python -I -S guardian.py    (stdin: a line `+PID` for each worker that starts, `-PID` for each that has exited)
+python -I -S orphan_reaper.py    (stdin: a line `+PID` for each worker that starts, `-PID` for each that has exited)
 
 It runs as a file, without the package, so that it starts in milliseconds and stays small.
 """
