@@ -11,7 +11,7 @@ _DELAYS_S = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MAX_RETRIES = 1  # crashes that a job survives …
-MAX_RESUMES = 3  # … and if its reply has begun and can be resumed
+MAX_FURTHER_RETRIES = 3  # … if its worker was killed from outside, or its reply has begun and can be resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,13 @@ def should_retry(
 ) -> bool:
     """Whether a job of an exited worker is retried. A job whose reply has begun must be resumable.
 
-    A job that was alone in a worker that crashed by itself is the cause. One that was in a batch, or whose worker
-    was killed from outside, may be innocent, once.
+    A job that was alone in a worker that crashed by itself is the cause. One that was in a batch may be innocent,
+    once. One whose worker was killed from outside probably is: whoever kills a worker often kills several.
     """
-    if (reply_started and not can_resume) or crashes > (MAX_RESUMES if reply_started else MAX_RETRIES):
+    max_crashes = MAX_FURTHER_RETRIES if reply_started or worker_exit.is_external else MAX_RETRIES
+    if (reply_started and not can_resume) or crashes > max_crashes:
         return False
-    if worker_exit.spares_jobs:
-        return True
-    return batch_size > 1 or worker_exit.is_external
+    return batch_size > 1 or worker_exit.is_external or worker_exit.spares_jobs
 
 
 def describe_exit(code: int) -> tuple[str, int | None]:

@@ -39,10 +39,14 @@ def test_lone_job_whose_worker_ended_by_its_own_doing_is_the_culprit():
     assert not retry(WorkerExit(reason="", signal=signal.SIGSEGV))
 
 
-def test_job_of_a_batch_or_of_a_worker_killed_from_outside_may_be_innocent_once():
+def test_job_of_a_batch_may_be_innocent_once():
     assert retry(WorkerExit(reason="", exit_code=3), batch_size=4)
-    assert retry(WorkerExit(reason="", signal=signal.SIGKILL))
-    assert not retry(WorkerExit(reason="", signal=signal.SIGKILL), crashes=2)
+    assert not retry(WorkerExit(reason="", exit_code=3), batch_size=4, crashes=2)
+
+
+def test_job_whose_worker_was_killed_from_outside_is_retried_three_times():
+    killed = WorkerExit(reason="", signal=signal.SIGKILL)
+    assert [retry(killed, crashes=n) for n in (1, 2, 3, 4)] == [True, True, True, False]
     assert not retry(WorkerExit(reason="", signal=signal.SIGKILL, by_server=True))
     assert not retry(WorkerExit(reason="", signal=signal.SIGKILL, out_of_memory=True))
 

@@ -136,13 +136,14 @@ async def test_job_that_was_alone_in_a_crashed_worker_fails_and_the_others_wait_
         assert model.queue.take_all() == [innocent]
 
 
-async def test_job_whose_worker_was_killed_is_retried_alone_and_once(folder, workers):
+async def test_job_whose_worker_was_killed_is_retried_alone_and_three_times(folder, workers):
     async with Served(folder) as model:
         job = new_job()
-        model._on_worker_exit(KILLED, [(job, 1)], [])
-        assert model.queue.take_all() == [job]
-        assert job.is_alone
-        assert job.is_suspect
+        for _ in range(3):
+            model._on_worker_exit(KILLED, [(job, 1)], [])
+            assert model.queue.take_all() == [job]
+            assert job.is_alone
+            assert job.is_suspect
         model._on_worker_exit(KILLED, [(job, 1)], [])
         assert [type(error) for error in job.receiver.errors] == [WorkerDied]
 
