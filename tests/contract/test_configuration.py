@@ -280,17 +280,28 @@ def test_public_bind_switched_off_by_name_starts_with_a_warning(command):
 @pytest.mark.parametrize(
     ("line", "words", "env", "state"),
     [
-        ("", [], {}, "off"),
         ("disable_token_authorization=false", [], {}, "on"),
         ("", ["--enable-token-auth"], {}, "on"),
         ("", [], {"TS_DISABLE_TOKEN_AUTHORIZATION": "false"}, "on"),
         ("disable_token_authorization=false", ["--disable-token-auth"], {}, "off"),
     ],
 )
-def test_keys_on_a_loopback_address_only_when_asked_for(command, line, words, env, state):
+def test_keys_on_a_loopback_address_as_set(command, line, words, env, state):
     command.configure(line)
     command.started("--ncs", *words, env=env)
     assert f"Token authorization: {state}" in command.log
+
+
+def test_keys_are_written_and_required_on_loopback_by_default(command):
+    config = command.configure()
+    config.write_text(config.read_text().replace("disable_token_authorization=true", ""))
+    command.started("--ncs", "--models", "echo.mar")
+    keys = json.loads((command.folder / "key_file.json").read_text())
+    assert "key_file.json" in next(line for line in command.log.splitlines() if "Token authorization: on" in line)
+    for call, kind in ((command.call, "inference"), (command.manage, "management")):
+        path = "/predictions/echo" if kind == "inference" else "/models/echo"
+        key = {"Authorization": f"Bearer {keys[kind]['key']}"}
+        assert (call("GET", path).status, call("GET", path, headers=key).status) == (400, 200)
 
 
 def test_our_own_command_refuses_a_public_bind_without_keys(command):

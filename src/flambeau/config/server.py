@@ -174,6 +174,9 @@ class ServerConfig:
     allow_unprotected: bool = False  # allows public listeners without authorization
     model_api: bool = True  # models may be registered and unregistered over the APIs
     open_inference: bool = True  # serve the Open Inference Protocol's health and metadata calls
+    # False: calls are read as existing clients send them. Parameters that are not understood count as absent, KServe
+    # paths pass other bodies on to the handler, and answers have the old codes and order.
+    strict_calls: bool = True
     model_store: Path | None = None
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
