@@ -205,7 +205,7 @@ class ServerConfig:
     safe_weights: bool = False  # reject model files of formats that can run code; no model can override it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
-    names_json: bool = False  # whole replies that are a JSON object or list have that content type
+    names_json: bool = False  # whole replies that are JSON values have that content type
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
     first_distribution_port: int = 29500  # for workers that are groups of processes

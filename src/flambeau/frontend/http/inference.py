@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Coroutine
 from typing import Any
 
@@ -17,6 +18,8 @@ from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Kind, Part, header
 
+MAX_SCALAR = 32  # bytes of a number
+SCALAR = re.compile(rb"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null")
 JSON_STARTS = frozenset((b"{\n", b"[\n", b"{}", b"[]"))
 
 logger = logging.getLogger(__name__)
@@ -165,7 +168,7 @@ class Prediction:
 
 
 class TypedPrediction(Prediction):
-    """A prediction that is JSON by its content type, where the handler returns a dict or a list and sets no type."""
+    """A prediction that is JSON by its content type, where the handler returns no text or bytes, and sets no type."""
 
     __slots__ = ()
 
@@ -181,8 +184,10 @@ class TypedPrediction(Prediction):
 
 
 def is_json_document(body: bytes) -> bool:
-    """Whether a body is a dict or a list as workers write them: indented, or empty."""
-    return body[:2] in JSON_STARTS and body[-1:] in (b"}", b"]")
+    """Whether a body is a JSON value as workers write it: an indented or empty dict or list, a number, true or null."""
+    if body[:2] in JSON_STARTS:
+        return body[-1:] in (b"}", b"]")
+    return len(body) <= MAX_SCALAR and SCALAR.fullmatch(body) is not None
 
 
 def is_event_stream(content_type: str) -> bool:
