@@ -1,13 +1,19 @@
-"""Options and defaults that several commands share, and the check of a checkpoint path."""
+"""Options and defaults that several commands share, commands with settings, and the check of a checkpoint path."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from flambeau.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flambeau.config.resolution import Settings
+    from flambeau.config.settings import Setting
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Inference = Annotated[str, typer.Option("--url", envvar="FLAMBEAU_URL", help="Address of the inference API.")]
@@ -15,19 +21,57 @@ Management = Annotated[
     str, typer.Option("--url", envvar="FLAMBEAU_MANAGEMENT_URL", help="Address of the management API.")
 ]
 Version = Annotated[str | None, typer.Option("--version", "-v", help="Model version; the default version if omitted.")]
-Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the inference API; 0 for any free port.")]
-ManagementPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the management API; 0 for any free port.")]
-MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the metrics API; 0 disables it.")]
-RequireToken = Annotated[
-    bool | None,
-    typer.Option("--require-token/--no-token", help="Require API keys. Default: unless the host is loopback."),
-]
-AllowUnprotected = Annotated[
-    bool, typer.Option("--allow-unprotected", help="Allow --no-token on an address that other machines can reach.")
-]
-LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 DEFAULT_INFERENCE, DEFAULT_MANAGEMENT = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
+EPILOG = (
+    "Every option can also be set by a variable, such as FLAMBEAU_MAX_REQUEST_SIZE, or by a key of the --config file, "
+    "such as max_request_size. `flambeau config show` prints what holds."
+)
+
+
+class SettingsCommand(TyperCommand):
+    """A command with an option for each setting of a table, which `settings_of` reads.
+
+    Tables are loaded and options are made only for the command that runs: `flambeau --help` needs none of them.
+    """
+
+    table_name = "SERVE"  # in flambeau.config.settings
+    _made: Sequence[Any] | None = None
+
+    @property
+    def table(self) -> Sequence[Setting]:
+        from flambeau.config import settings
+
+        table: Sequence[Setting] = getattr(settings, self.table_name)
+        return table
+
+    def get_params(self, ctx: Any) -> Any:
+        from flambeau.cli import setting_options
+
+        if self._made is None:
+            self._made = setting_options.make_params(self.table)
+        return [*self._made, *super().get_params(ctx)]
+
+    def invoke(self, ctx: Any) -> Any:
+        from flambeau.cli import setting_options
+
+        ctx.obj = setting_options.read_flags(ctx.params, self.table)
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        from flambeau.cli import setting_options
+
+        setting_options.format_options(ctx, formatter, self.get_params(ctx), self.table)
+
+
+class LlmSettingsCommand(SettingsCommand):
+    table_name = "LLM_SERVE"
+
+
+def settings_of(ctx: typer.Context) -> Settings:
+    """The settings of a SettingsCommand: from flags, variables, the file and the defaults."""
+    assert isinstance(ctx.command, SettingsCommand)
+    settings: Settings = ctx.obj.resolve(ctx.command.table)
+    return settings
 
 
 WEIGHTS = (".safetensors", ".pth", ".bin")

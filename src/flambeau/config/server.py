@@ -6,15 +6,16 @@ import ipaddress
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from flambeau.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 MAX_HOST = 253  # characters, of DNS
 MAX_SOCKET_PATH_BYTES = 107  # of Linux
@@ -231,6 +232,14 @@ class ServerConfig:
         if self.error_details is not None:
             return self.error_details
         return not self.public and (self.metrics is None or self.metrics.is_loopback)
+
+
+def with_field(config: T, field_path: str, value: object) -> T:
+    """Return the config with a field set; `field_path` may be nested: `grpc.inference.port`."""
+    outer, _, inner = field_path.partition(".")
+    if inner:
+        value = with_field(getattr(config, outer) or Address(), inner, value)
+    return replace(config, **{outer: value})  # type: ignore[type-var]
 
 
 def check_pattern(name: str, text: str) -> str:
