@@ -50,7 +50,9 @@ def llm_chat(
 
 @llm_app.command("bench")
 def llm_bench(
-    target: Annotated[str, typer.Argument(help="Address of a server, or a checkpoint.")] = DEFAULT_INFERENCE,
+    target: Annotated[
+        str, typer.Argument(envvar="FLAMBEAU_URL", help="Address of a server, or a checkpoint.")
+    ] = DEFAULT_INFERENCE,
     model: Annotated[str | None, typer.Option(help="Model name; required if the server has several.")] = None,
     streams: Annotated[str, typer.Option(help="Numbers of concurrent streams, one row each.")] = "1,8,32",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32,

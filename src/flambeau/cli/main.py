@@ -10,15 +10,26 @@ import typer
 
 from flambeau.cli.llm_commands import llm_app
 from flambeau.cli.model_commands import archive_app, models_app
-from flambeau.cli.options import DEFAULT_INFERENCE, EPILOG, Inference, Json, SettingsCommand, Version, settings_of
+from flambeau.cli.options import (
+    DEFAULT_INFERENCE,
+    EPILOG,
+    ConfigCommand,
+    Inference,
+    Json,
+    ModelName,
+    SettingsCommand,
+    Version,
+    settings_of,
+)
 
 app = typer.Typer(
     name="flambeau",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+config_app = typer.Typer(help="Show the configuration of a server.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
 app.add_typer(models_app, name="models")
 app.add_typer(archive_app, name="archive")
 app.add_typer(llm_app, name="llm")
@@ -53,9 +64,27 @@ def serve(ctx: typer.Context) -> None:
     work.serve_settings(settings_of(ctx))
 
 
+@config_app.command("show", cls=ConfigCommand)
+def config_show(
+    ctx: typer.Context,
+    llm: Annotated[bool, typer.Option("--llm", help="Of `flambeau llm serve` instead of `flambeau serve`.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not the default.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the settings that hold, and where each one comes from.
+
+    It takes the flags of the server. The exit status is 1 if the server would not start with these settings.
+    """
+    from flambeau.cli import config_show as work
+    from flambeau.config.settings import LLM_SERVE, SERVE
+
+    table = LLM_SERVE if llm else SERVE
+    work.show(settings_of(ctx, table), table, changed=changed, as_json=as_json)
+
+
 @app.command()
 def predict(
-    model: Annotated[str, typer.Argument(help="Model name.")],
+    model: ModelName,
     source: Annotated[str, typer.Argument(metavar="FILE|-", help="File to send, or - for standard input.")],
     version: Version = None,
     content_type: Annotated[str | None, typer.Option(help="Default: guessed from the file name.")] = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,13 +17,47 @@ if TYPE_CHECKING:
     from flambeau.config.resolution import Settings
     from flambeau.config.settings import Setting
 
+DEFAULT_INFERENCE, DEFAULT_MANAGEMENT = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Inference = Annotated[str, typer.Option("--url", envvar="FLAMBEAU_URL", help="Address of the inference API.")]
+
+
+def find_management(ctx: typer.Context, url: str) -> str:
+    """The address of the management API, unless a flag or variable gives it: that of FLAMBEAU_URL, at the next port."""
+    inference = os.environ.get("FLAMBEAU_URL")
+    is_default = getattr(ctx.get_parameter_source("url"), "name", "") == "DEFAULT"
+    return management_beside(inference) if inference and is_default else url
+
+
+def management_beside(inference: str) -> str:
+    """The next port, as 8081 is next to 8080; the same address if it has no port, as behind a proxy."""
+    found = re.fullmatch(r"(https?://.+):(\d{1,5})/?", inference)
+    return inference if found is None else f"{found[1]}:{int(found[2]) + 1}"
+
+
 Management = Annotated[
-    str, typer.Option("--url", envvar="FLAMBEAU_MANAGEMENT_URL", help="Address of the management API.")
+    str,
+    typer.Option(
+        "--url",
+        envvar="FLAMBEAU_MANAGEMENT_URL",
+        callback=find_management,
+        help="Address of the management API. With FLAMBEAU_URL, the next port of that address.",
+    ),
 ]
+
+
+def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The models of the running server whose names begin so; none if it does not answer."""
+    from flambeau.cli.api_client import model_names
+
+    url = ctx.params.get("url")
+    if ctx.command.name == "predict":  # its address is that of the inference API
+        url = os.environ.get("FLAMBEAU_MANAGEMENT_URL") or management_beside(url or DEFAULT_INFERENCE)
+    return [name for name in model_names(url or DEFAULT_MANAGEMENT) if name.startswith(incomplete)]
+
+
+ModelName = Annotated[str, typer.Argument(help="Model name.", autocompletion=complete_model)]
 Version = Annotated[str | None, typer.Option("--version", "-v", help="Model version; the default version if omitted.")]
-DEFAULT_INFERENCE, DEFAULT_MANAGEMENT = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 EPILOG = (
     "Every option can also be set by a variable, such as FLAMBEAU_MAX_REQUEST_SIZE, or by a key of the --config file, "
     "such as max_request_size. `flambeau config show` prints what holds."
@@ -67,10 +103,14 @@ class LlmSettingsCommand(SettingsCommand):
     table_name = "LLM_SERVE"
 
 
-def settings_of(ctx: typer.Context) -> Settings:
-    """The settings of a SettingsCommand: from flags, variables, the file and the defaults."""
+class ConfigCommand(SettingsCommand):
+    table_name = "EVERY"
+
+
+def settings_of(ctx: typer.Context, table: Sequence[Setting] | None = None) -> Settings:
+    """The settings of a SettingsCommand, or some of them: from flags, variables, the file and the defaults."""
     assert isinstance(ctx.command, SettingsCommand)
-    settings: Settings = ctx.obj.resolve(ctx.command.table)
+    settings: Settings = ctx.obj.resolve(ctx.command.table if table is None else table)
     return settings
 
 

@@ -73,7 +73,8 @@ def read_flag(setting: Setting, given: Any) -> Any:
         return setting.type.read(given)
     except ValueError as error:
         reason = f" ({error})" if str(error) else ""
-        shown = brief(given[0] if isinstance(given, list | tuple) and len(given) == 1 else given)
+        alone = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
+        shown = "(hidden)" if setting.is_secret else brief(alone)
         raise typer.BadParameter(f"{shown} is not {setting.type.expected}{reason}", param_hint=setting.flag) from None
 
 

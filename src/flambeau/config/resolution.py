@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.config.server import KEY_VARIABLES, Address, ServerConfig, with_field
-from flambeau.config.settings import DEFAULTS, ENGINE_SETTINGS, PREFIX, SERVE, Setting
+from flambeau.config.settings import DEFAULTS, EVERY, PREFIX, Setting
 from flambeau.config.value_types import FilePath, InvalidEntry, ModelEntry, ModelList, Whole, mismatch, unknown
 from flambeau.config.yaml_file import LinedMapping, read_lined
 from flambeau.errors import ConfigError, suggest
@@ -62,6 +62,9 @@ def resolve(
     table: Sequence[Setting], *, flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None
 ) -> Settings:
     """The value of every setting of a command; `flags` are read already."""
+    names = {setting.name for setting in table}
+    if foreign := [one.flag for one in EVERY if flags.get(one.name) is not None and one.name not in names]:
+        raise ConfigError(f"{foreign[0]} is not a setting of this command")
     held = {setting.name: SettingValue(setting.default, "default") for setting in table}
     held |= {} if file is None else read_settings_file(file, table)
     held |= read_environment(environment, table)
@@ -89,7 +92,7 @@ def read_environment(environment: Mapping[str, str], table: Sequence[Setting]) -
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A warning for each variable that is nearly one of ours."""
-    known = {setting.variable.lower(): setting.variable for setting in (*SERVE, *ENGINE_SETTINGS)}
+    known = {setting.variable.lower(): setting.variable for setting in EVERY}
     known |= {variable.lower(): variable for variable in OTHER_VARIABLES}
     names = [name for name in environment if name.startswith(PREFIX) and name not in known.values()]
     warnings = []
@@ -114,7 +117,7 @@ def read_settings_file(path: Path, table: Sequence[Setting]) -> dict[str, Settin
 def _read_key(path: Path, document: LinedMapping, key: str, known: Mapping[str, Setting]) -> SettingValue:
     place = f"{path}, line {document.line_of(key)}"
     if key not in known:
-        elsewhere = key in {setting.name for setting in (*SERVE, *ENGINE_SETTINGS)}
+        elsewhere = key in {setting.name for setting in EVERY}
         what = "a setting of this command" if elsewhere else "a setting"
         raise ConfigError(f"{place}: {unknown(key, () if elsewhere else known, what)}")
     setting = known[key]

@@ -20,12 +20,13 @@ LOOPBACK = "127.0.0.1"
 MAX_HOST = 253  # characters, of DNS
 MAX_SOCKET_PATH_BYTES = 107  # of Linux
 MAX_SHOWN = 80  # characters of an invalid value in its error message
-# The variables with the keys of the APIs. Processes that run the code of models do not inherit them.
+# The variables with the keys of the APIs. Processes that run the code of models inherit none of SECRET_VARIABLES.
 KEY_VARIABLES = {
     "management": "FLAMBEAU_MANAGEMENT_KEY",
     "inference": "FLAMBEAU_INFERENCE_KEY",
     "API": "FLAMBEAU_API_KEY",
 }
+SECRET_VARIABLES = frozenset({*KEY_VARIABLES.values(), "FLAMBEAU_KEYSTORE_PASS"})
 
 
 def is_host(text: str) -> bool:
@@ -203,6 +204,7 @@ class ServerConfig:
     safe_weights: bool = False  # reject model files of formats that can run code; no model can override it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
+    suggests_names: bool = False  # an error for an unknown model ends with a similar name
     names_json: bool = False  # whole replies that are a JSON object or list have that content type
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
