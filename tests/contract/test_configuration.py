@@ -198,7 +198,7 @@ def test_snapshot_written_by_torchserve_is_restored(command):
         f"management_address=http\\://127.0.0.1\\:{command.management_port}\nmodel_snapshot={escaped}\n"
     )
     (command.folder / "20261115102149533-startup.cfg").write_text(text)
-    command.started("--ts-config", "20261115102149533-startup.cfg")
+    command.started("--ts-config", "20261115102149533-startup.cfg", "--disable-token-auth")
     assert command.models() == ["first"]
     assert command.describe("first")["minWorkers"] == 2
 
@@ -208,7 +208,7 @@ def test_snapshot_written_by_hand_on_one_port(command):
     (command.folder / "config.properties").write_text(
         f"inference_address=http://127.0.0.1:{command.port}\nmanagement_address=http://127.0.0.1:{command.port}\n"
         f"metrics_address=http://127.0.0.1:{command.metrics_port}\nenable_metrics_api=true\ninstall_py_dep_per_model=true\n"
-        "grpc_inference_port=0\ngrpc_management_port=0\nnumber_of_netty_threads=4\njob_queue_size=10\n"
+        "disable_token_authorization=true\ngrpc_inference_port=0\ngrpc_management_port=0\nnumber_of_netty_threads=4\njob_queue_size=10\n"
         "model_store=store\n"
         'model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"parrot":{"1.0":{"defaultVersion":true,'
         '"marName":"echo.mar","minWorkers":1,"maxWorkers":5,"batchSize":1,"maxBatchDelay":5000,"responseTimeout":120}}}}\n'
