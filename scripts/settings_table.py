@@ -19,6 +19,7 @@ BY_HAND = {
     "grpc_management_port": "grpc_management_port",
     "enable_grpc_ssl": "grpc_tls",
     "load_models": "models",
+    "models": "model_defaults",
     **{key: key for key in CORS},
 }
 

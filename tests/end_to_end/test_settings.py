@@ -26,6 +26,9 @@ cors_allowed_origin: https://pages.example.com
 max_request_size: 50
 batch_size: 4
 job_queue_size: 7
+model_defaults:
+  function:
+    max_batch_delay: 15
 """
 
 
@@ -95,6 +98,7 @@ def describe(server, name):
 def test_models_of_the_file_are_served_with_their_settings_and_those_of_all(server):
     echo, function = describe(server, "loud-echo"), describe(server, "function")
     assert (len(echo["workers"]), len(function["workers"])) == (2, 1)
+    assert (echo["maxBatchDelay"], function["maxBatchDelay"]) == (0, 15)
     assert echo["batchSize"] == function["batchSize"] == 4
     assert echo["responseTimeout"] == function["responseTimeout"] == 33
 

@@ -155,6 +155,16 @@ def test_entry_of_a_model_gives_way_to_flags_only(settings_of):
     assert to_overrides(settings, entry.settings).settings["min_workers"] == 5
 
 
+def test_defaults_of_a_model_are_below_its_own_settings(settings_of):
+    config = config_of(settings_of("model_defaults:\n  cats:\n    workers: 2\n    batch_size: 4\n"))
+    assert config.settings_of_model("cats", "2.0") == {"minWorkers": 2, "maxWorkers": 2, "batchSize": 4}
+    assert config.settings_of_model("dogs", "1.0") == {}
+    with pytest.raises(ConfigError, match=r"line 3: wrkers is not a setting of a model; did you mean workers\?"):
+        settings_of("model_defaults:\n  cats:\n    wrkers: 2\n")
+    with pytest.raises(ConfigError, match=r"FLAMBEAU_MODEL_DEFAULTS is '{'; it must be a mapping .* \(as JSON: "):
+        settings_of("", {"FLAMBEAU_MODEL_DEFAULTS": "{"})
+
+
 def test_llm_serve_reads_the_settings_of_the_engine(settings_of):
     settings = settings_of("dtype: float16\nport: 1\n", {"FLAMBEAU_DRAFT": "/d"}, LLM_SERVE, tensor_parallel=2)
     found = {name: settings[name] for name in ("dtype", "draft", "tensor_parallel", "port")}

@@ -13,7 +13,17 @@ from flambeau.cli.main import app
 from flambeau.config.resolution import OTHER_VARIABLES, resolve
 from flambeau.config.server import SECRET_VARIABLES, ServerConfig
 from flambeau.config.settings import DEFAULTS, EVERY, LLM_SERVE, SERVE, SERVER_SETTINGS
-from flambeau.config.value_types import Choice, FilePath, ModelEntry, ModelList, Number, Several, Switch, Whole
+from flambeau.config.value_types import (
+    Choice,
+    FilePath,
+    ModelDefaults,
+    ModelEntry,
+    ModelList,
+    Number,
+    Several,
+    Switch,
+    Whole,
+)
 from flambeau.torchserve.config_keys import CONTROL_KEYS, CORS, KEYS
 
 FIELDS = {setting.field for setting in EVERY}
@@ -60,7 +70,7 @@ def leaves(config, prefix=""):
 
 def test_every_field_of_the_server_has_a_setting():
     reached = {*FIELDS, *ADDRESSES}
-    ours = {"suggests_names", "names_json", "grpc.is_optional", "models"}  # the commands decide; per-model settings
+    ours = {"suggests_names", "names_json", "grpc.is_optional"}  # the commands decide
     missing = {path for path in leaves(ServerConfig()) if path not in reached} - ours
     assert {path for path in missing if path.split(".")[0] not in ("inference", "management", "metrics")} == {
         "grpc.inference",
@@ -101,6 +111,8 @@ def sample(setting):
         return "2.5"
     if isinstance(kind, Choice):
         return kind.words[-1]
+    if isinstance(kind, ModelDefaults):
+        return '{"m": {"workers": 2}}'
     return "/some/path" if isinstance(kind, FilePath | ModelList) else "some"
 
 
