@@ -83,7 +83,12 @@ class LocalServer:
         self.url = address_of(chosen["host"], chosen["port"])  # of every API
         try:
             words, named = written(models, self._folder, name)
-            given = {"management_port": chosen["port"], "metrics_port": 0, "name": named, "drain_timeout": DRAIN_S}
+            given = {
+                "management_port": chosen["port"],
+                "metrics_port": chosen["port"],
+                "name": named,
+                "drain_timeout": DRAIN_S,
+            }
             given |= chosen
             self.process = start_process([*words, *to_arguments(given)], self._log, env or {})
         except BaseException:

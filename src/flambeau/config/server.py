@@ -202,6 +202,7 @@ class ServerConfig:
     safe_weights: bool = False  # reject model files of formats that can run code; no model can override it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
+    pages: bool = True  # GET / answers, and there are /docs, /openapi.json and /health
     names_json: bool = False  # whole replies that are a JSON object or list have that content type
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
