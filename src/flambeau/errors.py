@@ -318,6 +318,14 @@ def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     return next(iter(difflib.get_close_matches(plain, known, 1, cutoff=cutoff)), None)
 
 
+def brief_cause(cause: str) -> str:
+    """One line of a cause: the exception at the end of a traceback, or how a worker exited."""
+    lines = [line.strip() for line in cause.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if any(line.startswith("Traceback (") for line in lines) else lines[0]
+
+
 # ---- of the Python client ----
 
 
@@ -326,7 +334,7 @@ class ClientError(FlambeauError):
 
 
 class ApiError(ClientError):
-    """The server answered with an error; its text ends with the last line of the cause."""
+    """The server answered with an error; its text ends with the cause in one line."""
 
     def __init__(
         self,
@@ -339,8 +347,8 @@ class ApiError(ClientError):
         retry_after_s: float | None = None,
     ) -> None:
         text = f"{message} (HTTP {status})"
-        if last := next((line for line in reversed(cause.splitlines()) if line.strip()), ""):
-            text = f"{text}: {last.strip()}"
+        if told := brief_cause(cause):
+            text = f"{text}: {told}"
         super().__init__(text)
         self.message = message
         self.status = status

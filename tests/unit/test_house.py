@@ -28,6 +28,7 @@ SERVER_SIDE = (
     "metrics",
     "errors",
     "file_import",
+    "websocket_frames",
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
@@ -49,6 +50,7 @@ ALLOWED = {  # who may import whom, at load time
         "logs",
         "metrics",
         "wire",
+        "websocket_frames",
         "errors",
         "llm",
         "(root)",
@@ -68,6 +70,7 @@ ALLOWED = {  # who may import whom, at load time
     "metrics": {"errors"},
     "wire": {"llm"},
     "http_client": {"errors"},
+    "websocket_frames": set(),
     "errors": set(),
     "file_import": set(),
     "(root)": set(),

@@ -17,6 +17,7 @@ from flambeau.frontend.http.management import ManagementApi, TokenApi, guard
 from flambeau.frontend.http.openapi import Operation
 from flambeau.frontend.http.pages import PagesApi
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
+from flambeau.frontend.http.websocket import WebSocketApi
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI
 from flambeau.frontend.openai.api import OpenAiApi
 from flambeau.serving.server import Server
@@ -40,6 +41,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     inference = {
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
         **InferenceApi(server).routes(),
+        **WebSocketApi(server).routes(),
         **HealthApi(server).routes(),
         **kserve.routes(),
         **OpenAiApi(server, kserve.v1).routes(),
