@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +21,8 @@ from typing import Any, Self
 from flambeau.client.async_client import AsyncClient
 from flambeau.client.client import Client
 from flambeau.client.handler_capture import write_handler
-from flambeau.errors import ClientError, ServerNotStarted
+from flambeau.errors import ServerNotStarted
+from flambeau.http_client import fetch
 
 Served = str | os.PathLike[str] | Callable[..., Any]
 
@@ -145,8 +147,8 @@ class LocalServer:
     def _has_started(self) -> bool:
         """Whether the initial models have loaded or failed."""
         try:
-            return self.client.request("GET", "/startupz", timeout_s=5).status == 200
-        except ClientError:
+            return fetch(self.url, "GET", "/startupz", timeout_s=5).status == 200
+        except (OSError, HTTPException):
             return False
 
     def stop(self, timeout_s: float = STOP_S) -> int:

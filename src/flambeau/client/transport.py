@@ -226,10 +226,10 @@ class SocketPool:
     """Connections to one server, for any number of threads."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
-        self.address = ServerAddress.parse(url)
-        self._tls = tls
         self._idle: list[SocketConnection] = []
         self._lock = Lock()
+        self._tls = tls
+        self.address = ServerAddress.parse(url)
 
     def take(self, deadline: float | None) -> SocketConnection:
         while True:
@@ -254,6 +254,9 @@ class SocketPool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 # ---- asyncio ----

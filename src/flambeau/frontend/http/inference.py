@@ -18,6 +18,8 @@ from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Kind, Part, header
 
+# Server-sent events in a streamed reply: none, the handler's own, or one made of each part as the client accepts them.
+NO_EVENTS, OWN_EVENTS, MADE_EVENTS = range(3)
 JSON_STARTS = frozenset((b"{\n", b"[\n", b"{}", b"[]"))
 
 logger = logging.getLogger(__name__)
@@ -125,14 +127,13 @@ def is_invoke(segments: list[str]) -> bool:
 class Prediction:
     """Writes a job's reply to its exchange: whole if it is a single part, else as a stream."""
 
-    __slots__ = ("_details", "_has_events", "_makes_events", "exchange", "model")
+    __slots__ = ("_details", "_events", "exchange", "model")
 
     def __init__(self, exchange: Exchange, model: Model, details: bool) -> None:
         self.exchange = exchange
         self.model = model
         self._details = details
-        self._has_events = False  # the reply is a stream of server-sent events
-        self._makes_events = False  # each part of it becomes one, as the client accepts them
+        self._events = NO_EVENTS
 
     def on_parts(self, parts: list[Part]) -> None:
         exchange, first = self.exchange, parts[0]
@@ -142,13 +143,14 @@ class Prediction:
                 exchange.respond(first.status, first.body, first.headers or (), first.phrase)
                 return
             headers = first.headers or ()
-            self._has_events = is_event_stream(header(headers, "content-type") or "")
-            if not self._has_events and accepts_events(exchange.header("accept") or ""):
-                self._has_events = self._makes_events = True
+            if is_event_stream(header(headers, "content-type") or ""):
+                self._events = OWN_EVENTS
+            elif accepts_events(exchange.header("accept") or ""):
+                self._events = MADE_EVENTS
                 headers = [*(each for each in headers if each[0].lower() != "content-type"), *EVENT_HEADERS]
             exchange.start(first.status, [*headers, ("ts_stream_next", "true")], first.phrase)
         ends = parts[-1].last
-        if self._makes_events:
+        if self._events == MADE_EVENTS:
             exchange.send(
                 [*(to_event(part.body) for part in parts if part.body), END_EVENT if ends else b""], ends=ends
             )
@@ -161,7 +163,7 @@ class Prediction:
         """
         self.log(error)
         exchange = self.exchange
-        if exchange.is_started and self._has_events and not isinstance(error, ReplyNotRead):
+        if exchange.is_started and self._events and not isinstance(error, ReplyNotRead):
             exchange.send([error_event(error, details=self._details)], ends=True)
         elif exchange.is_started:
             exchange.abort()

@@ -32,11 +32,7 @@ PAGE_HEADERS: tuple[Header, ...] = (
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
 )
-TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-}
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 FILES = ("docs.js", "docs.css")
 READ = ("GET", "HEAD")
 HEALTH = Operation(
