@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from websockets.sync.client import connect
 import flambeau
 from flambeau import websocket_frames as frames
 from flambeau.config.server import KeysConfig
+from flambeau.errors import ApiError, CallTimedOut
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
 from support.running import HANDLERS, RunningServer
@@ -146,6 +148,44 @@ def test_ping_is_answered_and_a_normal_close_is_returned(server):
         ws.close(4999, "bye")
     assert ws.close_code == 4999
     assert server.logged("GET /predictions/echo", " 101 ")
+
+
+# ---- the Python client ----
+
+
+def test_python_client_talks_in_sessions(server, tmp_path):
+    with flambeau.Client(server.url) as client:
+        with client.session("summing") as session:
+            totals = [json.loads(part)["sum"] for number in (1, 2, 3) for part in session.ask({"add": number})]
+            assert totals == [1, 3, 6]
+        with client.session("streamer") as session:
+            session.send({"n": 2})
+            session.send({"n": 9, "fail at": 1})
+            assert len([*session.parts()]) == 2
+            with pytest.raises(ApiError, match="broke in the middle") as caught:
+                list(session.parts())
+            assert caught.value.status == 503
+            assert caught.value.request_id in server.log
+        with pytest.raises(ApiError, match="Model not found: nobody"):
+            client.session("nobody")
+        with client.session("streamer", timeout_s=0.2) as session, pytest.raises(CallTimedOut):
+            list(session.ask({"n": 2, "until": "/nowhere"}))
+
+
+async def test_async_python_client_sends_and_reads_at_the_same_time(server):
+    async with flambeau.AsyncClient(server.url) as client, await client.session("echo") as session:
+
+        async def send_all():
+            for i in range(30):
+                await session.send([i])
+
+        async def read_all():
+            replies = [[part async for part in session.parts()] for _ in range(30)]
+            return [json.loads(part)["row"]["body"] for [part] in replies]
+
+        _, found = await asyncio.gather(send_all(), read_all())
+        assert found == [[i] for i in range(30)]
+        assert [part async for part in session.ask("a")]
 
 
 # ---- hostile clients ----

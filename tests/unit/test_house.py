@@ -58,7 +58,7 @@ ALLOWED = {  # who may import whom, at load time
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "file_import", "(root)"},
     "handler_checks": {"worker", "wire"},
-    "client": {"http_client", "errors"},
+    "client": {"http_client", "websocket_frames", "errors"},
     "testing": {"archive", "client", "config", "http_client", "worker", "wire", "(root)"},
     "handlers": {"llm", "metrics", "wire", "errors", "file_import"},
     "llm": set(),

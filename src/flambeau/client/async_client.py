@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from flambeau.client import calls
 from flambeau.client.calls import Call, ClientSettings, Health, Message, Result, StreamReader
+from flambeau.client.sessions import AsyncClientSession, upgrade
 from flambeau.client.transport import AsyncPool
 from flambeau.errors import ClientError
 from flambeau.http_client import HttpReply
@@ -77,6 +78,20 @@ class AsyncClient:
             async for reader, chunk in received:
                 for part in reader.parts(chunk):
                     yield part
+
+    async def session(
+        self,
+        model: str,
+        *,
+        version: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncClientSession:
+        """A WebSocket to a model, for messages in both directions."""
+        wait_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        call, key = upgrade(model, version, headers)
+        connection = await self._inference.take(self._deadline(timeout_s))
+        return await AsyncClientSession.open(connection, call, self._settings.keys, key, wait_s)
 
     async def generate(
         self, prompt: str, *, model: str | None = None, timeout_s: float | None = None, **options: Any

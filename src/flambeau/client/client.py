@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from flambeau.client import calls
 from flambeau.client.calls import Call, ClientSettings, Health, Message, Result, StreamReader
+from flambeau.client.sessions import ClientSession, upgrade
 from flambeau.client.transport import SocketPool
 from flambeau.errors import ClientError
 from flambeau.http_client import HttpReply
@@ -80,6 +81,20 @@ class Client:
         with closing(self._stream(call, timeout_s)) as received:
             for reader, chunk in received:
                 yield from reader.parts(chunk)
+
+    def session(
+        self,
+        model: str,
+        *,
+        version: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> ClientSession:
+        """A WebSocket to a model, for messages in both directions."""
+        wait_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        call, key = upgrade(model, version, headers)
+        connection = self._inference.take(self._deadline(timeout_s))
+        return ClientSession.open(connection, call, self._settings.keys, key, wait_s)
 
     def generate(self, prompt: str, *, model: str | None = None, timeout_s: float | None = None, **options: Any) -> str:
         """The text that a language model adds to a prompt; the options are those of /v1/completions."""

@@ -76,6 +76,7 @@ class ResponseParser:
         self.headers: dict[str, str] = {}  # names in lower case
         self.has_head = False
         self.is_complete = False
+        self.is_upgraded = False  # what follows is in another protocol
         self.keeps_alive = False
 
     def feed(self, data: bytes) -> None:
@@ -87,6 +88,9 @@ class ResponseParser:
             return
         try:
             self._http.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._chunks.append(data[upgrade.args[0] :])
+            self.is_upgraded = True
         except httptools.HttpParserError as error:
             raise NoConnection(f"the server's answer is not HTTP: {error}") from None
 
@@ -149,12 +153,34 @@ class SocketConnection:
     def send(self, request: WireRequest, deadline: float | None) -> None:
         self._parser = ResponseParser()
         try:
+            self.send_bytes(request.encode(self._address), deadline)
+        except NoConnection:
+            pass  # it may have answered before it closed, for example that the body is too large
+
+    def send_bytes(self, data: bytes, deadline: float | None) -> None:
+        try:
             self._socket.settimeout(time_left(deadline))
-            self._socket.sendall(request.encode(self._address))
+            self._socket.sendall(data)
         except TimeoutError:
             raise CallTimedOut("the server did not take the request in time") from None
-        except OSError:
-            pass  # it may have answered before it closed, for example that the body is too large
+        except OSError as error:
+            raise self._broken(error) from None
+
+    def read_raw(self, deadline: float | None) -> bytes:
+        """Bytes of the protocol that follows the response; empty if the server has closed."""
+        if self._parser.is_upgraded and (data := self._parser.take()):
+            return data
+        while True:
+            try:
+                self._socket.settimeout(time_left(deadline))
+                return self._socket.recv(READ_BYTES)
+            except TimeoutError:
+                time_left(deadline)
+            except OSError as error:
+                raise self._broken(error) from None
+
+    def _broken(self, error: OSError) -> NoConnection:
+        return NoConnection(f"the connection to {self._address} broke: {error.strerror or error}")
 
     def read_head(self, deadline: float | None) -> HttpReply:
         """The head of the response, and as much of the body as came with it left to read."""
@@ -178,15 +204,7 @@ class SocketConnection:
         return HttpReply(head.status, head.headers, self._parser.take())
 
     def _receive(self, deadline: float | None) -> None:
-        try:
-            self._socket.settimeout(time_left(deadline))
-            data = self._socket.recv(READ_BYTES)
-        except TimeoutError:
-            time_left(deadline)
-            return
-        except OSError as error:
-            raise NoConnection(f"the connection to {self._address} broke: {error.strerror or error}") from None
-        self._parser.feed(data)
+        self._parser.feed(self.read_raw(deadline))
 
     @property
     def is_reusable(self) -> bool:
@@ -288,14 +306,36 @@ class AsyncConnection:
 
     async def send(self, request: WireRequest, deadline: float | None) -> None:
         self._parser = ResponseParser()
-        self._writer.write(request.encode(self._address))
+        try:
+            await self.send_bytes(request.encode(self._address), deadline)
+        except NoConnection:
+            pass  # it may have answered before it closed
+
+    async def send_bytes(self, data: bytes, deadline: float | None) -> None:
+        self._writer.write(data)
         try:
             async with asyncio.timeout(time_left(deadline)):
                 await self._writer.drain()
         except TimeoutError:
             raise CallTimedOut("the server did not take the request in time") from None
-        except OSError:
-            pass  # it may have answered before it closed
+        except OSError as error:
+            raise self._broken(error) from None
+
+    async def read_raw(self, deadline: float | None) -> bytes:
+        """Bytes of the protocol that follows the response; empty if the server has closed."""
+        if self._parser.is_upgraded and (data := self._parser.take()):
+            return data
+        while True:
+            try:
+                async with asyncio.timeout(time_left(deadline)):
+                    return await self._reader.read(READ_BYTES)
+            except TimeoutError:
+                time_left(deadline)
+            except OSError as error:
+                raise self._broken(error) from None
+
+    def _broken(self, error: OSError) -> NoConnection:
+        return NoConnection(f"the connection to {self._address} broke: {error.strerror or error}")
 
     async def read_head(self, deadline: float | None) -> HttpReply:
         while not self._parser.has_head:
@@ -318,15 +358,7 @@ class AsyncConnection:
         return HttpReply(head.status, head.headers, self._parser.take())
 
     async def _receive(self, deadline: float | None) -> None:
-        try:
-            async with asyncio.timeout(time_left(deadline)):
-                data = await self._reader.read(READ_BYTES)
-        except TimeoutError:
-            time_left(deadline)
-            return
-        except OSError as error:
-            raise NoConnection(f"the connection to {self._address} broke: {error.strerror or error}") from None
-        self._parser.feed(data)
+        self._parser.feed(await self.read_raw(deadline))
 
     @property
     def is_reusable(self) -> bool:
