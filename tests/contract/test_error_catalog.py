@@ -232,7 +232,7 @@ def ours(tmp_path_factory):
     store = folder / "store"
     store.mkdir()
     pack_all(store)
-    with ConfiguredServer(folder, model_store=store, error_details=False, pages=False) as server:
+    with ConfiguredServer(folder, model_store=store, error_details=False) as server:
         register_all(server)
         yield server
 

@@ -82,7 +82,8 @@ def test_health_is_readiness(server):
 def test_metrics_are_on_the_main_port_when_their_port_is_the_same(tmp_path):
     [port] = free_ports(1)
     one = Address(port=port)
-    with ConfiguredServer(tmp_path, HANDLERS / "echo.py", inference=one, management=one, metrics=one) as running:
+    addresses = {"inference": one, "management": one, "metrics": one}
+    with ConfiguredServer(tmp_path, HANDLERS / "echo.py", pages=True, **addresses) as running:
         metrics = running.request("GET", "/metrics")
         assert (metrics.status, metrics.headers["content-type"][:10]) == (200, "text/plain")
         document = running.request("GET", "/").json
@@ -92,7 +93,7 @@ def test_metrics_are_on_the_main_port_when_their_port_is_the_same(tmp_path):
 
 
 def test_with_keys_pages_are_open_and_models_are_not(tmp_path):
-    with ConfiguredServer(tmp_path, HANDLERS / "echo.py", keys=KeysConfig(is_on=True)) as running:
+    with ConfiguredServer(tmp_path, HANDLERS / "echo.py", pages=True, keys=KeysConfig(is_on=True)) as running:
         document = running.request("GET", "/").json
         assert "models" not in document
         assert "Authorization" in document["key"]

@@ -182,7 +182,7 @@ def test_keys_come_from_the_argument_or_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "server"
     folder.mkdir()
-    with ConfiguredServer(folder, HANDLERS / "echo.py", keys=KeysConfig(is_on=True)) as running:
+    with ConfiguredServer(folder, HANDLERS / "echo.py", pages=True, keys=KeysConfig(is_on=True)) as running:
         with pytest.raises(ApiError, match="Token Authorization failed"):
             flambeau.Client(running.url).predict("echo", "a")
         client = flambeau.Client(running.url, key_file=folder / "key_file.json")
