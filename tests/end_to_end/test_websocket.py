@@ -14,11 +14,11 @@ from websockets.sync.client import connect
 
 import flambeau
 from flambeau import websocket_frames as frames
-from flambeau.config.server import KeysConfig
-from flambeau.errors import ApiError, CallTimedOut
+from flambeau.config.server import Address, KeysConfig
+from flambeau.errors import ApiError, CallTimedOut, NoConnection
 from support.archives import pack_handler
-from support.configured import ConfiguredServer
-from support.running import HANDLERS, RunningServer
+from support.configured import ConfiguredServer, trusting
+from support.running import HANDLERS, RunningServer, free_ports
 
 SEQUENCES = {"sequenceBatching": True, "sequenceMaxIdleMSec": 60_000, "maxNumSequence": 2, "maxSequenceJobQueueSize": 4}
 
@@ -32,6 +32,7 @@ def server(tmp_path_factory):
     pack_handler(store, "echo")
     pack_handler(store, "faulty")
     pack_handler(store, "summing", config=json.dumps(SEQUENCES))
+    pack_handler(store, "duplex", config=json.dumps({**SEQUENCES, "continuousBatching": True, "batchSize": 4}))
     (store / "model-config.yaml").unlink()  # packed; here it would make the store a model
     running = RunningServer(folder / "log", str(store), "--max-request-size", "200000", "--access-log").wait_ready()
     yield running
@@ -103,6 +104,17 @@ def test_messages_of_a_stateful_model_are_one_sequence_that_ends_with_the_connec
                 assert caught.value.rcvd.code == 4503
 
 
+def test_message_reaches_a_handler_that_still_streams(server):
+    with connect(address(server, "/predictions/duplex")) as ws:
+        ws.send("a")
+        assert [ws.recv(timeout=60) for _ in range(3)] == ["heard a\n"] * 3  # it would go on for ever
+        ws.send("stop")
+        found = [ws.recv(timeout=60)]
+        while found.count("") < 2:  # both replies end
+            found.append(ws.recv(timeout=60))
+        assert found.count("stopping\n") == 1
+
+
 def test_error_closes_with_its_status_and_the_cause(server):
     with connect(address(server, "/predictions/streamer")) as ws:
         ws.send(json.dumps({"n": 9, "fail at": 1}))
@@ -169,7 +181,8 @@ def test_python_client_talks_in_sessions(server, tmp_path):
         with pytest.raises(ApiError, match="Model not found: nobody"):
             client.session("nobody")
         with client.session("streamer", timeout_s=0.2) as session, pytest.raises(CallTimedOut):
-            list(session.ask({"n": 2, "until": "/nowhere"}))
+            list(session.ask({"n": 2, "until": str(tmp_path / "gate")}))
+    (tmp_path / "gate").touch()
 
 
 async def test_async_python_client_sends_and_reads_at_the_same_time(server):
@@ -268,7 +281,31 @@ def test_client_that_does_not_read_pauses_its_stream_and_costs_others_nothing(se
     server.wait_ready()
 
 
-# ---- keys and the end of the server ----
+# ---- TLS, unix sockets, keys and the end of the server ----
+
+
+def test_clients_reach_tls_ports_and_unix_sockets(tmp_path):
+    where = {"inference": Address(port=free_ports(1)[0], is_tls=True), "management": Address(path=f"{tmp_path}/m.sock")}
+    with RawServer(tmp_path, HANDLERS / "streamer.py", metrics=None, **where) as running:
+        unix = f"unix:{tmp_path}/m.sock"
+        with flambeau.Client(unix, management_url=unix) as client:
+            client.wait_ready()
+            assert [model["modelName"] for model in client.models.list()] == ["streamer"]
+        url = str(where["inference"])
+        with flambeau.Client(url, management_url=unix, tls=trusting()) as client:
+            assert len([*client.stream("streamer", {"n": 3})]) == 3
+            with client.session("streamer") as session:
+                assert len([*session.ask({"n": 200})]) == 200
+        with flambeau.Client(url) as client, pytest.raises(NoConnection, match="certificate verify failed"):
+            client.predict("streamer", {"n": 1})
+        assert running.process.poll() is None
+
+
+class RawServer(ConfiguredServer):
+    """Its ports do not speak plain HTTP, so nothing waits for them."""
+
+    def __enter__(self):
+        return self
 
 
 def test_keys_are_checked_and_a_page_sends_its_key_as_a_protocol(tmp_path):
