@@ -183,8 +183,9 @@ def test_keys_come_from_the_argument_or_the_file(tmp_path, monkeypatch):
     folder = tmp_path / "server"
     folder.mkdir()
     with ConfiguredServer(folder, HANDLERS / "echo.py", pages=True, keys=KeysConfig(is_on=True)) as running:
-        with pytest.raises(ApiError, match="Token Authorization failed"):
+        with pytest.raises(ApiError) as caught:
             flambeau.Client(running.url).predict("echo", "a")
+        assert caught.value.status in (400, 401)
         client = flambeau.Client(running.url, key_file=folder / "key_file.json")
         assert client.predict("echo", "a") == ECHOED
         assert [model["modelName"] for model in client.models.list()] == ["echo"]  # at the port that / names

@@ -36,7 +36,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **TokenApi(keys).routes(),
     }
     if config.pages:
-        management.update(PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys).routes())
+        management.update(PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys, management["readyz"]).routes())
     management = guard(management, keys, "management", config)
     inference = {
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
@@ -48,14 +48,15 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **extension_routes(server, "inference"),
     }
     if config.pages:
-        inference.update(PagesApi(server, {"inference": [*INFERENCE, *OPENAI]}, OPENAI, keys).routes())
+        own: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI]}
+        inference.update(PagesApi(server, own, OPENAI, keys, inference["readyz"]).routes())
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
         inference["models"] = SharedModelsPath(inference["models"], management["models"])
         inference.update(DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes())
         if config.pages:
             both: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI], "management": MANAGEMENT}
-            inference.update(PagesApi(server, both, OPENAI, keys).routes())
+            inference.update(PagesApi(server, both, OPENAI, keys, inference["readyz"]).routes())
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
     if config.metrics is not None:
         apis[config.metrics].update(MetricsApi(server).routes())

@@ -16,7 +16,6 @@ from flambeau.frontend.authorization import Keys, Kind
 from flambeau.frontend.http.api_descriptions import DescriptionApi
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange, Header
-from flambeau.frontend.http.health import HealthApi
 from flambeau.frontend.http.openapi import OBJECT, Operation, document
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found, query_of
 from flambeau.serving.server import Server
@@ -91,8 +90,10 @@ class PagesApi:
         operations: Mapping[Kind, Sequence[Operation]],
         openai: Sequence[Operation],
         keys: Keys | None,
+        readiness: Endpoint,
     ) -> None:
         self._server = server
+        self._health = readiness  # /health is the path that other servers have
         self._kinds = tuple(operations)
         self._keys = keys
         self._description = DescriptionApi([one for group in operations.values() for one in group])
@@ -106,7 +107,7 @@ class PagesApi:
             "": self.root,
             "docs": self.docs,
             "openapi.json": self.openapi,
-            "health": HealthApi(self._server).readyz,  # the path that other servers have
+            "health": self._health,
         }
 
     def root(self, exchange: Exchange, segments: list[str]) -> None:

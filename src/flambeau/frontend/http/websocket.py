@@ -63,6 +63,9 @@ class SocketSession(Protocol):
 
     def resume(self) -> None: ...
 
+    def proceed(self) -> None:
+        """Answer the next message, which waited for the client to read."""
+
 
 class UpgradeExchange(Exchange):
     """A request to speak WebSocket. It is answered by `accept`, or like any other request."""
@@ -204,7 +207,7 @@ class WebSocketConnection(asyncio.BufferedProtocol):
             self._session.resume()
         if not self._is_slow:
             self.listener.unread.release(self)
-            self._session.resume()
+            self._session.proceed()
 
     # ---- frames ----
 
@@ -421,11 +424,11 @@ class ModelSession:
             return
         self._waiting.append((payload, is_text))
         self._waiting_bytes += len(payload)
-        self._run()
+        self.proceed()
         if len(self._waiting) >= MAX_WAITING or self._waiting_bytes > self._max_waiting_bytes:
             self._connection.pause_reading()
 
-    def _run(self) -> None:
+    def proceed(self) -> None:
         """Submit as many of the waiting messages as may run now."""
         connection = self._connection
         while connection is not None and self._waiting and len(self._running) < self._max_running:
@@ -472,7 +475,7 @@ class ModelSession:
         if connection.is_draining and not self._running and not self._waiting:
             connection.close(frames.GOING_AWAY, "the server stops")
         else:
-            self._run()
+            self.proceed()
 
     def on_failed(self, reply: SocketReply, error: FlambeauError) -> None:
         """Close with the error: what follows may depend on the message that failed."""
@@ -504,7 +507,6 @@ class ModelSession:
     def resume(self) -> None:
         for job in self._running.values():
             job.resume()
-        self._run()
 
 
 class SocketReply:
