@@ -310,6 +310,18 @@ async def test_server_starts_inside_a_running_loop():
     assert "stopped" in running.logs
 
 
+def test_server_with_keys_gives_them_to_its_own_clients_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with flambeau.serve(double, require_token=True) as running:
+        assert running.client.predict("double", 2) == 4
+        assert running.client.models.describe("double")["modelName"] == "double"
+        assert running.key_file.exists()
+        with pytest.raises(ApiError) as caught:
+            flambeau.Client(running.url).predict("double", 2)
+        assert caught.value.status in (400, 401)
+    assert not any(tmp_path.iterdir())
+
+
 def test_handler_that_cannot_be_loaded_raises_with_its_last_lines():
     class Broken:
         def initialize(self, context):

@@ -81,7 +81,8 @@ class LocalServer:
         self._log = self._folder / "server.log"
         self._client: Client | None = None
         self._last_logs = ""
-        chosen = {"host": LOOPBACK, "port": free_port(), **(options or {})}
+        chosen = {"host": LOOPBACK, "port": free_port(), "key_file": self._folder / "key_file.json", **(options or {})}
+        self._key_file = Path(chosen["key_file"])
         self.url = address_of(chosen["host"], chosen["port"])  # of every API
         try:
             words, named = written(models, self._folder, name)
@@ -104,12 +105,17 @@ class LocalServer:
     def client(self) -> Client:
         """A client of this server."""
         if self._client is None:
-            self._client = Client(self.url, management_url=self.url)
+            self._client = Client(self.url, management_url=self.url, key_file=self.key_file)
         return self._client
+
+    @property
+    def key_file(self) -> Path | None:
+        """The file with the keys of the server; None if it needs none."""
+        return self._key_file if self._key_file.exists() else None
 
     def async_client(self, **options: Any) -> AsyncClient:
         """A new client for the tasks of an event loop."""
-        return AsyncClient(self.url, management_url=self.url, **options)
+        return AsyncClient(self.url, **{"management_url": self.url, "key_file": self.key_file, **options})
 
     @property
     def logs(self) -> str:
