@@ -28,7 +28,7 @@ from flambeau.config.value_types import (
 PREFIX = "FLAMBEAU_"
 MASK = "********"
 # names_json: a reply that is JSON is labeled so. auto_detect: metrics of handlers need no entry in metrics.yaml.
-DEFAULTS = ServerConfig(names_json=True, suggests_names=True, measure=MetricsConfig(auto_detect=True))
+DEFAULTS = ServerConfig(pages=True, names_json=True, suggests_names=True, measure=MetricsConfig(auto_detect=True))
 
 
 @dataclass(frozen=True, slots=True)
