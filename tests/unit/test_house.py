@@ -16,6 +16,7 @@ from house import LAZY, LOAD, RULES, TYPE, House, knots, walk  # noqa: E402
 
 SERVER_SIDE = (
     "cli",
+    "client",
     "handler_checks",
     "testing",
     "frontend",
@@ -55,7 +56,8 @@ ALLOWED = {  # who may import whom, at load time
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "file_import", "(root)"},
     "handler_checks": {"worker", "wire"},
-    "testing": {"archive", "config", "http_client", "worker", "wire", "(root)"},
+    "client": {"http_client", "errors"},
+    "testing": {"archive", "client", "config", "http_client", "worker", "wire", "(root)"},
     "handlers": {"llm", "metrics", "wire", "errors", "file_import"},
     "llm": set(),
     "__main__": {"cli"},

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from flambeau.config.server import Address
-from flambeau.frontend.authorization import Keys
+from flambeau.frontend.authorization import Keys, Kind
 from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.health import HealthApi, MetricsApi
 from flambeau.frontend.http.inference import InferenceApi, is_invoke
 from flambeau.frontend.http.kserve import KServeApi
 from flambeau.frontend.http.management import ManagementApi, TokenApi, guard
+from flambeau.frontend.http.openapi import Operation
+from flambeau.frontend.http.pages import PagesApi
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI
 from flambeau.frontend.openai.api import OpenAiApi
@@ -32,6 +34,8 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
     }
+    if config.pages:
+        management.update(PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys).routes())
     management = guard(management, keys, "management", config)
     inference = {
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
@@ -41,10 +45,15 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **OpenAiApi(server, kserve.v1).routes(),
         **extension_routes(server, "inference"),
     }
+    if config.pages:
+        inference.update(PagesApi(server, {"inference": [*INFERENCE, *OPENAI]}, OPENAI, keys).routes())
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
         inference["models"] = SharedModelsPath(inference["models"], management["models"])
         inference.update(DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes())
+        if config.pages:
+            both: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI], "management": MANAGEMENT}
+            inference.update(PagesApi(server, both, OPENAI, keys).routes())
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
     if config.metrics is not None:
         apis[config.metrics].update(MetricsApi(server).routes())
