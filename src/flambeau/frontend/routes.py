@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from flambeau.config.server import Address
 from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.console.api import ConsoleApi
 from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.health import HealthApi, MetricsApi
@@ -35,8 +36,12 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
     }
+    playground = {**InferenceApi(server).routes(), **OpenAiApi(server, kserve.v1).routes()}
+    console = ConsoleApi(server, keys, {path: playground[path] for path in ("predictions", "explanations", "v1")})
     if config.pages:
-        management.update(PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys, management["readyz"]).routes())
+        management.update(console.routes())
+        pages = PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys, management["readyz"], console.home)
+        management.update(pages.routes())
     management = guard(management, keys, "management", config)
     inference = {
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
@@ -56,7 +61,8 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         inference.update(DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes())
         if config.pages:
             both: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI], "management": MANAGEMENT}
-            inference.update(PagesApi(server, both, OPENAI, keys, inference["readyz"]).routes())
+            pages = PagesApi(server, both, OPENAI, keys, inference["readyz"], console.home)
+            inference.update({**pages.routes(), **console.routes()})
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
     if config.metrics is not None:
         apis[config.metrics].update(MetricsApi(server).routes())

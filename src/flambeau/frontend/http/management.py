@@ -17,7 +17,7 @@ from flambeau.frontend.management_parameters import DESCRIBE, LIST, REGISTER, SC
 from flambeau.serving.server import Server
 
 OPEN_ROUTES = frozenset(
-    {"", "api-description", "docs", "health", "livez", "openapi.json", "readyz", "startupz", "token"}
+    {"", "api-description", "console", "docs", "health", "livez", "openapi.json", "readyz", "startupz", "token"}
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -23,7 +25,7 @@ from flambeau.serving.server import Server
 STATIC = Path(__file__).parent / "static"
 # A page may load only what this server sends, and run only that.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PAGE_HEADERS: tuple[Header, ...] = (
@@ -31,7 +33,12 @@ PAGE_HEADERS: tuple[Header, ...] = (
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
 )
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 FILES = ("docs.js", "docs.css")
 READ = ("GET", "HEAD")
 HEALTH = Operation(
@@ -91,15 +98,17 @@ class PagesApi:
         openai: Sequence[Operation],
         keys: Keys | None,
         readiness: Endpoint,
+        home: Endpoint | None = None,
     ) -> None:
         self._server = server
         self._health = readiness  # /health is the path that other servers have
+        self._home = home  # the page at / for browsers, if it is not a list of links
         self._kinds = tuple(operations)
         self._keys = keys
         self._description = DescriptionApi([one for group in operations.values() for one in group])
         self._groups = grouped(operations, openai)
         self._documents: dict[str, bytes] = {}  # made by the first request for each
-        self._files: dict[str, bytes] = {}
+        self._files = StaticFiles(STATIC)
 
     def routes(self) -> dict[str, Endpoint]:
         return {
@@ -117,7 +126,7 @@ class PagesApi:
         elif exchange.method not in READ:
             not_allowed(exchange)
         elif prefers_html(exchange.header("accept") or ""):
-            self._send_file(exchange, "index.html")  # the place of the console
+            self._home(exchange, segments) if self._home else self._send_links(exchange)
         else:
             respond_json(exchange, 200, self._overview(exchange))
 
@@ -126,9 +135,9 @@ class PagesApi:
         if exchange.method not in READ:
             not_allowed(exchange)
         elif len(segments) == 1:
-            self._send_file(exchange, "docs.html")
+            self._files.send(exchange, "docs.html")
         elif len(segments) == 2 and segments[1] in FILES:
-            self._send_file(exchange, segments[1])
+            self._files.send(exchange, segments[1])
         else:
             not_found(exchange)
 
@@ -161,6 +170,10 @@ class PagesApi:
             overview["key"] = "send Authorization: Bearer <key> to see the models"
         return {**overview, "links": self._links(exchange)}
 
+    def _send_links(self, exchange: Exchange) -> None:
+        console = other_address(self._server.config.management, exchange.host)
+        self._files.send(exchange, "index.html", {"console": console or "/"})
+
     def _may_list(self, exchange: Exchange) -> bool:
         for kind in self._kinds:
             try:
@@ -186,12 +199,26 @@ class PagesApi:
                 links["metrics"] = f"{found}/metrics"
         return links
 
-    def _send_file(self, exchange: Exchange, name: str) -> None:
-        if name not in self._files:
-            content = (STATIC / name).read_bytes()
-            self._files[name] = content.replace(b"{version}", __version__.encode())
-        headers = (("content-type", f"{TYPES[Path(name).suffix]}; charset=utf-8"), *PAGE_HEADERS)
-        exchange.respond(200, self._files[name], headers)
+
+class StaticFiles:
+    """The files of a page, read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._contents: dict[str, bytes] = {}
+        self.names = frozenset(path.name for path in folder.iterdir() if path.suffix in TYPES)
+
+    def send(self, exchange: Exchange, name: str, values: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Send a file with `{version}`, and `values` by their names, filled in."""
+        if exchange.method not in READ:
+            not_allowed(exchange)
+            return
+        if name not in self._contents:
+            self._contents[name] = (self._folder / name).read_bytes()
+        content = self._contents[name]
+        for key, value in {"version": __version__, **values}.items():
+            content = content.replace(b"{%b}" % key.encode(), escape(value).encode())
+        exchange.respond(200, content, (("content-type", TYPES[Path(name).suffix]), *PAGE_HEADERS))
 
 
 def prefers_html(accept: str) -> bool:
