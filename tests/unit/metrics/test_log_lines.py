@@ -3,17 +3,17 @@ from __future__ import annotations
 import pytest
 
 from flambeau.metrics.definitions import Definition
-from flambeau.metrics.log_lines import model_line, parse_line, server_line
+from flambeau.metrics.log_lines import MetricText, parse_line
 
 DEFINITION = Definition("QueueTime", "gauge", "Milliseconds", ("Level", "Hostname"))
 
 
 def test_lines_as_torchserve_writes_them():
-    assert server_line(DEFINITION, 2, ("Host",), "vm", 17.9) == (
+    assert MetricText(DEFINITION, ("Host",), "vm").of_server(2, 17) == (
         "QueueTime.Milliseconds:2.0|#Level:Host|#hostname:vm,timestamp:17"
     )
     taken = Definition("PredictionTime", "gauge", "ms", ("ModelName", "Level"))
-    assert model_line(taken, 2.03, ("m", "Model"), "vm", "a,b", 17) == (
+    assert MetricText(taken, ("m", "Model"), "vm").of_model(2.03, "a,b", 17) == (
         "PredictionTime.ms:2.03|#ModelName:m,Level:Model|#hostname:vm,requestID:a,b,timestamp:17"
     )
 
@@ -44,6 +44,6 @@ def test_a_hostile_line_is_parsed_quickly():
 
 
 def test_labels_stay_on_their_line():
-    line = server_line(DEFINITION, 2, ("a\nb\x1b",), "vm", 17)
+    line = MetricText(DEFINITION, ("a\nb\x1b",), "vm").of_server(2, 17)
     assert line == "QueueTime.Milliseconds:2.0|#Level:a\\nb\\x1b|#hostname:vm,timestamp:17"
-    assert "\n" not in model_line(DEFINITION, 2, ("a",), "vm", "id\nid", 17)
+    assert "\n" not in MetricText(DEFINITION, ("a",), "vm").of_model(2, "id\nid", 17)
