@@ -34,7 +34,7 @@ GATHER_S = 0.005  # pause between two writes, so that lines are written together
 GATHER_MANY_S = 0.05  # the same under load: each wake-up of this thread takes the interpreter from the server
 MANY = 50
 QUIET_S = 0.2  # below MANY lines in this time, there is no pause
-AT_A_TIME = 500
+AT_A_TIME = 1000  # about a millisecond, in which the server waits for the interpreter
 BYTES_AT_A_TIME = 1 << 20
 NOTE_S = 1.0  # between two attempts to report dropped lines
 
@@ -70,6 +70,7 @@ class Logs:
         # Several threads add, only the writing one takes: the difference may be off by an entry until it is empty.
         self._added_bytes = self._taken_bytes = 0
         self._wake = threading.Event()
+        self._will_write = False  # the writing thread has yet to look for entries
         self._is_closing = self._is_closed = False
         self._reported_dropped = 0
         self._starting = threading.Lock()
@@ -91,13 +92,17 @@ class Logs:
             return
         self._added_bytes += size
         self._waiting.append((line, time.time(), payload, size))
+        if not self._will_write:
+            self._wake_up()
+
+    def _wake_up(self) -> None:
         if self._is_closed:  # from the end of the process
             self._write_all()
             return
-        if not self._wake.is_set():
-            self._wake.set()
-            if self._thread is None:
-                self._start()
+        self._will_write = True
+        self._wake.set()
+        if self._thread is None:
+            self._start()
 
     def put_now(self, channel: str, level: int, thread: str, logger: str, text: str) -> None:
         """Log a rare event: immediately if that cannot block, else like `put`."""
@@ -118,6 +123,9 @@ class Logs:
             if self._thread.is_alive():
                 return  # the thread continues until the process ends
         self._is_closed = True
+        self._will_write = False
+        if self._waiting:  # added while the thread ended
+            self._write_all()
         files, self._files = self._files, {}
         for file in files.values():
             file.close()
@@ -135,6 +143,7 @@ class Logs:
         while True:
             self._wake.wait(NOTE_S if self._has_gap else None)
             self._wake.clear()
+            self._will_write = False  # before it looks: what is added from now on wakes it again
             is_last = self._is_closing
             try:
                 count = self._write_all()
@@ -325,11 +334,11 @@ def http_line(
     remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float, _: int = 0
 ) -> str:
     target = printable(f"{path}?{masked(query)}" if query else path or "-")
-    return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {max(0, round(seconds * 1000))}'
+    return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {seconds * 1000:.0f}'
 
 
 def grpc_line(peer: str, method: str, code: int, seconds: float, _: int = 0) -> str:
-    return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {max(0, round(seconds * 1000))}'
+    return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {seconds * 1000:.0f}'
 
 
 class AccessLog:

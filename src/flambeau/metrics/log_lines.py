@@ -32,7 +32,7 @@ class MetricText:
 
     def of_time(self, value: float, second: int) -> str:
         """The same of a time, to three decimals; every request has several."""
-        return f"{self._before}{rounded(value)}{self._after}timestamp:{second}"
+        return f"{self._before}{trimmed(f'{value:.3f}')}{self._after}timestamp:{second}"
 
     def of_event(self, second: int) -> str:
         """The same of something that happened once."""
@@ -42,10 +42,16 @@ class MetricText:
         """A line of model_metrics.log."""
         return f"{self._before}{plain(value)}{self._after}requestID:{_one_line(ids)},timestamp:{second}"
 
+    def of_prediction(self, value: float, ids: str, second: int) -> str:
+        """The same of a time, to two decimals; every batch has one."""
+        return f"{self._before}{trimmed(f'{value:.2f}')}{self._after}requestID:{_one_line(ids)},timestamp:{second}"
 
-def rounded(value: float) -> str:
-    """`repr(round(value, 3))` of a number that is not huge, in half the time."""
-    text = f"{value:.3f}".rstrip("0")
+
+def trimmed(decimals: str) -> str:
+    """Without zeros at the end: `repr(round(value, 3))` of a number that is not huge, in half the time."""
+    if decimals[-1] != "0":
+        return decimals
+    text = decimals.rstrip("0")
     return f"{text}0" if text[-1] == "." else text
 
 

@@ -91,8 +91,9 @@ class Telemetry:
         if definition is None:
             return lambda milliseconds, ids: None
         add = self._logs.add
-        line = model_line(definition, (model, "Model"), self._host)
-        return lambda milliseconds, ids: add(line, (round(milliseconds, 2), ids), len(ids))
+        text = MetricText(definition, (model, "Model"), self._host)
+        line = LineFormat(MODEL_METRICS, to_text=text.of_prediction)
+        return lambda milliseconds, ids: add(line, (milliseconds, ids), len(ids))
 
     # ---- exposition ----
 

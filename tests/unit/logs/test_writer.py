@@ -198,3 +198,32 @@ def test_access_log_has_no_signatures():
     assert "abc" not in line
     assert "AKIA" not in line
     assert "/models?url=https://b.s3" in line
+
+
+def test_entries_added_while_the_logs_close_are_written(tmp_path):
+    file = RollingFile(tmp_path / "ts_log.log")
+    logs = Logs(None, {SERVER: file}, is_terminal=False)
+    logs.put(SERVER, logging.INFO, "main", "x", "first")
+    join = logs._thread.join
+
+    def join_late(timeout_s):
+        join(timeout_s)
+        logs.put(SERVER, logging.INFO, "main", "x", "last")
+
+    logs._thread.join = join_late
+    logs.close()
+    assert [line.partition(" x - ")[2] for line in (tmp_path / "ts_log.log").read_text().splitlines()] == [
+        "first",
+        "last",
+    ]
+
+
+def test_a_console_that_is_a_file_gets_everything_at_once(tmp_path, monkeypatch):
+    descriptor = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    sizes = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda to, data: sizes.append(len(data)) or write(to, data))
+    console.Console(descriptor).write(b"line\n" * 20_000)
+    os.close(descriptor)
+    assert sizes == [100_000]
+    assert (tmp_path / "out").stat().st_size == 100_000

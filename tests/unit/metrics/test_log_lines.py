@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from flambeau.metrics.definitions import Definition
@@ -47,3 +49,12 @@ def test_labels_stay_on_their_line():
     line = MetricText(DEFINITION, ("a\nb\x1b",), "vm").of_server(2, 17)
     assert line == "QueueTime.Milliseconds:2.0|#Level:a\\nb\\x1b|#hostname:vm,timestamp:17"
     assert "\n" not in MetricText(DEFINITION, ("a",), "vm").of_model(2, "id\nid", 17)
+
+
+def test_times_are_written_like_rounded_numbers():
+    text = MetricText(DEFINITION, ("Host",), "vm")
+    dice = random.Random(0)
+    times = [0.0, 0.0004, 0.0005, 0.05, 2.0, 10.0, 100.0, 9.9996, *(10 ** dice.uniform(-5, 9) for _ in range(2000))]
+    for value in times:
+        assert text.of_time(value, 17) == text.of_server(round(value, 3), 17)
+        assert text.of_prediction(value, "a", 17) == text.of_model(round(value, 2), "a", 17)
