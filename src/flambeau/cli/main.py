@@ -114,6 +114,9 @@ def serve(
     min_download_rate: Annotated[
         int, typer.Option(min=0, max=LARGEST, help="Bytes per second, over 30 s, below which a download is aborted.")
     ] = 10_000,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Report ready although models of a store could not be loaded.")
+    ] = False,
     safe_weights: Annotated[
         bool, typer.Option("--safe-weights", help="Reject model files of formats that can run code.")
     ] = False,
@@ -172,6 +175,7 @@ def serve(
         allowed_urls=tuple(check_pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,
         min_download_rate=min_download_rate,
+        allow_missing=allow_missing,
         safe_weights=safe_weights,
         model_store=work.find_store(paths or [], model_store),
         job_queue_size=job_queue_size,

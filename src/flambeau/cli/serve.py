@@ -102,11 +102,12 @@ async def load(
             outcome.failed = True
             if not error.is_final:  # a final failure is already logged
                 logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
-        except FlambeauError as error:
+        except (FlambeauError, OSError) as error:
             outcome.failed = True
             if initial.is_required:
                 raise
             logger.error("%s was not loaded: %s", initial.path.name, error)
+            server.add_missing_model(initial.path.name, str(error))
     return None
 
 

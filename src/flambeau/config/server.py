@@ -175,6 +175,7 @@ class ServerConfig:
     model_api: bool = True  # models may be registered and unregistered over the APIs
     open_inference: bool = True  # serve the Open Inference Protocol's health and metadata calls
     model_store: Path | None = None
+    allow_missing: bool = False  # the server is ready without startup models that cannot be loaded
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
     allow_private_urls: bool = False  # allows URLs that resolve to loopback, link-local or private addresses

@@ -27,7 +27,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     management = {
         **DescriptionApi(MANAGEMENT).routes(),
         **ManagementApi(server).routes(),
-        **HealthApi(server).routes(),
+        **HealthApi(server, keys, "management").routes(),
         **kserve.readiness_routes(),
         **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
@@ -36,7 +36,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     inference = {
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
         **InferenceApi(server).routes(),
-        **HealthApi(server).routes(),
+        **HealthApi(server, keys, "inference").routes(),
         **kserve.routes(),
         **OpenAiApi(server, kserve.v1).routes(),
         **extension_routes(server, "inference"),

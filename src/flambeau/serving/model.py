@@ -85,6 +85,12 @@ class Model:
         return not self.workflow or bool(self.source.url)
 
     @property
+    def was_never_loaded(self) -> bool:
+        """Whether it is a startup model that has failed to load so far."""
+        pool = self.pool
+        return self.loaded_at_startup and not pool.has_loaded and (pool.is_failing_to_load or not pool.may_recover)
+
+    @property
     def envelope(self) -> str:
         """The envelope around the handler: the model's, or else the server's."""
         return self._factory.envelope
