@@ -34,6 +34,7 @@
     │   └── InvalidInput         the worker rejected the request itself
     ├── WorkerDied               the worker exited before it answered
     ├── HandlerError             the handler could not be found, loaded or called
+    │   └── MissingPackages      a package that it needs is not installed
     └── PredictionException      raised by a handler to answer with its own status and text
 
 No class here depends on HTTP or gRPC; each frontend has one table of statuses. `is_final` means that a retry would fail
@@ -280,6 +281,10 @@ class HandlerError(FlambeauError, ValueError):
     def __init__(self, message: str = "", *, is_final: bool = True) -> None:
         super().__init__(message)
         self.is_final = is_final
+
+
+class MissingPackages(HandlerError):
+    """A package that a built-in handler needs is not installed."""
 
 
 class PredictionException(FlambeauError):

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
+from flambeau.archive.packages import LLM, explain_missing, find_missing
 from flambeau.cli.llm_quantize import KINDS
 from flambeau.cli.options import check_checkpoint, checkpoint_folder
 from flambeau.cli.serve import ModelOverrides
@@ -20,6 +21,7 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError, WorkersFailed
 
 HANDLER = "gpt_handler"
+TOKENIZERS = {"tokenizer.json": "tokenizers", "tokenizer.model": "sentencepiece"}  # file → its reader
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -43,6 +45,7 @@ def serve(config: ServerConfig, flags: LlmServeFlags, *, name: str | None, ranks
     """Serve a checkpoint until a signal; exit with status 1 if it cannot be loaded."""
     check_checkpoint(flags.model_path)
     check_flags(flags)
+    check_packages(flags)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
         folder = write_model(
             Path(scratch), name or checkpoint_folder(flags.model_path).resolve().name, to_model_config(flags, ranks)
@@ -62,6 +65,16 @@ def check_flags(flags: LlmServeFlags) -> None:
     for option, value, values in (("--dtype", flags.dtype, DTYPES), ("--quantization", flags.quantization, KINDS)):
         if value is not None and value not in values:
             raise ConfigError(f"{option} may be {', '.join(values)}, not {value!r}")
+
+
+def check_packages(flags: LlmServeFlags) -> None:
+    """Name the packages that the engine, and the tokenizer of this checkpoint, need and that are not installed."""
+    tokenizer = flags.tokenizer_path or flags.model_path
+    tokenizer = checkpoint_folder(tokenizer) if flags.tokenizer_path is None else tokenizer
+    file = next((tokenizer / name for name in TOKENIZERS if (tokenizer / name).is_file()), tokenizer)
+    modules = [*LLM.modules, *([TOKENIZERS[file.name]] if file.name in TOKENIZERS else [])]
+    if missing := find_missing(modules, sys.path):
+        raise ConfigError(explain_missing("the engine", missing, LLM.extra))
 
 
 def to_model_config(flags: LlmServeFlags, ranks: int) -> dict[str, Any]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flambeau.archive.manifest import CONFIG, MANIFEST, MODEL_SUFFIXES, explain_folder, handler_of, read_config
+from flambeau.archive.packages import explain_missing
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
-from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
+from flambeau.errors import ConfigError, FlambeauError, MissingPackages, WorkersFailed
 from flambeau.logs.setup import open_logs
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import ARCHIVE_SUFFIXES, models_in
@@ -50,7 +52,10 @@ def serve(config: ServerConfig, paths: Sequence[Path], overrides: ModelOverrides
     models = [model for path in paths for model in find_models(path, overrides)]
     if not paths and config.model_store is None:
         models = [*example_models(overrides)]
-    run_server(config, InitialModelLoader(models, overrides), logs)
+    try:
+        run_server(config, InitialModelLoader(models, overrides), logs)
+    except MissingPackages:  # the log already has the reasons
+        sys.exit(1)
 
 
 class InitialModelLoader(LifecycleHooks):
@@ -70,9 +75,17 @@ class InitialModelLoader(LifecycleHooks):
             if self._overrides.must_load:
                 loaded = [model for model in server.registry if model.loaded_at_startup]
                 await asyncio.gather(*(model.pool.wait_decided() for model in loaded))
+        check_any_served(server)
         mark_started(server)
         logger.info("Model server started.")
         progress.announce(address, [model for model in server.registry if model.pool.is_ready])
+
+
+def check_any_served(server: Server) -> None:
+    """Raise if there are models, and all of them wait for packages that are not installed."""
+    models = [*server.registry]
+    if models and all(model.pool.needs_install for model in models):
+        raise MissingPackages("no model can be served: see the log for the packages to install")
 
 
 async def load(
@@ -142,12 +155,20 @@ def find_models(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]
 
 
 def example_models(overrides: ModelOverrides) -> Iterator[InitialModel]:
-    """The built-in examples: an image model, and a language model if its packages are installed."""
+    """The built-in examples whose packages are installed: an image model and a language model."""
     from flambeau.examples import digits, shakespeare
 
-    yield from find_models(digits.archive(), overrides)
-    if missing := shakespeare.missing():
-        logger.warning("the example language model needs %s: pip install 'flambeau[llm]'", ", ".join(missing))
+    digits_lack, shakespeare_lacks = digits.missing(), shakespeare.missing()
+    if digits_lack and shakespeare_lacks:
+        modules = [*dict.fromkeys((*digits_lack, *shakespeare_lacks))]
+        text = explain_missing("the example", modules, "example,llm")
+        raise ConfigError(f"{text}. Or give a model to serve: flambeau serve PATH")
+    if digits_lack:
+        logger.warning(explain_missing("the example image model", digits_lack, "example"))
+    else:
+        yield from find_models(digits.archive(), overrides)
+    if shakespeare_lacks:
+        logger.warning(explain_missing("the example language model", shakespeare_lacks, "llm"))
     else:
         yield InitialModel(path=shakespeare.FOLDER, name=shakespeare.NAME)
 

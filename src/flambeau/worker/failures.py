@@ -8,11 +8,13 @@ import re
 import traceback
 from pathlib import Path
 
+from flambeau.archive.packages import EXTRAS, explain_missing
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
 from flambeau.worker.handler_mistakes import explain_exception, lacks_gpu, source_line
 from flambeau.worker.results import BadResult
 
+HOME = Path(__file__).parents[1]  # the folder of this package
 OUT_OF_MEMORY = 507
 MAX_CHARACTERS = 16_000
 _NO_MEMORY = re.compile(  # of torch, cuBLAS, cuDNN, NCCL and the allocator of the CPU
@@ -71,6 +73,8 @@ def load_failed(error: BaseException, *, folder: str = "", may_change: bool = Fa
     sentence = explain(error)
     detail = to_detail(error)
     text = " ".join(str(error).split())
+    if not may_change and (lack := missing_package(error)):
+        return Failed([], status, lack, detail, is_final=True)
     if text and not may_change and is_final(error):
         return Failed([], status, printable(text), detail, is_final=True)
     if not may_change and is_in_code(error, folder):
@@ -85,6 +89,18 @@ def is_final(error: BaseException) -> bool:
         return False
     links = origins(error)
     return not any(map(lacks_memory, links)) and not any(map(may_pass, links[1:]))
+
+
+def missing_package(error: BaseException) -> str:
+    """Which part of this package needs a module that is not installed, with the remedy; empty if that is not it."""
+    for link in origins(error):
+        if isinstance(link, ModuleNotFoundError) and link.name:
+            files = [f.filename for f in traceback.extract_tb(link.__traceback__) if not f.filename.startswith("<")]
+            if files and Path(files[-1]).is_relative_to(HOME):
+                part = ".".join(Path(files[-1]).relative_to(HOME.parent).with_suffix("").parts)
+                module = link.name.partition(".")[0]
+                return explain_missing(part.removesuffix(".__init__"), [module], EXTRAS.get(module, ""))
+    return ""
 
 
 def is_in_code(error: BaseException, folder: str) -> bool:

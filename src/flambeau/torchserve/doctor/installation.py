@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from flambeau.archive import packages
 from flambeau.archive.manifest import BUILT_IN, MANIFEST, UNSUPPORTED, Manifest, manifest_of, parse_manifest
 from flambeau.archive.reader import DEFAULT_LIMITS, read_chunks, read_entries
 from flambeau.cli.doctor import Finding, Level
@@ -23,17 +24,10 @@ READ_SUFFIXES = (".py", ".yaml", ".yml", ".txt", ".json")
 READ_BYTES = 1 << 20
 HOME = Path(__file__).parents[3]  # the folder of `flambeau` and `ts`
 COMPATIBLE = ("ts", "model_archiver", "workflow_archiver")
-NEEDS = {  # the imports of built-in handlers
-    "base_handler": ("torch",),
-    "image_classifier": ("torch", "torchvision", "PIL"),
-    "image_segmenter": ("torch", "torchvision", "PIL"),
-    "object_detector": ("torch", "torchvision", "PIL"),
-    "vision_handler": ("torch", "torchvision", "PIL"),
-    "text_classifier": ("torch",),
-    "text_handler": ("torch",),
-    "onnx": ("onnxruntime",),
-    "sentence_embedder": ("tokenizers",),
-    "dali_image_classifier": ("nvidia", "torch"),
+NEEDS = {  # the imports of built-in handlers, and of modules that handlers import
+    **{name: group.modules for name, group in packages.NEEDS.items()},
+    "vision_handler": packages.VISION.modules,
+    "text_handler": packages.TORCH.modules,
 }
 
 
@@ -126,7 +120,7 @@ def check_needs(manifest: Manifest) -> Iterator[Finding]:
     """Whether the libraries of a built-in handler are installed."""
     for package in NEEDS.get(manifest.handler, ()):
         if not is_installed(package):
-            name = "nvidia-dali-cuda120" if package == "nvidia" else PACKAGES.get(package, package)
+            name = packages.distribution_of(package)
             yield Finding("problem", "handler", f"{manifest.handler} needs {package}: pip install {name}")
 
 
