@@ -46,6 +46,7 @@ class Model:
         self.workflow = ""  # the workflow it is a node of
         self.answers: Counter[int] = Counter()  # by status
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
+        self.example = ""  # a request body that the handler accepts, if a worker has reported one
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
         self.traffic = ModelTraffic(name, host.telemetry.traffic)
         self._events = host.events
@@ -248,6 +249,7 @@ class Model:
         for worker in self.pool.workers:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
+                self.example = worker.example
                 self.report_loaded()
         if self.queue:  # a worker that stopped for lack of load may have returned jobs
             self._wake()

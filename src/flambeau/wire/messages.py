@@ -97,6 +97,7 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     places: int = 0  # jobs at a time; 0: as configured
     abilities: list[str] = []  # what front ends may ask for besides predictions: "generate", "chat", "embed"
     max_length: int = 0  # tokens of a prompt and its completion; 0: not known
+    example: str = ""  # a request body that the handler accepts, see example_requests; empty if not known
 
 
 class Part(Struct, array_like=True, tag=6, frozen=True):

@@ -265,7 +265,11 @@ class Mode:
 
     def ready(self) -> Ready:
         """What the server needs to know before it sends jobs."""
-        return Ready(can_share_memory=self._model.can_share_memory, abilities=[*self._model.abilities])
+        return Ready(
+            can_share_memory=self._model.can_share_memory,
+            abilities=[*self._model.abilities],
+            example=self._model.handler.example,
+        )
 
     def serve(self, loop: WorkerLoop) -> None:
         """Drive the loop until it ends."""
