@@ -55,6 +55,12 @@ class FlambeauError(Exception):
     """Base of all errors raised on purpose; the text is written for users."""
 
     is_final = False
+    plain = ""  # the text in our own words, where existing clients match another
+
+    @property
+    def reason(self) -> str:
+        """The cause in one line; empty if the text itself says it, or nothing is known."""
+        return ""
 
 
 class ConfigError(FlambeauError):
@@ -84,6 +90,10 @@ class BrokenArchive(ArchiveError):
         super().__init__(message)
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class MissingFile(ArchiveError, FileNotFoundError):
     """A file to pack does not exist."""
@@ -100,6 +110,10 @@ class DownloadFailed(ArchiveError):
         super().__init__(f"Failed to download archive from: {url}")
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class DependenciesFailed(ArchiveError):
     """A model's requirements could not be installed; `cause` has the installer's last lines."""
@@ -107,6 +121,11 @@ class DependenciesFailed(ArchiveError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+    @property
+    def reason(self) -> str:
+        lines = self.cause.splitlines()
+        return next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "")
 
 
 class BadRequest(FlambeauError):
@@ -128,6 +147,10 @@ class NotAllowed(FlambeauError):
 class InvalidKey(FlambeauError):
     """The key is missing, wrong or expired."""
 
+    def __init__(self, message: str, *, plain: str = "") -> None:
+        super().__init__(message)
+        self.plain = plain
+
 
 class ForeignRequest(FlambeauError):
     """The request came through a web page of another site, or names the server as only such a page would."""
@@ -139,6 +162,10 @@ class ModelNotFound(FlambeauError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
 
 
 class VersionNotFound(ModelNotFound):
@@ -176,9 +203,10 @@ class DefaultVersionInUse(FlambeauError):
 class Unavailable(FlambeauError):
     """No worker can take the job now."""
 
-    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: int | None = None, plain: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.plain = plain
 
 
 class QueueFull(Unavailable):
@@ -197,6 +225,10 @@ class WorkersFailed(FlambeauError):
         self.cause = cause
         self.out_of_memory = out_of_memory
         self.is_final = is_final
+
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
 
 
 class PlacementFailed(FlambeauError):
@@ -221,6 +253,10 @@ class BrokenWorkflow(FlambeauError):
         super().__init__(message)
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class InvalidGraph(FlambeauError):
     """A workflow's nodes do not form a valid graph; `cause` names them."""
@@ -228,6 +264,10 @@ class InvalidGraph(FlambeauError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
 
 
 class WorkflowFailed(FlambeauError):
@@ -237,6 +277,10 @@ class WorkflowFailed(FlambeauError):
         super().__init__(message)
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class NodeFailed(FlambeauError):
     """A node of a workflow failed; `cause` has the reason."""
@@ -245,14 +289,23 @@ class NodeFailed(FlambeauError):
         super().__init__(f"Error executing {node}")
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class JobFailed(FlambeauError):
     """The handler answered with an error; `status` is the handler API's code."""
 
-    def __init__(self, message: str, *, status: int = 503, cause: str = "") -> None:
+    def __init__(self, message: str, *, status: int = 503, cause: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.cause = cause
+        self._reason = reason
+
+    @property
+    def reason(self) -> str:
+        return self._reason
 
 
 class InvalidInput(JobFailed):
@@ -273,6 +326,10 @@ class WorkerDied(FlambeauError):
         super().__init__("Worker died.")
         self.cause = cause
         self.out_of_memory = out_of_memory
+
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
 
 
 class HandlerError(FlambeauError, ValueError):
@@ -308,6 +365,15 @@ def json_problem(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} (line {error.lineno}, column {error.colno})"
     return str(error)
+
+
+def explain_json(raw: bytes | bytearray | str) -> str:
+    """What is wrong with a text that is not JSON, and where."""
+    try:
+        json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return json_problem(error)
+    return "it holds a value that JSON does not have"  # such as NaN
 
 
 def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

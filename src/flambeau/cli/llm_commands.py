@@ -9,10 +9,13 @@ import typer
 
 from flambeau.cli.options import (
     DEFAULT_INFERENCE,
+    DEFAULT_KEY_FILE,
     AllowUnprotected,
     Host,
     Inference,
     Json,
+    KeyExpiry,
+    KeyFile,
     LogLevel,
     ManagementPort,
     MetricsPort,
@@ -53,6 +56,8 @@ def llm_serve(
     management_port: ManagementPort = 8081,
     metrics_port: MetricsPort = 8082,
     require_token: RequireToken = None,
+    key_file: KeyFile = DEFAULT_KEY_FILE,
+    key_expiry: KeyExpiry = None,
     allow_unprotected: AllowUnprotected = False,
     log_level: LogLevel = "info",
 ) -> None:
@@ -67,9 +72,10 @@ def llm_serve(
         inference=Address(host, port),
         management=Address(host, management_port),
         metrics=Address(host, metrics_port) if metrics_port else None,
-        keys=KeysConfig(is_on=require_token),
+        keys=KeysConfig(is_on=require_token, file=key_file, expiry_s=key_expiry),
         allow_unprotected=allow_unprotected,
         names_json=True,
+        plain_errors=True,
         measure=MetricsConfig(auto_detect=True),
     )
     flags = work.LlmServeFlags(

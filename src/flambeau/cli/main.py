@@ -8,14 +8,18 @@ from typing import Annotated
 
 import typer
 
+from flambeau.cli.key_commands import keys_app
 from flambeau.cli.llm_commands import llm_app
 from flambeau.cli.model_commands import archive_app, models_app
 from flambeau.cli.options import (
     DEFAULT_INFERENCE,
+    DEFAULT_KEY_FILE,
     AllowUnprotected,
     Host,
     Inference,
     Json,
+    KeyExpiry,
+    KeyFile,
     LogLevel,
     ManagementPort,
     MetricsPort,
@@ -36,6 +40,7 @@ app = typer.Typer(
 app.add_typer(models_app, name="models")
 app.add_typer(archive_app, name="archive")
 app.add_typer(llm_app, name="llm")
+app.add_typer(keys_app, name="keys")
 
 
 def print_version(is_given: bool) -> None:
@@ -94,6 +99,8 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port of gRPC management; 0 disables it.")
     ] = 0,
     require_token: RequireToken = None,
+    key_file: KeyFile = DEFAULT_KEY_FILE,
+    key_expiry: KeyExpiry = None,
     allow_unprotected: AllowUnprotected = False,
     allow_host: Annotated[
         list[str] | None,
@@ -168,10 +175,11 @@ def serve(
             inference=Address(host, grpc_port) if grpc_port else None,
             management=Address(host, grpc_management_port) if grpc_management_port else None,
         ),
-        keys=KeysConfig(is_on=require_token),
+        keys=KeysConfig(is_on=require_token, file=key_file, expiry_s=key_expiry),
         allowed_hosts=tuple(allow_host or ()),
         allow_unprotected=allow_unprotected,
         names_json=True,
+        plain_errors=True,
         allowed_urls=tuple(check_pattern("--allow-url", url) for url in allow_url or ()),
         allow_private_urls=allow_private_urls,
         min_download_rate=min_download_rate,

@@ -23,6 +23,12 @@ RequireToken = Annotated[
     bool | None,
     typer.Option("--require-token/--no-token", help="Require API keys. Default: unless the host is loopback."),
 ]
+KeyFile = Annotated[Path, typer.Option("--key-file", help="File with the keys; see `flambeau keys`.")]
+KeyExpiry = Annotated[
+    float | None,
+    typer.Option(min=1, max=2**31, help="Seconds after which new keys expire. Default: they are valid until revoked."),
+]
+DEFAULT_KEY_FILE = Path("key_file.json")
 AllowUnprotected = Annotated[
     bool, typer.Option("--allow-unprotected", help="Allow --no-token on an address that other machines can reach.")
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
 from flambeau.errors import ConfigError, FlambeauError, MissingPackages, WorkersFailed
+from flambeau.frontend.authorization import Keys
 from flambeau.logs.setup import open_logs
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import ARCHIVE_SUFFIXES, models_in
@@ -78,7 +80,15 @@ class InitialModelLoader(LifecycleHooks):
         check_any_served(server)
         mark_started(server)
         logger.info("Model server started.")
-        progress.announce(address, [model for model in server.registry if model.pool.is_ready])
+        header = authorization_option(self.keys) if self.keys is not None else ""
+        progress.announce(address, [model for model in server.registry if model.pool.is_ready], header)
+
+
+def authorization_option(keys: Keys) -> str:
+    """The option of a curl command that sends the inference key; the key itself is not printed."""
+    if keys.file is None or "inference" in keys.supplied:
+        return '-H "Authorization: Bearer $FLAMBEAU_INFERENCE_KEY"'
+    return f'-H "Authorization: Bearer $(flambeau keys show inference --file {shlex.quote(str(keys.file.resolve()))})"'
 
 
 def check_any_served(server: Server) -> None:

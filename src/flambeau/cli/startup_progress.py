@@ -93,10 +93,11 @@ class StartupProgress:
                 self._console.print(f"[{color}]●[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
             self._update()
 
-    def announce(self, address: Address, models: Sequence[Model]) -> None:
-        """Print a curl command for each model."""
+    def announce(self, address: Address, models: Sequence[Model], authorization: str = "") -> None:
+        """Print a curl command for each model; `authorization` is the option with the key."""
         for model in models:
-            command = curl_command(f"{address}/predictions/{quote(model.name, safe='')}", model)
+            url = f"{address}/predictions/{quote(model.name, safe='')}"
+            command = curl_command(f"{url} {authorization}".rstrip(), model)
             if self._console is None:
                 logger.info("try: %s", command)
             else:

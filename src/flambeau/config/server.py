@@ -128,10 +128,10 @@ class GrpcConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysConfig:
-    """Token authorization: three keys in a file, of which two expire."""
+    """Token authorization: three keys in a file, and those that `flambeau keys` adds to it."""
 
     is_on: bool | None = None  # None: off on a loopback bind, on otherwise
-    expiry_s: float = 3600
+    expiry_s: float | None = None  # of the inference and the management key; None: valid until they are revoked
     file: Path = Path("key_file.json")
     ping_needs_key: bool = True  # False lets load balancers and probes through
 
@@ -155,6 +155,15 @@ class SequenceHeaders:
     id: str = "ts_request_sequence_id"
     start: str = "ts_request_sequence_start"
     end: str = "ts_request_sequence_end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorStyle:
+    """What clients see of an error."""
+
+    has_details: bool = False  # tracebacks, and the last output of a worker
+    # Messages hold the cause, and types fit the status; else both are those that existing clients match.
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +213,7 @@ class ServerConfig:
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
     names_json: bool = False  # whole replies that are a JSON object or list have that content type
+    plain_errors: bool = False  # see ErrorStyle
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
     first_distribution_port: int = 29500  # for workers that are groups of processes
@@ -232,6 +242,10 @@ class ServerConfig:
         if self.error_details is not None:
             return self.error_details
         return not self.public and (self.metrics is None or self.metrics.is_loopback)
+
+    @property
+    def error_style(self) -> ErrorStyle:
+        return ErrorStyle(has_details=self.shows_error_details, is_plain=self.plain_errors)
 
 
 def check_pattern(name: str, text: str) -> str:

@@ -261,7 +261,7 @@ class Model:
 
 def rejected(model: str, version: str | None, reason: str = "") -> Unavailable:
     """No worker can take the job; `version` is the one that the client named."""
-    return Unavailable(rejection_text(model, version, reason))
+    return Unavailable(rejection_text(model, version, reason), plain=plain_rejection(model, reason))
 
 
 def rejection_text(model: str, version: str | None, reason: str) -> str:
@@ -269,6 +269,11 @@ def rejection_text(model: str, version: str | None, reason: str) -> str:
     named = f'Model "{model}" Version {version}"' if version else f'Model "{model}"'
     text = f"{named} has no worker to serve inference request. {REMEDY}"
     return f"{text}. {reason}" if reason else text
+
+
+def plain_rejection(model: str, reason: str) -> str:
+    text = f'Model "{model}" has no worker to serve inference request'
+    return f"{text}. {reason}" if reason else f"{text}; add some: flambeau models scale {model} 1"
 
 
 def no_worker(model: str, version: str | None, last_exit: WorkerExit | None) -> Unavailable:
@@ -284,4 +289,9 @@ def not_loaded(model: str, last_exit: WorkerExit | None) -> Unavailable:
 
 def queue_full(model: str, version: str | None, capacity: int, *, drained_in_s: float) -> QueueFull:
     reason = f"All {capacity} places in its queue are taken (jobQueueSize, job_queue_size)."
-    return QueueFull(rejection_text(model, version, reason), retry_after_s=max(1, round(drained_in_s)))
+    retry_after_s = max(1, round(drained_in_s))
+    plain = (
+        f'The queue of model "{model}" is full: all {capacity} places are taken (jobQueueSize). '
+        f"Try again in {retry_after_s} s, add workers, or raise --job-queue-size."
+    )
+    return QueueFull(rejection_text(model, version, reason), retry_after_s=retry_after_s, plain=plain)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig
+from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig
 from flambeau.errors import ConfigError, json_problem
 from flambeau.torchserve.config_keys import (
     CONTROL_KEYS,
@@ -32,6 +32,7 @@ T = TypeVar("T")
 TORCHSERVE = ServerConfig(
     grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
     model_api=False,
+    keys=KeysConfig(expiry_s=3600),
     error_details=False,  # error documents have TorchServe's exact text; causes are logged
     measure=MetricsConfig(mode="both"),
     log_folder=Path("logs"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from flambeau.archive.packages import EXTRAS, explain_missing
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
-from flambeau.worker.handler_mistakes import explain_exception, lacks_gpu, source_line
+from flambeau.worker.handler_mistakes import explain_exception, is_own, lacks_gpu, source_line, with_place
 from flambeau.worker.results import BadResult
 
 HOME = Path(__file__).parents[1]  # the folder of this package
@@ -30,14 +30,14 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
         return Failed(job_ids, status_of(error), printable(str(error.message)))
     if isinstance(error, BadRequest):
         # The cause is for the handler's author; the client gets the message only.
-        detail = printable("".join(traceback.format_exception(error.__cause__))) if error.__cause__ else ""
+        detail = printable(format_trace(error.__cause__)) if error.__cause__ else ""
         return Failed(job_ids, 400, printable(str(error)), detail, is_bad_request=True)
     detail = to_detail(error)
     if is_out_of_memory(error):
-        return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail)
+        return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail, reason=printable(with_place(error)))
     if isinstance(error, BadResult):
-        return Failed(job_ids, 503, str(error), detail)
-    return Failed(job_ids, 503, "Prediction failed", detail)
+        return Failed(job_ids, 503, str(error), detail, reason=printable(explain(error)))
+    return Failed(job_ids, 503, "Prediction failed", detail, reason=printable(with_place(error)))
 
 
 def to_detail(error: BaseException) -> str:
@@ -45,8 +45,19 @@ def to_detail(error: BaseException) -> str:
     sentence = explain(error)
     if sentence and isinstance(error, BadResult) and not source_line(error):
         return printable(sentence)
-    trace = printable("".join(traceback.format_exception(error)))
+    trace = printable(format_trace(error))
     return f"{printable(sentence)}\n{trace}" if sentence else trace
+
+
+def format_trace(error: BaseException) -> str:
+    """The traceback. Where it leads to the author's code, the calls of this package are left out."""
+    whole = link = traceback.TracebackException.from_exception(error)
+    while link is not None:
+        if any(is_own(frame.filename) for frame in link.stack):
+            others = [frame for frame in link.stack if not frame.filename.startswith(f"{HOME}{os.sep}")]
+            link.stack = traceback.StackSummary.from_list(others)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)  # type: ignore[assignment]
+    return "".join(whole.format())
 
 
 def explain(error: BaseException) -> str:

@@ -107,7 +107,7 @@ class HttpFrontend:
         listener = Listener(
             Router(
                 routes,
-                details=config.shows_error_details,
+                style=config.error_style,
                 has_keys=self._keys is not None,
                 host_check=HostCheck(config.allowed_hosts, config.cors) if self._needs_host_check(address) else None,
             ),

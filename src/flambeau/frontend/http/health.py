@@ -6,11 +6,12 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from flambeau.errors import InvalidKey
-from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.api_descriptions import METRICS, DescriptionApi
 from flambeau.frontend.http.errors import respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, unknown_path
+from flambeau.frontend.key_file import Kind
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 

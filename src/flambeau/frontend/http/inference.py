@@ -6,6 +6,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.bodies import field_of, is_form
@@ -27,7 +28,7 @@ class InferenceApi:
 
     def __init__(self, server: Server) -> None:
         self._registry = server.registry
-        self._details = server.config.shows_error_details
+        self._style = server.config.error_style
         self._reply = TypedPrediction if server.config.names_json else Prediction
 
     def routes(self) -> dict[str, Endpoint]:
@@ -102,7 +103,7 @@ class InferenceApi:
         if exchange.method == "OPTIONS":
             respond_json(exchange, 200, model_document(model.name))
             return
-        reply = self._reply(exchange, model, self._details)
+        reply = self._reply(exchange, model, self._style)
         job = Job(
             reply,
             request_id=exchange.request_id,
@@ -124,12 +125,12 @@ def is_invoke(segments: list[str]) -> bool:
 class Prediction:
     """Writes a job's reply to its exchange: whole if it is a single part, else as a stream."""
 
-    __slots__ = ("_details", "_has_events", "exchange", "model")
+    __slots__ = ("_has_events", "exchange", "model", "style")
 
-    def __init__(self, exchange: Exchange, model: Model, details: bool) -> None:
+    def __init__(self, exchange: Exchange, model: Model, style: ErrorStyle) -> None:
         self.exchange = exchange
         self.model = model
-        self._details = details
+        self.style = style
         self._has_events = False  # the reply is a stream of server-sent events
 
     def on_parts(self, parts: list[Part]) -> None:
@@ -151,11 +152,11 @@ class Prediction:
         self.log(error)
         exchange = self.exchange
         if exchange.is_started and self._has_events and not isinstance(error, ReplyNotRead):
-            exchange.send([error_event(error, details=self._details)], ends=True)
+            exchange.send([error_event(error, self.style)], ends=True)
         elif exchange.is_started:
             exchange.abort()
         else:
-            self.model.answers[respond_error(exchange, error, details=self._details)] += 1
+            self.model.answers[respond_error(exchange, error, self.style)] += 1
 
     def log(self, error: FlambeauError) -> None:
         """Log the cause of a handler's error."""
@@ -175,7 +176,8 @@ class TypedPrediction(Prediction):
             headers = first.headers or ()
             if header(headers, "content-type") is None:
                 self.model.answers[first.status] += 1
-                self.exchange.respond(first.status, first.body, [*headers, JSON_TYPE], first.phrase)
+                # A newline, so that the next prompt of a terminal begins a line.
+                self.exchange.respond(first.status, first.body + b"\n", [*headers, JSON_TYPE], first.phrase)
                 return
         super().on_parts(parts)
 

@@ -29,7 +29,7 @@ class KServeApi:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._details = server.config.shows_error_details
+        self._style = server.config.error_style
         self._v2_server = {
             "": self.v2_metadata,
             "health/live": self.v2_live,
@@ -134,7 +134,7 @@ class KServeApi:
         if exchange.method == "OPTIONS":
             respond_json(exchange, 200, model_document(model.name))
             return
-        reply = KServeReply(exchange, model, self._details)
+        reply = KServeReply(exchange, model, self._style)
         job = Job(
             reply,
             request_id=exchange.request_id,
@@ -170,5 +170,6 @@ class KServeReply(Prediction):
             headers: list[Header] = parts[0].headers or []
             if header(headers, "content-type") is None:
                 first = parts[0]
-                parts[0] = Part(first.job_id, first.body, first.last, first.status, first.phrase, [*headers, JSON_TYPE])
+                body = first.body + b"\n" if first.last and self.style.is_plain else first.body
+                parts[0] = Part(first.job_id, body, first.last, first.status, first.phrase, [*headers, JSON_TYPE])
         super().on_parts(parts)

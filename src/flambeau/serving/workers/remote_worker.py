@@ -335,4 +335,4 @@ class RemoteWorker:
 
 def to_error(failed: Failed) -> JobFailed:
     kind = InvalidInput if failed.is_bad_request else JobFailed
-    return kind(failed.message, status=failed.status, cause=failed.detail)
+    return kind(failed.message, status=failed.status, cause=failed.detail, reason=failed.reason)

@@ -134,6 +134,7 @@ class WorkerFactory:
             envelope=self.envelope,
             watch=server.watch and not self._source.is_temporary,
             schedule=self.config.schedule,
+            explains_bodies=server.plain_errors,
             metrics_file=str(telemetry.file),
             metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in telemetry.model_definitions],
         )
