@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
-from flambeau.errors import BadRequest, Unavailable
+from flambeau.errors import BadRequest, FlambeauError, Unavailable
 from flambeau.frontend.authorization import is_loopback
 from flambeau.frontend.key_file import read_keys
 from flambeau.http_client import connect
+
+COMPLETION_S = 1.0  # a shell waits for it
 
 
 class RequestFailed(BadRequest):
@@ -87,6 +89,16 @@ def find_key(api: str, url: str, environment: Mapping[str, str]) -> str:
         return ""
     found = read_keys(Path(named or "key_file.json")).get(api)
     return found.secret if found is not None else ""
+
+
+def model_names(server: str) -> list[str]:
+    """The names of the models, for the shell's completion; none if the server does not answer at once."""
+    try:
+        connection = connect(server, timeout_s=COMPLETION_S)
+        connection.request("GET", "/models?limit=100", headers=authorization("FLAMBEAU_MANAGEMENT_KEY"))
+        return [model["modelName"] for model in json.loads(connection.getresponse().read())["models"]]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, FlambeauError):
+        return []
 
 
 def authorization(variable: str) -> dict[str, str]:

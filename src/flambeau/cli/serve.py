@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from flambeau.archive.packages import explain_missing
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig
+from flambeau.config.resolution import Settings, to_server_config
 from flambeau.config.server import Address, ServerConfig
+from flambeau.config.settings import MODEL_SETTINGS, SERVE
+from flambeau.config.value_types import ModelEntry
 from flambeau.errors import ConfigError, FlambeauError, MissingPackages, WorkersFailed
 from flambeau.frontend.authorization import Keys
 from flambeau.logs.setup import open_logs
@@ -46,18 +49,62 @@ class InitialModel:
     name: str | None = None
     handler: str | None = None
     is_required: bool = True  # on the command line, not only found in a store
+    settings: Mapping[str, Any] = field(default_factory=dict)  # take precedence over model-config.yaml
 
 
-def serve(config: ServerConfig, paths: Sequence[Path], overrides: ModelOverrides, *, log_level: str) -> None:
-    """Serve the models of these paths until a signal; without paths and model store, the examples."""
+def serve_settings(settings: Settings) -> None:
+    """Serve the models of the settings until a signal; without any and without a model store, the examples."""
+    entries: Sequence[ModelEntry] = settings["models"] or ()
+    config = to_server_config(settings, SERVE)
+    config = replace(config, model_store=find_store([entry.path for entry in entries], config.model_store))
+    named = [(entry.path, to_overrides(settings, entry.settings)) for entry in entries]
+    serve(config, named, to_overrides(settings), log_level=settings["log_level"], warnings=settings.warnings)
+
+
+def serve(
+    config: ServerConfig,
+    named: Sequence[tuple[Path, ModelOverrides]],
+    overrides: ModelOverrides,
+    *,
+    log_level: str,
+    warnings: Sequence[str] = (),
+) -> None:
+    """Serve models, each with its options; `overrides` are those of the examples, and of the server's start."""
     logs = open_logs(config, log_level)
-    models = [model for path in paths for model in find_models(path, overrides)]
-    if not paths and config.model_store is None:
+    for warning in warnings:
+        logger.warning(warning)
+    models = [model for path, own in named for model in find_models(path, own)]
+    if not named and config.model_store is None:
         models = [*example_models(overrides)]
     try:
         run_server(config, InitialModelLoader(models, overrides), logs)
     except MissingPackages:  # the log already has the reasons
         sys.exit(1)
+
+
+def to_overrides(
+    settings: Settings, entry: Mapping[str, Any] | None = None, *, must_load: bool = False
+) -> ModelOverrides:
+    """The settings of an initial model. Its own, in the configuration file, give way to a flag or variable."""
+    held = {name: settings[name] for one in MODEL_SETTINGS if (name := one.name) in settings.held}
+    given = {**held, **{name: value for name, value in (entry or {}).items() if not settings.is_forced(name)}}
+    return ModelOverrides(
+        settings=to_model_settings(given), name=given["name"], handler=given.get("handler"), must_load=must_load
+    )
+
+
+def to_model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a model as fields of ModelConfig; those that are None are left out."""
+    delay_ms = given["max_batch_delay"]
+    fields = {
+        "min_workers": given["workers"],
+        "max_workers": given["workers"],
+        "batch_size": given["batch_size"],
+        "batch_delay_s": None if delay_ms is None else delay_ms / 1000,
+        "response_timeout_s": given["response_timeout"],
+        "startup_timeout_s": given["startup_timeout"],
+    }
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 class InitialModelLoader(LifecycleHooks):
@@ -118,7 +165,7 @@ async def load(
                 name=initial.name,
                 handler=initial.handler,
                 config=config,
-                overrides=overrides.settings,
+                overrides=initial.settings,
                 at_startup=True,
             )
         except WorkersFailed as error:
@@ -135,7 +182,11 @@ async def load(
 
 
 def find_models(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
-    """The models of a path on the command line: one, or those of a store."""
+    """The models of a path on the command line, with these options: one, or those of a store."""
+    yield from (replace(model, settings=overrides.settings) for model in models_at(path, overrides))
+
+
+def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
     if not path.exists():
         raise ConfigError(
             f"{path} does not exist; give a handler file, a model file, an archive, a model folder or a store"
@@ -180,7 +231,7 @@ def example_models(overrides: ModelOverrides) -> Iterator[InitialModel]:
     if shakespeare_lacks:
         logger.warning(explain_missing("the example language model", shakespeare_lacks, "llm"))
     else:
-        yield InitialModel(path=shakespeare.FOLDER, name=shakespeare.NAME)
+        yield InitialModel(path=shakespeare.FOLDER, name=shakespeare.NAME, settings=overrides.settings)
 
 
 def find_store(paths: Sequence[Path], configured: Path | None) -> Path | None:
