@@ -25,6 +25,7 @@ class RequestFailed(BadRequest):
 
     def __init__(self, status: int, message: str, cause: str) -> None:
         super().__init__(f"{message} (HTTP {status})")
+        self.status = status
         self.cause = cause
 
 

@@ -217,6 +217,8 @@ class ServerConfig:
     suggests_names: bool = False  # an error for an unknown model ends with a similar name
     names_json: bool = False  # whole replies that are a JSON object or list have that content type
     plain_errors: bool = False  # see ErrorStyle
+    exact_paths: bool = False  # a path in a register call is that path, not only the name of a file in the store
+    full_access_log: bool = False  # with request ids and sizes, written when the response ends
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
     first_distribution_port: int = 29500  # for workers that are groups of processes

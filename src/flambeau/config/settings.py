@@ -28,7 +28,12 @@ PREFIX = "FLAMBEAU_"
 MASK = "********"
 # names_json: a reply that is JSON is labeled so. auto_detect: metrics of handlers need no entry in metrics.yaml.
 DEFAULTS = ServerConfig(
-    names_json=True, suggests_names=True, plain_errors=True, measure=MetricsConfig(auto_detect=True)
+    names_json=True,
+    suggests_names=True,
+    plain_errors=True,
+    exact_paths=True,
+    full_access_log=True,
+    measure=MetricsConfig(auto_detect=True),
 )
 
 

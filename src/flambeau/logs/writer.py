@@ -298,15 +298,23 @@ def encode(lines: list[str]) -> bytes:
 
 
 class AccessLog:
-    """Logs each call: client, request, status and duration."""
+    """Logs each call: client, request, status and duration; a full log has request ids and sizes too."""
 
-    def __init__(self, logs: Logs) -> None:
+    def __init__(self, logs: Logs, *, is_full: bool = False) -> None:
+        self.is_full = is_full
         self._put = logs.put
 
     def http(self, remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float) -> None:
         """Log an HTTP exchange; the logs' thread formats the line."""
         payload = (http_line, remote, method, path, query, version, status, seconds)
         self._put(ACCESS, logging.INFO, "main", ACCESS, payload, len(path) + len(query))
+
+    def http_ended(
+        self, remote: str, request: tuple[str, ...], status: int, seconds: float, sizes: tuple[int, int], end: str
+    ) -> None:
+        """Log an HTTP exchange whose response has ended; `request`: method, path, query, version and request id."""
+        payload = (full_http_line, remote, request, status, seconds, sizes, end)
+        self._put(ACCESS, logging.INFO, "main", ACCESS, payload, sum(map(len, request)))
 
     def grpc(self, peer: str, method: str, code: int, seconds: float) -> None:
         """Log a gRPC call: `peer` and `method` in grpc's form, `code` as a number."""
@@ -318,6 +326,21 @@ def http_line(
 ) -> str:
     target = printable(f"{path}?{masked(query)}" if query else path or "-")
     return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {max(0, round(seconds * 1000))}'
+
+
+def full_http_line(
+    remote: str,
+    request: tuple[str, ...],
+    status: int,
+    seconds: float,
+    sizes: tuple[int, int],
+    end: str,
+    created: float,
+) -> str:
+    method, path, query, version, request_id = request
+    line = http_line(remote, method, path, query, version, status, seconds, created)
+    received, sent = sizes
+    return f"{line} id={printable(request_id)} in={received} out={sent}{end}"
 
 
 def grpc_line(peer: str, method: str, code: int, seconds: float, created: float) -> str:

@@ -58,14 +58,14 @@ class Server:
         self.registry = Registry(suggests=config.suggests_names)
         self.events = events or ServerEvents()
         self.logs = logs or Logs()
-        self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None
+        self.access_log = AccessLog(self.logs, is_full=config.full_access_log) if self.logs.has_access_log else None
         self.telemetry = Telemetry(config.measure, self.logs)
         downloader = Downloader(
             compile_patterns(config.allowed_urls),
             allow_private=config.allow_private_urls,
             limits=DownloadLimits(min_rate=config.min_download_rate),
         )
-        self.store = Store(config.model_store, downloader)
+        self.store = Store(config.model_store, downloader, exact_paths=config.exact_paths)
         self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
         self._dependencies = Dependencies(
