@@ -221,6 +221,7 @@ class ServerConfig:
     full_access_log: bool = False  # with request ids and sizes, written when the response ends
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
+    ignore_shared_pins: bool = False  # … without lines that want other versions of packages that models share
     first_distribution_port: int = 29500  # for workers that are groups of processes
     sequence_headers: SequenceHeaders = SequenceHeaders()
     measure: MetricsConfig = MetricsConfig()

@@ -142,6 +142,12 @@ SERVER_SETTINGS = (
             "install_dependencies",
             is_basic=True,
         ),
+        Setting(
+            "ignore_shared_pins",
+            Switch(),
+            "Ignore requirements that want another torch than the server's, with a warning.",
+            "ignore_shared_pins",
+        ),
         Setting("default_handler", Text(), "Handler of archives that name none.", "default_handler"),
         Setting("envelope", Text(), "Envelope around every handler.", "service_envelope"),
         Setting("decode_input_request", Switch(), "Decode JSON and text before a handler.", "decode_input_request"),

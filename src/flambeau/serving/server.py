@@ -69,7 +69,9 @@ class Server:
         self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
         self._dependencies = Dependencies(
-            install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
+            install=config.install_dependencies,
+            tell=lambda model, words: self.on_progress(model, words),
+            ignore_shared_pins=config.ignore_shared_pins,
         )
         self.segments: SegmentPool | None = None
         self.is_draining = False
