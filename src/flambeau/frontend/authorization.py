@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
+HOW_TO_RENEW = (
+    "A key is renewed with /token?type=inference or /token?type=management, and the API key as Authorization: Bearer KEY "
+    "(`flambeau keys show API`). On the server's machine, `flambeau keys new` needs no key."
+)
 LOOK_S = 1.0  # between two looks at the key file
 # No public domain name ends so, or has a single label: no web page of another site can have such an address.
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc")
@@ -78,7 +82,7 @@ class Keys:
         given = bearer(authorization)
         may_renew = any(key.matches(given, self._now()) for key in self._by_kind[API])
         if kind is None or kind not in get_args(Kind) or not may_renew:
-            raise InvalidKey(NOT_RENEWED)
+            raise InvalidKey(NOT_RENEWED, plain=HOW_TO_RENEW)
         keys = {**self._keys, kind: self._new_key(kind)}
         if self.file is not None:
             write_private(self.file, to_document(keys))  # first: a key that nobody can read would lock all callers out
