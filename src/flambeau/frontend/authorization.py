@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
 HOW_TO_RENEW = (
-    "A key is renewed with /token?type=inference or /token?type=management, and the API key as Authorization: Bearer KEY "
+    "A key is renewed with /token?type=inference or ?type=management, and the API key as Authorization: Bearer KEY "
     "(`flambeau keys show API`). On the server's machine, `flambeau keys new` needs no key."
 )
 LOOK_S = 1.0  # between two looks at the key file
