@@ -21,8 +21,7 @@ from typing import Literal
 
 from flambeau import __version__
 from flambeau.cli.output import print_json
-from flambeau.metrics.system import query_gpus
-from flambeau.serving.workers.host_resources import count_cores, count_gpus
+from flambeau.serving.workers.host_resources import count_cores, count_gpus, gpu_properties
 from flambeau.wire.shared_memory import SegmentPool, SegmentReader
 
 OPTIONAL = {  # module → what it is for, and the extra that has it
@@ -129,7 +128,7 @@ def temporary_folder() -> Finding:
 
 def gpus() -> Iterator[Finding]:
     """Each NVIDIA GPU with its memory and driver; of others, the number."""
-    rows = query_gpus("name", "memory.total", "driver_version")
+    rows = gpu_properties()
     for number, name, memory_mib, driver in rows:
         yield Finding("ok", f"GPU {number}", f"{name}, {int(memory_mib) / 1024:.0f} GiB, driver {driver}")
     if not rows:

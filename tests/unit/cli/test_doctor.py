@@ -25,7 +25,7 @@ def test_machine_without_a_compiler_is_told_how_to_get_one(monkeypatch):
 
 def test_gpus_have_memory_and_driver(monkeypatch):
     rows = [("0", "NVIDIA H200", "143771", "570.1")]
-    monkeypatch.setattr(doctor, "query_gpus", lambda *fields: rows)
+    monkeypatch.setattr(doctor, "gpu_properties", lambda: rows)
     assert [(one.what, one.text) for one in doctor.gpus()] == [("GPU 0", "NVIDIA H200, 140 GiB, driver 570.1")]
 
 
