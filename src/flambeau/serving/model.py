@@ -273,7 +273,7 @@ def rejection_text(model: str, version: str | None, reason: str) -> str:
 
 def plain_rejection(model: str, reason: str) -> str:
     text = f'Model "{model}" has no worker to serve inference request'
-    return f"{text}. {reason}" if reason else f"{text}; add some: flambeau models scale {model} 1"
+    return f"{text}. {reason}" if reason else f"{text}. Add some: flambeau models scale {model} 1"
 
 
 def no_worker(model: str, version: str | None, last_exit: WorkerExit | None) -> Unavailable:
