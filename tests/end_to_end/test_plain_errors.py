@@ -86,12 +86,18 @@ def test_answer_ends_with_a_newline(server, method, path, body):
 
 def test_plain_style_is_one_of_two():
     plain, matched = ErrorStyle(is_plain=True), ErrorStyle()
+    hidden = ErrorStyle(is_plain=True)
+    shown = ErrorStyle(is_plain=True, has_details=True)
+    secret = JobFailed("Prediction failed", reason="KeyError: 'the password'")
+    assert message_of(secret, hidden) == "Prediction failed: KeyError"
+    assert message_of(secret, shown) == "Prediction failed: KeyError: 'the password'"
+    assert message_of(JobFailed("Invalid output", reason="handle (a.py:1) returned 3"), hidden) == "Invalid output"
     died = WorkerDied(cause="killed by SIGKILL (signal 9)\n  | last words")
     assert message_of(died, matched) == "Worker died."
     assert message_of(died, plain) == "Worker died: killed by SIGKILL (signal 9)"
     failed = JobFailed("Prediction failed", status=429, reason="KeyError: 'a'")
     assert (message_of(failed, plain), message_of(failed, matched)) == (
-        "Prediction failed: KeyError: 'a'",
+        "Prediction failed: KeyError",
         "Prediction failed",
     )
     assert [status_and_type(failed, style) for style in (plain, matched)] == [

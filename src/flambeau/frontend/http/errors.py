@@ -123,7 +123,15 @@ def message_of(error: FlambeauError, style: ErrorStyle) -> str:
     if not style.is_plain:
         return str(error)
     text, reason = error.plain or str(error), error.reason
+    if isinstance(error, JobFailed) and not style.has_details:
+        reason = exception_name(reason)
     return text if not reason or reason in text else f"{text.rstrip('. ')}: {reason}"
+
+
+def exception_name(reason: str) -> str:
+    """The exception in `KeyError: 'name'`, without its text, which may hold data of others; empty for other reasons."""
+    name = reason.partition(":")[0]
+    return name if name.replace(".", "").isidentifier() else ""
 
 
 def matched_status_and_type(error: FlambeauError) -> tuple[int, str]:
