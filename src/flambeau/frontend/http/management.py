@@ -17,7 +17,9 @@ from flambeau.frontend.key_file import Kind
 from flambeau.frontend.management_parameters import DESCRIBE, LIST, REGISTER, SCALE, read_parameters, registration_of
 from flambeau.serving.server import Server
 
-OPEN_ROUTES = frozenset({"", "api-description", "livez", "readyz", "startupz", "token"})
+OPEN_ROUTES = frozenset(
+    {"", "api-description", "console", "docs", "health", "livez", "openapi.json", "readyz", "startupz", "token"}
+)
 
 
 class ManagementApi:
