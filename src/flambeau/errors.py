@@ -34,6 +34,7 @@
     │   └── InvalidInput         the worker rejected the request itself
     ├── WorkerDied               the worker exited before it answered
     ├── HandlerError             the handler could not be found, loaded or called
+    │   └── MissingPackages      a package that it needs is not installed
     ├── ClientError              raised by the Python client
     │   ├── ApiError             the server answered with an error
     │   ├── NoConnection         no server answers, or it closed the connection before it answered
@@ -59,6 +60,12 @@ class FlambeauError(Exception):
     """Base of all errors raised on purpose; the text is written for users."""
 
     is_final = False
+    plain = ""  # the text in our own words, where existing clients match another
+
+    @property
+    def reason(self) -> str:
+        """The cause in one line; empty if the text itself says it, or nothing is known."""
+        return ""
 
 
 class ConfigError(FlambeauError):
@@ -88,6 +95,10 @@ class BrokenArchive(ArchiveError):
         super().__init__(message)
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class MissingFile(ArchiveError, FileNotFoundError):
     """A file to pack does not exist."""
@@ -104,6 +115,10 @@ class DownloadFailed(ArchiveError):
         super().__init__(f"Failed to download archive from: {url}")
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class DependenciesFailed(ArchiveError):
     """A model's requirements could not be installed; `cause` has the installer's last lines."""
@@ -111,6 +126,11 @@ class DependenciesFailed(ArchiveError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+    @property
+    def reason(self) -> str:
+        lines = self.cause.splitlines()
+        return next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "")
 
 
 class BadRequest(FlambeauError):
@@ -132,6 +152,10 @@ class NotAllowed(FlambeauError):
 class InvalidKey(FlambeauError):
     """The key is missing, wrong or expired."""
 
+    def __init__(self, message: str, *, plain: str = "") -> None:
+        super().__init__(message)
+        self.plain = plain
+
 
 class ForeignRequest(FlambeauError):
     """The request came through a web page of another site, or names the server as only such a page would."""
@@ -151,6 +175,10 @@ class ModelNotFound(FlambeauError):
     def __str__(self) -> str:
         near = self._similar()
         return super().__str__() + (f"; did you mean {near}?" if near else "")
+
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
 
 
 class VersionNotFound(ModelNotFound):
@@ -188,9 +216,10 @@ class DefaultVersionInUse(FlambeauError):
 class Unavailable(FlambeauError):
     """No worker can take the job now."""
 
-    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: int | None = None, plain: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.plain = plain
 
 
 class QueueFull(Unavailable):
@@ -209,6 +238,10 @@ class WorkersFailed(FlambeauError):
         self.cause = cause
         self.out_of_memory = out_of_memory
         self.is_final = is_final
+
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
 
 
 class PlacementFailed(FlambeauError):
@@ -233,6 +266,10 @@ class BrokenWorkflow(FlambeauError):
         super().__init__(message)
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class InvalidGraph(FlambeauError):
     """A workflow's nodes do not form a valid graph; `cause` names them."""
@@ -240,6 +277,10 @@ class InvalidGraph(FlambeauError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
 
 
 class WorkflowFailed(FlambeauError):
@@ -249,6 +290,10 @@ class WorkflowFailed(FlambeauError):
         super().__init__(message)
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class NodeFailed(FlambeauError):
     """A node of a workflow failed; `cause` has the reason."""
@@ -257,14 +302,23 @@ class NodeFailed(FlambeauError):
         super().__init__(f"Error executing {node}")
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class JobFailed(FlambeauError):
     """The handler answered with an error; `status` is the handler API's code."""
 
-    def __init__(self, message: str, *, status: int = 503, cause: str = "") -> None:
+    def __init__(self, message: str, *, status: int = 503, cause: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.cause = cause
+        self._reason = reason
+
+    @property
+    def reason(self) -> str:
+        return self._reason
 
 
 class InvalidInput(JobFailed):
@@ -286,6 +340,10 @@ class WorkerDied(FlambeauError):
         self.cause = cause
         self.out_of_memory = out_of_memory
 
+    @property
+    def reason(self) -> str:
+        return self.cause.partition("\n")[0]
+
 
 class HandlerError(FlambeauError, ValueError):
     """The handler could not be found, loaded or called."""
@@ -293,6 +351,10 @@ class HandlerError(FlambeauError, ValueError):
     def __init__(self, message: str = "", *, is_final: bool = True) -> None:
         super().__init__(message)
         self.is_final = is_final
+
+
+class MissingPackages(HandlerError):
+    """A package that a built-in handler needs is not installed."""
 
 
 class PredictionException(FlambeauError):
@@ -316,6 +378,15 @@ def json_problem(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} (line {error.lineno}, column {error.colno})"
     return str(error)
+
+
+def explain_json(raw: bytes | bytearray | str) -> str:
+    """What is wrong with a text that is not JSON, and where."""
+    try:
+        json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return json_problem(error)
+    return "it holds a value that JSON does not have"  # such as NaN
 
 
 def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -320,6 +320,19 @@ def test_model_that_was_named_and_is_not_there_keeps_the_server_from_being_ready
     assert command.call("GET", "/ping").status == 200
 
 
+@pytest.mark.parametrize(("line", "status"), [("", 503), ("allow_missing=true", 200)])
+def test_model_of_the_store_that_cannot_be_read_keeps_the_server_from_being_ready(command, line, status):
+    command.configure(line, "enable_model_api=true")
+    (command.store / "broken.mar").write_bytes(b"not an archive")
+    command.started("--ncs", "--models", "all")
+    command.until(lambda: command.call("GET", "/startupz").status == 200)
+    reply = command.call("GET", "/readyz")
+    assert reply.status == status
+    assert [(model["modelName"], model["status"]) for model in reply.json["models"]] == [("broken.mar", "missing")]
+    assert command.manage("DELETE", "/models/broken.mar").status == 200
+    assert command.call("GET", "/readyz").json == {"status": "ready"}
+
+
 def test_workflow_store_that_is_not_there_is_no_reason_not_to_start(command):
     command.configure("workflow_store=/nowhere")
     command.started("--ncs")

@@ -123,6 +123,21 @@ def test_the_servers_torch_is_not_replaced(start, store, tmp_path):
     assert "torch" in reply.cause
 
 
+def test_pin_of_a_shared_package_is_refused_with_both_versions_or_ignored_with_a_warning(start, store, tmp_path):
+    wheel = write_wheel(tmp_path, "tinylib", "1.5")
+    pack_model(store, "pinned", f"torch<0.5\n./{wheel.name}\n", wheel)
+    server = start()
+    reply = server.register("pinned.mar", initial_workers=1)
+    assert reply.status == 400
+    assert "requirements.txt: line 1 wants torch<0.5, and models share torch " in reply.cause
+    assert "ignore_shared_pins=true" in reply.cause
+    server.stop()
+    server = start(ignore_shared_pins=True)
+    assert server.register("pinned.mar", initial_workers=1).status == 200, server.log
+    assert server.predict("pinned", {}).json["version"] == "1.5"
+    assert server.logged("torch<0.5", "ignored", level="WARNING")
+
+
 def test_requirements_wait_for_the_setting(start, store, tmp_path):
     pack_model(store, "tiny", "nowhere-to-be-found==7\n")
     server = start(install_dependencies=False)

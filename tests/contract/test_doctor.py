@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from flambeau.archive.pack import Recipe, pack
 from support.archives import pack_handler
 
 DOCTOR = [sys.executable, "-m", "flambeau.cli.main", "doctor", "--torchserve"]
@@ -43,6 +45,31 @@ def test_what_will_not_work_is_told_and_the_exit_status_says_so(store, tmp_path)
     problems = {one["what"]: one["text"] for one in json.loads(result.stdout) if one["level"] == "problem"}
     assert "gone.mar" in problems["config.properties"]
     assert "neither a zip" in problems["broken.mar"]
+
+
+def test_pins_of_shared_packages_and_broken_imports_are_told_beforehand(store, tmp_path):
+    config = tmp_path / "config.properties"
+    config.write_text("install_py_dep_per_model=true\ndisable_token_authorization=true\n")
+    (tmp_path / "requirements.txt").write_text("torch<0.5\n")
+    (tmp_path / "pinned.py").write_text("import broken_one\ndef handle(data, context):\n    return data\n")
+    recipe = Recipe(
+        model_name="pinned", handler=str(tmp_path / "pinned.py"), requirements_file=tmp_path / "requirements.txt"
+    )
+    pack(recipe, store)
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "broken_one.py").write_text("raise OSError('libnone.so: no such file')\n")
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    words = [*DOCTOR, config, store, "--json"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=100, env=environment)
+    assert result.returncode == 1
+    found = json.loads(result.stdout)
+    problems = {one["what"]: one for one in found if one["level"] == "problem"}
+    assert "wants torch<0.5" in problems["pinned.mar: requirements.txt"]["text"]
+    assert problems["pinned.mar: requirements.txt"]["fix"].startswith("ignore_shared_pins=true")
+    assert "libnone.so" in problems["broken_one"]["text"]
+    assert problems["broken_one"]["fix"] == "pip install --force-reinstall broken_one"
+    assert {"GPUs", "C++ compiler"} <= {one["what"] for one in found} or any("GPU" in one["what"] for one in found)
 
 
 def test_store_that_is_not_there_is_named(tmp_path):

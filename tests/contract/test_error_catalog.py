@@ -323,7 +323,7 @@ def test_server_starts_with_a_store_that_holds_a_broken_archive(tmp_path):
     store.mkdir()
     pack_handler(store, "echo")
     (store / "rubbish.mar").write_bytes(b"this is no zip")
-    with ConfiguredServer(tmp_path, store, model_store=store) as server:
+    with ConfiguredServer(tmp_path, store, model_store=store, allow_missing=True) as server:
         assert server.predict("echo", {}).status == 200
         assert server.manage("POST", "/models?url=rubbish.mar&model_name=empty").status == 200
         assert "rubbish.mar is neither a zip nor a gzipped tar" in server.log

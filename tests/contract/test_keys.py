@@ -180,6 +180,8 @@ def test_probes_tell_nothing_that_is_behind_a_key(tmp_path):
         server.until(lambda: "password" in server.log and is_listening(server.port), timeout=30)
         for path in ("/readyz", "/startupz"):
             assert [*server.request("GET", path).json] == ["status"]
+            shown = server.request("GET", path, None, bearer(tmp_path, "inference")).json["models"]
+            assert [model["modelName"] for model in shown] == ["secret"]
     finally:
         server.stop()
 

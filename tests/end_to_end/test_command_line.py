@@ -67,7 +67,8 @@ def test_predict_shows_why_a_request_failed(start):
     server = start("faulty.py").wait_ready()
     result = flambeau("predict", "faulty", "-", "--url", f"http://127.0.0.1:{server.port}", stdin=b'{"do": "raise"}')
     assert result.returncode == 1
-    assert b"Prediction failed (HTTP 503)" in result.stderr
+    assert b"Prediction failed: " in result.stderr
+    assert b"(HTTP 503)" in result.stderr
     assert b"the secret is 42" in result.stderr
 
 

@@ -104,7 +104,9 @@ def test_registration_that_cannot_start_says_why_and_leaves_nothing(start, store
     server = start("--model-store", store).wait_ready()
     reply = server.manage("POST", "/models?url=broken.mar&initial_workers=1")
     assert reply.status == 500
-    assert reply.message == "Failed to start workers for model broken version: 1.0"
+    assert reply.message.startswith(
+        "Failed to start workers for model broken version: 1.0: the model could not be loaded"
+    )
     assert "a_module_that_nobody_has" in reply.cause
     assert server.manage("GET", "/models/broken").status == 404
 
@@ -241,4 +243,4 @@ def test_handler_that_does_not_describe_itself_in_time_is_an_error(start, tmp_pa
     server = start(handler, "--response-timeout", "1").wait_ready()
     reply = server.manage("GET", "/models/silent?customized=true")
     assert reply.status == 500
-    assert reply.message in ("Failed to get customized model matadata.", "Worker died.")
+    assert reply.message.startswith(("Failed to get customized model matadata.", "Worker died: "))

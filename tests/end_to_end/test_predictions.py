@@ -17,7 +17,7 @@ def test_handler_file_answers_within_a_second(share):
     reply = server.predict("echo", {"id": 7})
     assert reply.status == 200
     assert reply.json == {"row": {"body": {"id": 7}}, "batch": 1}
-    assert reply.body == json.dumps(reply.json, indent=2).encode()
+    assert reply.body == json.dumps(reply.json, indent=2).encode() + b"\n"
 
 
 @pytest.mark.parametrize(

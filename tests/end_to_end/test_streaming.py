@@ -78,7 +78,7 @@ def test_stream_that_fails_in_the_middle_is_broken_off(start):
 def test_stream_that_fails_before_its_first_part_is_an_ordinary_error(share):
     reply = share("streamer.py").predict("streamer", {"n": 10, "fail at": 0})
     assert reply.status == 503
-    assert reply.message == "Prediction failed"
+    assert reply.message.startswith("Prediction failed: ")
 
 
 def test_streams_inside_a_batch_end_one_by_one(start):

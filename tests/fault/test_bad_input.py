@@ -162,11 +162,8 @@ def test_location_that_no_file_can_have_is_not_found(server, url):
 def test_archive_of_nothing_but_nul_is_no_model(server):
     (server.store / "nul.mar").write_bytes(b"\0" * 100)
     reply = server.manage("POST", "/models?url=nul.mar&initial_workers=1")
-    assert (reply.status, reply.json["type"], reply.message) == (
-        400,
-        "InvalidModelException",
-        "Model name is not defined.",
-    )
+    assert (reply.status, reply.json["type"]) == (400, "InvalidModelException")
+    assert reply.message.startswith("Model name is not defined: ")
 
 
 def test_racing_calls_get_the_true_cause(server):

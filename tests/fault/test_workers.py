@@ -40,7 +40,8 @@ def unharmed(tmp_path_factory):
 def test_crash_is_answered_with_its_cause_and_the_worker_comes_back(start, fault, reason):
     server = start("faulty.py").wait_ready()
     reply = server.predict("faulty", fault)
-    assert (reply.status, reply.message) == (500, "Worker died.")
+    assert reply.status == 500
+    assert reply.message.startswith("Worker died: ")
     assert reason in reply.cause
     assert server.predict("faulty", order("answer")).status == 200
     worker = server.describe("faulty")["workers"][0]
@@ -59,9 +60,12 @@ def test_last_words_of_a_worker_are_part_of_the_cause(start):
 def test_cause_stays_inside_when_details_are_off(start):
     server = start("faulty.py", "--no-error-details").wait_ready()
     reply = server.predict("faulty", order("exit"))
-    assert reply.json == {"code": 500, "type": "InternalServerException", "message": "Worker died."}
+    assert reply.json.keys() == {"code", "type", "message"}
+    assert reply.message.startswith("Worker died: exited with code ")
     reply = server.predict("faulty", order("raise"))
-    assert reply.json == {"code": 503, "type": "InternalServerException", "message": "Prediction failed"}
+    assert reply.json.keys() == {"code", "type", "message"}
+    assert reply.message.startswith("Prediction failed: ")
+    assert "secret" not in reply.message
     assert "the secret is 42" in server.log
 
 
@@ -166,7 +170,7 @@ def test_too_many_workers_are_refused_with_the_limit(unharmed):
 
 def test_memory_error_is_out_of_resources(unharmed):
     reply = unharmed.predict("faulty", order("memory error"))
-    assert (reply.status, reply.message) == (507, "Out of resources")
+    assert (reply.status, reply.message.partition(":")[0]) == (507, "Out of resources")
     assert unharmed.describe("faulty")["workers"][0]["restarts"] == 0
 
 
@@ -183,7 +187,8 @@ def test_memory_error_is_out_of_resources(unharmed):
 def test_wrong_answer_is_an_error_and_the_worker_lives_on(unharmed, fault, message):
     pid = unharmed.predict("faulty", order("answer")).json["pid"]
     reply = unharmed.predict("faulty", fault)
-    assert (reply.status, reply.json["type"], reply.message) == (503, "InternalServerException", message)
+    assert (reply.status, reply.json["type"]) == (503, "InternalServerException")
+    assert reply.message.startswith(message.rstrip("."))
     assert unharmed.predict("faulty", order("answer")).json["pid"] == pid
 
 

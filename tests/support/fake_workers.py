@@ -30,6 +30,7 @@ class FakeWorker:
         self.has_answered = self.is_ready = self.is_retiring = self.is_concurrent = self.has_suspect = False
         self.has_exited = False
         self.depth = 1
+        self.example = ""
         self.num_batches = self.places = self.max_length = self.loaded_bytes = 0
         self.abilities: list[str] = []
         self.batches: deque[Any] = deque()

@@ -9,6 +9,7 @@ class FakeConnection:
     """Keeps the bytes and events of a response."""
 
     common = b"common: yes\r\n"
+    counts_bytes = False
 
     def __init__(self, *, is_draining=False):
         self.sent, self.events, self.is_draining = b"", [], is_draining

@@ -7,12 +7,15 @@ import json
 import mimetypes
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from flambeau.cli.options import management_beside
 from flambeau.errors import BadRequest, FlambeauError, Unavailable
+from flambeau.frontend.authorization import is_loopback
+from flambeau.frontend.key_file import read_keys
 from flambeau.http_client import connect
 
 COMPLETION_S = 1.0  # a shell waits for it
@@ -23,16 +26,28 @@ class RequestFailed(BadRequest):
 
     def __init__(self, status: int, message: str, cause: str) -> None:
         super().__init__(f"{message} (HTTP {status})")
+        self.status = status
         self.cause = cause
 
 
 def send(
-    url: str, method: str, path: str, body: bytes | BinaryIO | None = None, headers: dict[str, str] | None = None
+    url: str,
+    method: str,
+    path: str,
+    body: bytes | BinaryIO | None = None,
+    headers: dict[str, str] | None = None,
+    *,
+    api: str = "inference",
 ) -> http.client.HTTPResponse:
-    """Send a request and return the response before its body is read; an error response raises RequestFailed."""
+    """Send a request and return the response before its body is read; an error response raises RequestFailed.
+
+    Headers without a key get that of the `api`, if one is found here.
+    """
     connection = connect(url)
+    key = find_key(api, url, os.environ)
+    found = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        connection.request(method, path, body, headers or {})
+        connection.request(method, path, body, {**found, **(headers or {})})
         response = connection.getresponse()
     except OSError as error:
         raise Unavailable(
@@ -68,7 +83,22 @@ def call(server: str, method: str, path: str, /, **query: Any) -> Any:
         if value is not None
     }
     headers = authorization("FLAMBEAU_MANAGEMENT_KEY")
-    return json.loads(send(server, method, f"{path}?{urlencode(given)}" if given else path, None, headers).read())
+    target = f"{path}?{urlencode(given)}" if given else path
+    return json.loads(send(server, method, target, None, headers, api="management").read())
+
+
+def find_key(api: str, url: str, environment: Mapping[str, str]) -> str:
+    """The key for an API: FLAMBEAU_KEY, that of the file in FLAMBEAU_KEY_FILE, or that of the file in this folder.
+
+    The last is sent only to this machine: it was not named.
+    """
+    if key := environment.get("FLAMBEAU_KEY"):
+        return key
+    named = environment.get("FLAMBEAU_KEY_FILE")
+    if not named and not is_loopback(urlsplit(url).hostname or ""):
+        return ""
+    found = read_keys(Path(named or "key_file.json")).get(api)
+    return found.secret if found is not None else ""
 
 
 def model_names(server: str) -> list[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pkgutil
 import platform
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -18,20 +21,22 @@ from typing import Literal
 
 from flambeau import __version__
 from flambeau.cli.output import print_json
-from flambeau.serving.workers.host_resources import count_cores, count_gpus
+from flambeau.serving.workers.host_resources import count_cores, count_gpus, gpu_properties
 from flambeau.wire.shared_memory import SegmentPool, SegmentReader
 
-OPTIONAL = {
-    "torch": "models that use BaseHandler",
-    "grpc": "gRPC (pip install 'flambeau[grpc]')",
-    "torchvision": "the image handlers (pip install 'flambeau[vision]')",
-    "onnxruntime": "ONNX models (pip install 'flambeau[onnx]')",
-    "safetensors": "weights in safetensors files (pip install safetensors)",
-    "tokenizers": "sentence_embedder (pip install 'flambeau[embed]'), language models (pip install 'flambeau[llm]')",
-    "sentencepiece": "language models with a tokenizer.model (pip install 'flambeau[llm]')",
-    "jinja2": "the chat templates of language models (pip install 'flambeau[llm]')",
-    "captum": "explanations (pip install 'flambeau[explain]')",
+OPTIONAL = {  # module → what it is for, and the extra that has it
+    "torch": ("models that use BaseHandler", "torch"),
+    "grpc": ("gRPC", "grpc"),
+    "torchvision": ("the image handlers", "vision"),
+    "onnxruntime": ("ONNX models", "onnx"),
+    "safetensors": ("weights in safetensors files", "llm"),
+    "tokenizers": ("sentence_embedder and language models", "embed"),
+    "sentencepiece": ("language models with a tokenizer.model", "llm"),
+    "jinja2": ("the chat templates of language models", "llm"),
+    "captum": ("explanations", "explain"),
 }
+DISTRIBUTIONS = {"grpc": "grpcio"}
+IMPORT_S = 300.0
 
 
 # `--torchserve`: checks a configuration file and a model store.
@@ -47,17 +52,20 @@ class Finding:
     level: Level
     what: str
     text: str
+    fix: str = ""  # a command, or a line for a file, that mends it
 
 
 def doctor(installation: tuple[Path, Path] | None, *, as_json: bool) -> None:
     """Print the findings; exit with status 1 if one of them is a problem."""
     findings = [*(pkgutil.resolve_name(EXAMINE_TORCHSERVE)(*installation) if installation else examine())]
     if as_json:
-        print_json([{"level": f.level, "what": f.what, "text": f.text} for f in findings])
+        print_json([{name: value for name, value in asdict(finding).items() if value} for finding in findings])
     else:
         marks = {"ok": "✓", "note": "·", "problem": "✗"}
         for finding in findings:
             print(f"{marks[finding.level]} {finding.what}: {finding.text}")
+            if finding.fix:
+                print(f"    → {finding.fix}")
     if any(finding.level == "problem" for finding in findings):
         sys.exit(1)
 
@@ -66,12 +74,13 @@ def examine() -> Iterator[Finding]:
     """Check everything that a server needs."""
     yield Finding("ok", "flambeau", f"{__version__} on Python {platform.python_version()}, {platform.system()}")
     yield Finding("ok", "cores", str(count_cores()))
-    yield Finding("ok", "GPUs", str(count_gpus()))
+    yield from gpus()
+    yield compiler()
     yield from conflicting_packages()
     yield event_loop()
     yield shared_memory()
     yield temporary_folder()
-    yield from (package(name, use) for name, use in OPTIONAL.items())
+    yield from packages()
     yield from (port(number, api) for number, api in ((8080, "inference"), (8081, "management"), (8082, "metrics")))
 
 
@@ -117,14 +126,85 @@ def temporary_folder() -> Finding:
     return Finding(level, "temporary folder", f"{folder}, {free_gb:.1f} GB free")
 
 
-def package(name: str, use: str) -> Finding:
-    """An optional package and its purpose; it is not imported."""
-    if importlib.util.find_spec(name) is None:
-        return Finding("note", name, f"not installed; needed for {use}")
+def gpus() -> Iterator[Finding]:
+    """Each NVIDIA GPU with its memory and driver; of others, the number."""
+    rows = gpu_properties()
+    for number, name, memory_mib, driver in rows:
+        yield Finding("ok", f"GPU {number}", f"{name}, {int(memory_mib) / 1024:.0f} GiB, driver {driver}")
+    if not rows:
+        others = count_gpus()
+        yield Finding("ok", "GPUs", str(others) if others else "none: models run on the CPU")
+
+
+def compiler() -> Finding:
+    """The engine's kernels for CPUs, and torch.compile, need one."""
+    for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"):
+        if name and (path := shutil.which(name)):
+            return Finding("ok", "C++ compiler", path)
+    text = "none found: torch.compile does not work, and the engine is slower on a CPU"
+    return Finding("note", "C++ compiler", text, "apt-get install g++  # or set CXX")
+
+
+def packages() -> Iterator[Finding]:
+    """Each optional package: its version if it can be imported, else how to install it."""
+    found = [name for name in OPTIONAL if importlib.util.find_spec(name) is not None]
+    problems = import_problems(found)
+    for name, (use, extra) in OPTIONAL.items():
+        fix = f"pip install 'flambeau[{extra}]'"
+        if name not in found:
+            yield Finding("note", name, f"not installed; needed for {use}", fix)
+        elif problem := problems.get(name):
+            text = f"installed, but it cannot be imported: {problem}"
+            yield Finding("problem", name, text, reinstall_line(DISTRIBUTIONS.get(name, name)))
+        else:
+            yield Finding("ok", name, installed_version(name))
+
+
+def reinstall_line(package: str) -> str:
+    """The command that mends a package; torchvision and torchaudio must match torch."""
+    companion = "torch " if package in ("torchvision", "torchaudio") else ""
+    return f"pip install --force-reinstall {companion}{package}"
+
+
+def installed_version(module: str) -> str:
     try:
-        return Finding("ok", name, version_of({"grpc": "grpcio"}.get(name, name)))
+        return version_of(DISTRIBUTIONS.get(module, module))
     except PackageNotFoundError:
-        return Finding("ok", name, "installed")
+        return "installed"
+
+
+IMPORT_ALL = """
+import importlib, json, os, sys
+out = os.dup(1)
+os.dup2(2, 1)
+for name in sys.argv[1:]:
+    os.write(out, (json.dumps([name, "it ends the process"]) + "\\n").encode())
+    try:
+        importlib.import_module(name)
+        problem = ""
+    except BaseException as error:
+        problem = f"{type(error).__name__}: {error}".partition("\\n")[0]
+    os.write(out, (json.dumps([name, problem]) + "\\n").encode())
+os._exit(0)
+"""
+
+
+def import_problems(modules: Sequence[str]) -> dict[str, str]:
+    """Why modules cannot be imported. Another process imports them, since a broken one may end it."""
+    left, problems = [*modules], dict[str, str]()
+    while left:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", IMPORT_ALL, *left], capture_output=True, text=True, timeout=IMPORT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return {**problems, **dict.fromkeys(left, str(error)[:200])}
+        told = dict[str, str](json.loads(line) for line in done.stdout.splitlines())
+        problems |= {name: problem for name, problem in told.items() if problem}
+        if not told:
+            return {**problems, **dict.fromkeys(left, f"python ended with status {done.returncode}")}
+        left = left[len(told) :]  # those behind one that ended the process
+    return problems
 
 
 def port(number: int, api: str) -> Finding:

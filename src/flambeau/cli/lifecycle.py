@@ -34,6 +34,8 @@ SAME_SIGNAL_S = 1.0  # `timeout` and service managers signal a process and then 
 class LifecycleHooks:
     """Work around serving, such as loading models; subclasses override what they need."""
 
+    keys: Keys | None = None  # of the server; None: it needs none
+
     async def before_listening(self, server: Server) -> None:
         """Runs before the ports open."""
 
@@ -75,7 +77,7 @@ async def serve_until_signal(
 ) -> None:
     stop = asyncio.Event()
     catch_signals(stop)
-    keys = Keys(config.keys) if config.needs_keys else None
+    keys = hooks.keys = Keys(config.keys) if config.needs_keys else None
     if keys is not None and keys.file is not None:
         logger.info("token authorization is on; the keys are in %s", keys.file)
     async with Server(config, logs, events=events) as server:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
+from flambeau.archive.packages import LLM, explain_missing, find_missing
 from flambeau.cli.options import check_checkpoint, checkpoint_folder
 from flambeau.cli.serve import ModelOverrides, to_overrides
 from flambeau.cli.serve import serve as serve_paths
@@ -21,6 +22,7 @@ from flambeau.config.settings import LLM_SERVE
 from flambeau.errors import ConfigError, WorkersFailed
 
 HANDLER = "gpt_handler"
+TOKENIZERS = {"tokenizer.json": "tokenizers", "tokenizer.model": "sentencepiece"}  # file → its reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ def serve(
     """Serve a checkpoint until a signal; exit with status 1 if it cannot be loaded."""
     check_checkpoint(flags.model_path)
     check_flags(flags)
+    check_packages(flags)
     name = overrides.name or checkpoint_folder(flags.model_path).resolve().name
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
         folder = write_model(Path(scratch), name, to_model_config(flags, ranks))
@@ -90,6 +93,16 @@ def check_flags(flags: LlmServeFlags) -> None:
         check_checkpoint(flags.draft_model_path, "--draft")
     if flags.tokenizer_path is not None and not flags.tokenizer_path.exists():
         raise ConfigError(f"--tokenizer {flags.tokenizer_path} does not exist; give its folder or its file")
+
+
+def check_packages(flags: LlmServeFlags) -> None:
+    """Name the packages that the engine, and the tokenizer of this checkpoint, need and that are not installed."""
+    tokenizer = flags.tokenizer_path or flags.model_path
+    tokenizer = checkpoint_folder(tokenizer) if flags.tokenizer_path is None else tokenizer
+    file = next((tokenizer / name for name in TOKENIZERS if (tokenizer / name).is_file()), tokenizer)
+    modules = [*LLM.modules, *([TOKENIZERS[file.name]] if file.name in TOKENIZERS else [])]
+    if missing := find_missing(modules, sys.path):
+        raise ConfigError(explain_missing("the engine", missing, LLM.extra))
 
 
 def to_model_config(flags: LlmServeFlags, ranks: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from flambeau.cli.key_commands import keys_app
 from flambeau.cli.llm_commands import llm_app
 from flambeau.cli.model_commands import archive_app, models_app
 from flambeau.cli.options import (
@@ -33,6 +34,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(models_app, name="models")
 app.add_typer(archive_app, name="archive")
 app.add_typer(llm_app, name="llm")
+app.add_typer(keys_app, name="keys")
 
 
 def print_version(is_given: bool) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from flambeau.cli.api_client import call
+from flambeau.cli.api_client import RequestFailed, call
 from flambeau.cli.output import print_json, print_table
+from flambeau.errors import ConfigError
 
 
 def ls(url: str, *, as_json: bool) -> None:
@@ -59,10 +61,16 @@ def describe(url: str, name: str, version: str | None, *, as_json: bool) -> None
 
 
 def register(url: str, source: str, *, workers: int, wait: bool, overrides: Mapping[str, Any], as_json: bool) -> None:
-    print_status(
-        call(url, "POST", "/models", url=source, initial_workers=workers, synchronous=wait, **overrides),
-        as_json=as_json,
-    )
+    """Register a model. A name is one in the server's store; a path is that very file, or the server refuses it."""
+    if "://" not in source and "/" in source and Path(source).exists():
+        source = str(Path(source).resolve())
+    try:
+        answer = call(url, "POST", "/models", url=source, initial_workers=workers, synchronous=wait, **overrides)
+    except RequestFailed as error:
+        if error.status == 404 and "/" not in source and Path(source).exists():
+            raise ConfigError(f"{error}. There is a {source} here; to register that one, write ./{source}") from None
+        raise
+    print_status(answer, as_json=as_json)
 
 
 def scale(url: str, name: str, version: str | None, workers: int, *, wait: bool, as_json: bool) -> None:

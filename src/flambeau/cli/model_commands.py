@@ -36,7 +36,8 @@ def models_describe(
 @models_app.command("register")
 def models_register(
     source: Annotated[
-        str, typer.Argument(metavar="URL", help="Archive or folder in the model store, or an allowed URL.")
+        str,
+        typer.Argument(metavar="NAME|PATH|URL", help="Archive or folder in the model store, or an allowed URL."),
     ],
     name: Annotated[str | None, typer.Option(help="Model name, instead of the one in the manifest.")] = None,
     handler: Annotated[str | None, typer.Option(help="Handler, instead of the one in the manifest.")] = None,

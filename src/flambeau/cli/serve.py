@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flambeau.archive.manifest import CONFIG, MANIFEST, MODEL_SUFFIXES, explain_folder, handler_of, read_config
+from flambeau.archive.packages import explain_missing
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig
@@ -17,7 +20,8 @@ from flambeau.config.resolution import Settings, to_server_config
 from flambeau.config.server import Address, ServerConfig
 from flambeau.config.settings import MODEL_SETTINGS, SERVE
 from flambeau.config.value_types import ModelEntry
-from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
+from flambeau.errors import ConfigError, FlambeauError, MissingPackages, WorkersFailed
+from flambeau.frontend.authorization import Keys
 from flambeau.logs.setup import open_logs
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import ARCHIVE_SUFFIXES, models_in
@@ -72,7 +76,10 @@ def serve(
     models = [model for path, own in named for model in find_models(path, own)]
     if not named and config.model_store is None:
         models = [*example_models(overrides)]
-    run_server(config, InitialModelLoader(models, overrides), logs)
+    try:
+        run_server(config, InitialModelLoader(models, overrides), logs)
+    except MissingPackages:  # the log already has the reasons
+        sys.exit(1)
 
 
 def to_overrides(
@@ -117,9 +124,25 @@ class InitialModelLoader(LifecycleHooks):
             if self._overrides.must_load:
                 loaded = [model for model in server.registry if model.loaded_at_startup]
                 await asyncio.gather(*(model.pool.wait_decided() for model in loaded))
+        check_any_served(server)
         mark_started(server)
         logger.info("Model server started.")
-        progress.announce(address, [model for model in server.registry if model.pool.is_ready])
+        header = authorization_option(self.keys) if self.keys is not None else ""
+        progress.announce(address, [model for model in server.registry if model.pool.is_ready], header)
+
+
+def authorization_option(keys: Keys) -> str:
+    """The option of a curl command that sends the inference key; the key itself is not printed."""
+    if keys.file is None or "inference" in keys.supplied:
+        return '-H "Authorization: Bearer $FLAMBEAU_INFERENCE_KEY"'
+    return f'-H "Authorization: Bearer $(flambeau keys show inference --file {shlex.quote(str(keys.file.resolve()))})"'
+
+
+def check_any_served(server: Server) -> None:
+    """Raise if there are models, and all of them wait for packages that are not installed."""
+    models = [*server.registry]
+    if models and all(model.pool.needs_install for model in models):
+        raise MissingPackages("no model can be served: see the log for the packages to install")
 
 
 async def load(
@@ -149,11 +172,12 @@ async def load(
             outcome.failed = True
             if not error.is_final:  # a final failure is already logged
                 logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
-        except FlambeauError as error:
+        except (FlambeauError, OSError) as error:
             outcome.failed = True
             if initial.is_required:
                 raise
             logger.error("%s was not loaded: %s", initial.path.name, error)
+            server.add_missing_model(initial.path.name, str(error))
     return None
 
 
@@ -192,12 +216,20 @@ def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
 
 
 def example_models(overrides: ModelOverrides) -> Iterator[InitialModel]:
-    """The built-in examples: an image model, and a language model if its packages are installed."""
+    """The built-in examples whose packages are installed: an image model and a language model."""
     from flambeau.examples import digits, shakespeare
 
-    yield from find_models(digits.archive(), overrides)
-    if missing := shakespeare.missing():
-        logger.warning("the example language model needs %s: pip install 'flambeau[llm]'", ", ".join(missing))
+    digits_lack, shakespeare_lacks = digits.missing(), shakespeare.missing()
+    if digits_lack and shakespeare_lacks:
+        modules = [*dict.fromkeys((*digits_lack, *shakespeare_lacks))]
+        text = explain_missing("the example", modules, "example,llm")
+        raise ConfigError(f"{text}. Or give a model to serve: flambeau serve PATH")
+    if digits_lack:
+        logger.warning(explain_missing("the example image model", digits_lack, "example"))
+    else:
+        yield from find_models(digits.archive(), overrides)
+    if shakespeare_lacks:
+        logger.warning(explain_missing("the example language model", shakespeare_lacks, "llm"))
     else:
         yield InitialModel(path=shakespeare.FOLDER, name=shakespeare.NAME, settings=overrides.settings)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import shlex
@@ -11,12 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
 
 from flambeau.config.server import Address
 from flambeau.serving.model import Model
+from flambeau.wire.example_requests import is_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,10 +25,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TEXT_EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 100, "stream": true}'
-EXAMPLES = {"text_classifier": '"What a fine day"', "sentence_embedder": '["a cat", "a dog"]'}
-PICTURES = ("image_classifier", "image_segmenter", "object_detector", "dali_image_classifier")
+# A gray picture of 32 by 32 pixels, in base64: the line works before you have one of your own.
+PICTURE = (
+    '"iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAFklEQVR42mNoIAAYRhWMKhhVMFIVAABCAAAfN5c2AAAAAABJRU5ErkJggg=="'
+)
+EXAMPLES = {
+    "text_classifier": '"What a fine day"',
+    "sentence_embedder": '["a cat", "a dog"]',
+    "image_classifier": PICTURE,
+    "image_segmenter": PICTURE,
+    "object_detector": PICTURE,
+}
+INSTANCES = ("json", "kserve", "instances")  # envelopes that take {"instances": […]}
+PLAIN = ("", "body")  # envelopes that leave the body as it is
 TENSORS = ("base_handler", "onnx")
-MAX_SOURCE_BYTES = 1 << 20
 JSON = "-H 'content-type: application/json'"
 
 
@@ -83,16 +93,16 @@ class StartupProgress:
                 self._console.print(f"[{color}]●[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
             self._update()
 
-    def announce(self, address: Address, models: Sequence[Model]) -> None:
-        """Print a curl command for each model."""
+    def announce(self, address: Address, models: Sequence[Model], authorization: str = "") -> None:
+        """Print a curl command for each model; `authorization` is the option with the key."""
         for model in models:
-            url = f"{address}/predictions/{model.name}"
-            body = curl_arguments(model)
+            url = f"{address}/predictions/{quote(model.name, safe='')}"
+            command = curl_command(f"{url} {authorization}".rstrip(), model)
             if self._console is None:
-                logger.info("try: curl %s %s", url, body)
+                logger.info("try: %s", command)
             else:
                 self._console.print(f"\n  [bold]{model.name}[/] is ready. Try:\n")
-                self._console.print(f"  curl {url} {body}\n", soft_wrap=True, highlight=False, markup=False)
+                self._console.print(f"  {command}\n", soft_wrap=True, highlight=False, markup=False)
 
     def note(self, model: str, words: str) -> None:
         """Show the current step of a model that takes long to load."""
@@ -106,38 +116,27 @@ class StartupProgress:
             self._status.update(f"loading {', '.join(self._loading)}" if self._loading else "starting")
 
 
-def curl_arguments(model: Model) -> str:
-    """The options of a curl command that sends a request of the kind that the handler expects."""
+def curl_command(url: str, model: Model) -> str:
+    """A command that sends a request of the kind that the model expects."""
     is_generator = "generate" in model.abilities
+    body = example_body(model)
+    if not body:
+        fallback = f"{JSON} -d @NUMBERS.json" if model.handler in TENSORS else "-H 'content-type: TYPE' -T FILE"
+        return f"curl {url} {fallback}"
+    if not is_json(body):  # too long for a command line
+        program = f"import json; print(json.dumps({body}))"
+        return f"python3 -c {shlex.quote(program)} | curl {url} {JSON} -d @-"
+    curl = "curl -N" if is_generator else "curl"  # -N: show text as it arrives
+    return f"{curl} {url} {JSON} -d {shlex.quote(body)}"
+
+
+def example_body(model: Model) -> str:
+    """A request body by the model's settings, else as its worker reports it, else by its handler; empty if unknown."""
     example = model.config.options.get("example")
-    if example is None:
-        example = EXAMPLES.get(model.handler, TEXT_EXAMPLE if is_generator else None)
-    if example is None and (found := example_in(model.source.folder, model.handler)) is not None:
-        example = json.dumps(found)
     if example is not None:
-        body = f"{JSON} -d {shlex.quote(example if isinstance(example, str) else json.dumps(example))}"
-        return f"-N {body}" if is_generator else body  # -N: show text as it arrives
-    if model.handler in PICTURES:
-        return "-T PICTURE.jpg"
-    return f"{JSON} -d @NUMBERS.json" if model.handler in TENSORS else "-H 'content-type: TYPE' -T FILE"
-
-
-def example_in(folder: Path, handler: str) -> object:
-    """The `example` of a handler's class or module, if it is a literal. The file is parsed, never run."""
-    name = handler.partition(":")[0]
-    file = folder / (name if name.endswith(".py") else f"{name}.py")
-    try:
-        with file.open("rb") as source:
-            tree = ast.parse(source.read(MAX_SOURCE_BYTES))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    blocks = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
-    for statement in (statement for block in blocks for statement in block):
-        if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == ["example"]:
-            try:
-                found: object = ast.literal_eval(statement.value)
-                json.dumps(found)
-            except (ValueError, TypeError):
-                return None
-            return found
-    return None
+        return example if isinstance(example, str) else json.dumps(example)
+    default = TEXT_EXAMPLE if "generate" in model.abilities else ""
+    body = model.example or EXAMPLES.get(model.handler, default)
+    if not body or model.envelope in PLAIN:
+        return body
+    return f'{{"instances": [{body}]}}' if model.envelope in INSTANCES else ""

@@ -27,7 +27,7 @@ KEY_VARIABLES = {
     "inference": "FLAMBEAU_INFERENCE_KEY",
     "API": "FLAMBEAU_API_KEY",
 }
-SECRET_VARIABLES = frozenset({*KEY_VARIABLES.values(), "FLAMBEAU_KEYSTORE_PASS"})
+SECRET_VARIABLES = frozenset({*KEY_VARIABLES.values(), "FLAMBEAU_KEY", "FLAMBEAU_KEYSTORE_PASS"})
 
 
 def is_host(text: str) -> bool:
@@ -131,10 +131,10 @@ class GrpcConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysConfig:
-    """Token authorization: three keys in a file, of which two expire."""
+    """Token authorization: three keys in a file, and those that `flambeau keys` adds to it."""
 
     is_on: bool | None = None  # None: off on a loopback bind, on otherwise
-    expiry_s: float = 3600
+    expiry_s: float | None = None  # of the inference and the management key; None: valid until they are revoked
     file: Path = Path("key_file.json")
     ping_needs_key: bool = True  # False lets load balancers and probes through
 
@@ -161,6 +161,15 @@ class SequenceHeaders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorStyle:
+    """What clients see of an error."""
+
+    has_details: bool = False  # tracebacks, and the last output of a worker
+    # Messages hold the cause, and types fit the status; else both are those that existing clients match.
+    is_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Addresses, limits and paths of one server."""
 
@@ -181,6 +190,7 @@ class ServerConfig:
     # paths pass other bodies on to the handler, and answers have the old codes and order.
     strict_calls: bool = True
     model_store: Path | None = None
+    allow_missing: bool = False  # the server is ready without startup models that cannot be loaded
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
     allow_private_urls: bool = False  # allows URLs that resolve to loopback, link-local or private addresses
@@ -211,8 +221,12 @@ class ServerConfig:
     pages: bool = False  # GET / answers, and there are /docs, /openapi.json and /health
     suggests_names: bool = False  # an error for an unknown model ends with a similar name
     names_json: bool = False  # whole replies that are JSON values have that content type
+    plain_errors: bool = False  # see ErrorStyle
+    exact_paths: bool = False  # a path in a register call is that path, not only the name of a file in the store
+    full_access_log: bool = False  # with request ids and sizes, written when the response ends
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
+    ignore_shared_pins: bool = False  # … without lines that want other versions of packages that models share
     first_distribution_port: int = 29500  # for workers that are groups of processes
     sequence_headers: SequenceHeaders = SequenceHeaders()
     measure: MetricsConfig = MetricsConfig()
@@ -244,6 +258,10 @@ class ServerConfig:
         if self.error_details is not None:
             return self.error_details
         return not self.public and (self.metrics is None or self.metrics.is_loopback)
+
+    @property
+    def error_style(self) -> ErrorStyle:
+        return ErrorStyle(has_details=self.shows_error_details, is_plain=self.plain_errors)
 
 
 def with_field(config: T, field_path: str, value: object) -> T:

@@ -28,7 +28,15 @@ from flambeau.config.value_types import (
 PREFIX = "FLAMBEAU_"
 MASK = "********"
 # names_json: a reply that is JSON is labeled so. auto_detect: metrics of handlers need no entry in metrics.yaml.
-DEFAULTS = ServerConfig(pages=True, names_json=True, suggests_names=True, measure=MetricsConfig(auto_detect=True))
+DEFAULTS = ServerConfig(
+    pages=True,
+    names_json=True,
+    suggests_names=True,
+    plain_errors=True,
+    exact_paths=True,
+    full_access_log=True,
+    measure=MetricsConfig(auto_detect=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,13 @@ SERVER_SETTINGS = (
         Setting(
             "workflow_store", FilePath(), "Folder of workflow archives.", "workflow_store", unset="the model store"
         ),
+        Setting(
+            "allow_missing",
+            Switch(),
+            "Report ready although models that the server started with could not be loaded.",
+            "allow_missing",
+            is_basic=True,
+        ),
         Setting("watch", Switch(), "Reload handlers when their code changes.", "watch", is_basic=True),
         Setting(
             "install_dependencies",
@@ -136,6 +151,12 @@ SERVER_SETTINGS = (
             "Install the requirements of each model for its workers.",
             "install_dependencies",
             is_basic=True,
+        ),
+        Setting(
+            "ignore_shared_pins",
+            Switch(),
+            "Ignore requirements that want another torch than the server's, with a warning.",
+            "ignore_shared_pins",
         ),
         Setting(
             "model_defaults",
@@ -230,8 +251,8 @@ SERVER_SETTINGS = (
             "allow_unprotected",
             is_basic=True,
         ),
-        Setting("key_file", FilePath(), "Where the keys are written.", "keys.file"),
-        Setting("key_expiry", _seconds, "Seconds until keys expire.", "keys.expiry_s"),
+        Setting("key_file", FilePath(), "Where the keys are; see `flambeau keys`.", "keys.file", is_basic=True),
+        Setting("key_expiry", _seconds, "Seconds until new keys expire.", "keys.expiry_s", unset="they do not expire"),
         Setting("ping_needs_key", Switch(), "Whether /ping needs a key.", "keys.ping_needs_key"),
         Setting(
             "allow_host",

@@ -6,10 +6,12 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 from flambeau.archive.pack import Recipe, pack
+from flambeau.archive.packages import find_missing
 from flambeau.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -17,16 +19,24 @@ logger = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "digits_model"
 
 
+def missing() -> list[str]:
+    """The modules that must be installed to serve it, and are not; the trained model needs fewer."""
+    return find_missing(("torch",) if cached().is_file() else ("torch", "sklearn"), sys.path)
+
+
 def archive() -> Path:
     """The path of the packed model; it is trained first if this version is not in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau" / "examples"
-    recipe = b"".join(path.read_bytes() for path in (Path(__file__), *sorted(SOURCES.glob("*.py"))))
-    folder = cache / hashlib.sha256(recipe).hexdigest()[:12]
-    found = folder / "digits.mar"
+    found = cached()
     if not found.is_file():
         logger.info("training the example model; this happens only once")
-        build(folder)
+        build(found.parent)
     return found
+
+
+def cached() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau" / "examples"
+    recipe = b"".join(path.read_bytes() for path in (Path(__file__), *sorted(SOURCES.glob("*.py"))))
+    return cache / hashlib.sha256(recipe).hexdigest()[:12] / "digits.mar"
 
 
 def build(folder: Path) -> None:
@@ -34,10 +44,8 @@ def build(folder: Path) -> None:
     try:
         import torch
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ConfigError(
-            f"the example model needs {error.name}: pip install 'flambeau[example]', or give a model to serve"
-        ) from None
+    except ImportError as error:  # installed, but broken
+        raise ConfigError(f"the example model cannot be trained: {error}; give a model to serve") from None
     digits = load_digits()
     images, labels = torch.tensor(digits.data, dtype=torch.float32), torch.tensor(digits.target)
     folder.mkdir(parents=True, exist_ok=True)

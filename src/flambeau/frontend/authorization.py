@@ -1,57 +1,52 @@
-"""Keys: token authorization of the APIs. Three keys, of which two expire, are kept in a file.
+"""Keys: token authorization of the APIs. The keys are kept in a file; a change of the file counts at once.
 
 HostCheck: without keys, refuses what web pages of other sites send through a browser on this machine or in its network.
 """
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
-import json
 import logging
 import os
 import re
-import secrets
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import get_args
 
 from flambeau.config.server import KEY_VARIABLES as VARIABLES
 from flambeau.config.server import KeysConfig
 from flambeau.errors import ConfigError, ForeignRequest, InvalidKey
+from flambeau.frontend.key_file import (
+    API,
+    KINDS,
+    MIN_CHARACTERS,
+    ApiKey,
+    Kind,
+    kind_of,
+    new_key,
+    read_keys,
+    to_document,
+    to_instant,
+    write_private,
+)
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["management", "inference"]  # the API that a key is for; the third key renews these two
-API = "API"
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
-MIN_CHARACTERS = 32
-MAX_FILE_BYTES = 64 * 1024
+HOW_TO_RENEW = (
+    "A key is renewed with /token?type=inference or ?type=management, and the API key as Authorization: Bearer KEY "
+    "(`flambeau keys show API`). On the server's machine, `flambeau keys new` needs no key."
+)
+LOOK_S = 1.0  # between two looks at the key file
 # No public domain name ends so, or has a single label: no web page of another site can have such an address.
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc")
 MAX_KNOWN_HOSTS = 256
 MAX_SHOWN = 100  # characters of a client's header in an error message
-_EXPIRY = "expiration time"  # the name in the file
 _BEARER = re.compile(r"Bearer\s+(\S+)\s*", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A secret and its expiry; None: it never expires."""
-
-    secret: str
-    expires_at: float | None = None
-
-    def matches(self, given: str, now: float) -> bool:
-        """Whether a given secret is this one and has not expired; takes constant time."""
-        is_same = hmac.compare_digest(self.secret.encode(), given.encode())
-        return is_same and (self.expires_at is None or now < self.expires_at)
 
 
 class Keys:
@@ -62,43 +57,92 @@ class Keys:
     ) -> None:
         self._expiry_s = config.expiry_s
         self._now = now
-        supplied = supplied_keys(environment)
-        known = {**self._unexpired(read_keys(config.file)), **supplied}
-        self._keys: dict[str, ApiKey] = {
-            kind: known.get(kind) or self._new_key(kind) for kind in (*get_args(Kind), API)
-        }
-        self.file = self._save(config.file, is_needed=len(supplied) < len(self._keys))
+        self._supplied = supplied_keys(environment)
+        known = {**self._unexpired(read_keys(config.file)), **self._supplied}
+        own = {kind: known.get(kind) or self._new_key(kind) for kind in KINDS}
+        self._use({**own, **known})
+        self.file = self._save(config.file, is_needed=len(self._supplied) < len(own))
+        self._stamp = stamp_of(self.file)
+        self._next_look = now() + LOOK_S
 
     def check(self, kind: Kind, authorization: str | None) -> None:
-        """Raise InvalidKey unless the value of an `authorization` header has the key of this API."""
-        if not self._keys[kind].matches(bearer(authorization), self._now()):
-            raise InvalidKey(REFUSED)
+        """Raise InvalidKey unless the value of an `authorization` header has a key of this API."""
+        now = self._now()
+        if now >= self._next_look:
+            self._look(now)
+        given = bearer(authorization)
+        for key in self._by_kind[kind]:
+            if key.matches(given, now):
+                return
+        raise InvalidKey(REFUSED, plain=self._explain(kind, authorization, given, now))
 
     def renew(self, kind: str | None, authorization: str | None) -> None:
         """Replace a key for a caller with the API key; the old one is invalid from now on."""
-        if (
-            kind is None
-            or kind not in get_args(Kind)
-            or not self._keys[API].matches(bearer(authorization), self._now())
-        ):
-            raise InvalidKey(NOT_RENEWED)
+        self._look(self._now())
+        given = bearer(authorization)
+        may_renew = any(key.matches(given, self._now()) for key in self._by_kind[API])
+        if kind is None or kind not in get_args(Kind) or not may_renew:
+            raise InvalidKey(NOT_RENEWED, plain=HOW_TO_RENEW)
         keys = {**self._keys, kind: self._new_key(kind)}
         if self.file is not None:
             write_private(self.file, to_document(keys))  # first: a key that nobody can read would lock all callers out
-        self._keys = keys
+            self._stamp = stamp_of(self.file)
+        self._use(keys)
+        self._supplied.pop(kind, None)
         logger.info("the %s key was renewed", kind)
 
+    @property
+    def supplied(self) -> frozenset[str]:
+        """The names of the keys that come from environment variables."""
+        return frozenset(self._supplied)
+
+    def _use(self, keys: dict[str, ApiKey]) -> None:
+        self._keys = keys
+        self._by_kind = {kind: [key for name, key in keys.items() if kind_of(name, key) == kind] for kind in KINDS}
+
+    def _look(self, now: float) -> None:
+        """Read the file again if it has changed: a new key is accepted, and a revoked one is not."""
+        self._next_look = now + LOOK_S
+        stamp = stamp_of(self.file)
+        if self.file is None or stamp is None or stamp == self._stamp:  # a file that is gone revokes nothing
+            return
+        self._stamp = stamp
+        if found := read_keys(self.file):
+            self._use({**found, **self._supplied})
+            logger.info("the keys were read again from %s", self.file)
+        else:
+            logger.warning("%s has no valid keys; those that were in it stay valid", self.file)
+
+    def _explain(self, kind: Kind, authorization: str | None, given: str, now: float) -> str:
+        """Why a caller is refused, and the remedy."""
+        place = f"it is in {self.file.name} on the server" if self.file else f"it is {VARIABLES[kind]} of the server"
+        remedy = (
+            f"Send the {kind} key as Authorization: Bearer KEY; {place}, and `flambeau keys show {kind}` prints it."
+        )
+        if not authorization:
+            return f"This call needs a key. {remedy}"
+        if not given:
+            return f"The Authorization header is not Bearer KEY. {remedy}"
+        for name, key in self._keys.items():
+            if key.is_same(given) and key.has_expired(now):
+                made = f"`flambeau keys new {name}` makes another"
+                return f"The key {name} has expired, at {to_instant(key.expires_at or 0)}; {made}."
+            if key.is_same(given):
+                return f"The key is for the {kind_of(name, key)} API. {remedy}"
+        return f"The key is wrong, or was revoked. {remedy}"
+
     def _new_key(self, kind: str) -> ApiKey:
-        return ApiKey(secrets.token_urlsafe(32), None if kind == API else self._now() + self._expiry_s)
+        return new_key(None if kind == API or self._expiry_s is None else self._now() + self._expiry_s)
 
     def _unexpired(self, found: Mapping[str, ApiKey]) -> dict[str, ApiKey]:
-        """The unexpired keys of an earlier run; their expiry is limited by the current setting."""
+        """The unexpired keys of an earlier run; the expiry of the server's own is limited by the current setting."""
+        return {name: self._shortened(name, key) for name, key in found.items() if not key.has_expired(self._now())}
+
+    def _shortened(self, name: str, key: ApiKey) -> ApiKey:
+        if name == API or name not in KINDS or self._expiry_s is None:
+            return key
         latest = self._now() + self._expiry_s
-        return {
-            kind: key if key.expires_at is None else ApiKey(key.secret, min(key.expires_at, latest))
-            for kind, key in found.items()
-            if key.expires_at is None or key.expires_at > self._now()
-        }
+        return ApiKey(key.secret, latest if key.expires_at is None else min(key.expires_at, latest))
 
     def _save(self, wanted: Path, *, is_needed: bool) -> Path | None:
         """Write the file as configured, else to a temporary folder; None if neither is possible nor needed."""
@@ -122,6 +166,15 @@ class Keys:
         return spare
 
 
+def stamp_of(file: Path | None) -> tuple[int, int] | None:
+    """What changes when a file is replaced or written; None if there is no such file."""
+    try:
+        status = os.stat(file) if file is not None else None
+    except OSError:
+        return None
+    return (status.st_ino, status.st_mtime_ns) if status else None
+
+
 def bearer(authorization: str | None) -> str:
     """The key in `Bearer <key>`; empty for anything else."""
     match = _BEARER.fullmatch(authorization or "")
@@ -139,75 +192,6 @@ def supplied_keys(environment: Mapping[str, str]) -> dict[str, ApiKey]:
     if len({*found.values()}) < len(found):
         raise ConfigError(f"{' and '.join(VARIABLES[kind] for kind in found)} must differ from each other")
     return {kind: ApiKey(secret) for kind, secret in found.items()}
-
-
-def read_keys(file: Path) -> dict[str, ApiKey]:
-    """The keys in the file; none if other users may know them."""
-    try:
-        with file.open("rb") as stream:
-            problem = exposure(os.fstat(stream.fileno()))
-            document = json.loads(stream.read(MAX_FILE_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(document, dict):
-        return {}
-    found = {kind: read_key(document.get(kind)) for kind in VARIABLES}
-    keys = {kind: key for kind, key in found.items() if key is not None}
-    if len({key.secret for key in keys.values()}) < len(keys):
-        problem = "some of its keys are equal"
-    if problem and keys:
-        logger.warning("the keys in %s are replaced by new ones: %s", file, problem)
-        return {}
-    return keys
-
-
-def exposure(status: os.stat_result) -> str:
-    """Why other users may know the keys in a file; empty if they may not."""
-    if status.st_uid not in (os.geteuid(), 0):
-        return "it belongs to another user"
-    if status.st_mode & 0o077:
-        return f"others may read or change it (its mode is {status.st_mode & 0o777:04o}, and should be 0600)"
-    return ""
-
-
-def to_document(keys: Mapping[str, ApiKey]) -> dict[str, dict[str, str]]:
-    """Keys in the format of the file."""
-    return {
-        kind: {"key": key.secret, **({_EXPIRY: to_instant(key.expires_at)} if key.expires_at else {})}
-        for kind, key in keys.items()
-    }
-
-
-def read_key(entry: Any) -> ApiKey | None:
-    """One entry of a key file; None if it is invalid or too short."""
-    if not isinstance(entry, dict):
-        return None
-    secret, instant = entry.get("key"), entry.get(_EXPIRY)
-    if not isinstance(secret, str) or len(secret) < MIN_CHARACTERS:
-        return None
-    try:
-        return ApiKey(secret, None if instant is None else datetime.fromisoformat(instant).timestamp())
-    except (TypeError, ValueError):
-        return None
-
-
-def to_instant(when: float) -> str:
-    return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
-
-
-def write_private(file: Path, document: Mapping[str, Any]) -> None:
-    """Write JSON that only this user may read, atomically."""
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(document, indent=2) + "\n")
-            stream.flush()
-            os.fsync(descriptor)
-        os.replace(fresh, file)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
 
 
 # ---- without keys ----

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from flambeau.config.server import Address
-from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.console.api import ConsoleApi
 from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
 from flambeau.frontend.http.exchange import Exchange
@@ -19,6 +19,7 @@ from flambeau.frontend.http.openapi import Operation
 from flambeau.frontend.http.pages import PagesApi
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
 from flambeau.frontend.http.websocket import WebSocketApi
+from flambeau.frontend.key_file import Kind
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI
 from flambeau.frontend.openai.api import OpenAiApi
 from flambeau.serving.server import Server
@@ -31,7 +32,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     management = {
         **DescriptionApi(MANAGEMENT).routes(),
         **ManagementApi(server).routes(),
-        **HealthApi(server).routes(),
+        **HealthApi(server, keys, "management").routes(),
         **kserve.readiness_routes(),
         **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
@@ -47,7 +48,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
         **InferenceApi(server).routes(),
         **WebSocketApi(server).routes(),
-        **HealthApi(server).routes(),
+        **HealthApi(server, keys, "inference").routes(),
         **kserve.routes(),
         **OpenAiApi(server, kserve.v1).routes(),
         **extension_routes(server, "inference"),

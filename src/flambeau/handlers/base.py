@@ -58,6 +58,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
         self.model_yaml_config: Mapping[str, Any] = {}
         self.model_pt_path: str | None = None  # the serialized file
         self.profiler_args: dict[str, Any] = {}  # for torch.profiler.profile
+        self.example: Any = None  # a request body, for the command that the server prints
         self.explain = False
         self.target = 0
 
@@ -77,6 +78,10 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
         serialized, model_file = entry.get("serializedFile"), entry.get("modelFile")
         self.model_pt_path = str(folder / serialized) if serialized else None
         self.model = self._load(str(folder), model_file)
+        if type(self) is BaseHandler and isinstance(self.model, torch.fx.GraphModule):
+            from flambeau.handlers.loaders.torch_export import example_of_program
+
+            self.example = example_of_program(self.model)  # a subclass may expect other requests than its model
         self._move_to_device()
         if options := read_pt2(self.model_yaml_config.get("pt2")):
             self.model = compile_model(self.model, options)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, json_problem
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
@@ -82,7 +82,7 @@ def parse_json_bytes(raw: bytes | bytearray, remedy: str) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not valid JSON ({error}); {remedy}") from None
+        raise BadRequest(f"the body is not valid JSON: {json_problem(error)}; {remedy}") from None
 
 
 def is_describe(context: Context) -> bool:

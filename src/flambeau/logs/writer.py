@@ -334,26 +334,49 @@ def http_line(
     remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float, _: int = 0
 ) -> str:
     target = printable(f"{path}?{masked(query)}" if query else path or "-")
-    return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {seconds * 1000:.0f}'
+    return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {max(0.0, seconds * 1000):.0f}'
+
+
+def full_http_line(
+    remote: str,
+    request: tuple[str, ...],
+    status: int,
+    seconds: float,
+    sizes: tuple[int, int],
+    end: str,
+    _: int = 0,
+) -> str:
+    method, path, query, version, request_id = request
+    received, sent = sizes
+    line = http_line(remote, method, path, query, version, status, seconds)
+    return f"{line} id={printable(request_id)} in={received} out={sent}{end}"
 
 
 def grpc_line(peer: str, method: str, code: int, seconds: float, _: int = 0) -> str:
-    return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {seconds * 1000:.0f}'
+    return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {max(0.0, seconds * 1000):.0f}'
 
 
 class AccessLog:
-    """Logs each call: client, request, status and duration."""
+    """Logs each call: client, request, status and duration; a full log has request ids and sizes too."""
 
     _HTTP = LineFormat(ACCESS, to_text=http_line)
+    _FULL_HTTP = LineFormat(ACCESS, to_text=full_http_line)
     _GRPC = LineFormat(ACCESS, to_text=grpc_line)
 
-    def __init__(self, logs: Logs) -> None:
+    def __init__(self, logs: Logs, *, is_full: bool = False) -> None:
+        self.is_full = is_full
         self._add = logs.add
 
     def http(self, remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float) -> None:
         """Log an HTTP exchange; the logs' thread formats the line."""
         values = (remote, method, path, query, version, status, seconds)
         self._add(self._HTTP, values, len(path) + len(query))
+
+    def http_ended(
+        self, remote: str, request: tuple[str, ...], status: int, seconds: float, sizes: tuple[int, int], end: str
+    ) -> None:
+        """Log an HTTP exchange whose response has ended; `request`: method, path, query, version and request id."""
+        self._add(self._FULL_HTTP, (remote, request, status, seconds, sizes, end), sum(map(len, request)))
 
     def grpc(self, peer: str, method: str, code: int, seconds: float) -> None:
         """Log a gRPC call: `peer` and `method` in grpc's form, `code` as a number."""

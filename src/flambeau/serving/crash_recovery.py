@@ -26,6 +26,7 @@ class WorkerExit:
     spares_jobs: bool = False  # … for a reason that has nothing to do with its jobs
     while_loading: bool = False  # the model could not be loaded
     is_final: bool = False  # … and another attempt would fail too
+    needs_install: bool = False  # … because a package that its handler needs is not installed
     last_lines: tuple[str, ...] = ()
 
     @property

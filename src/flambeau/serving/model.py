@@ -46,6 +46,7 @@ class Model:
         self.workflow = ""  # the workflow it is a node of
         self.answers: Counter[int] = Counter()  # by status
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
+        self.example = ""  # a request body that the handler accepts, if a worker has reported one
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
         self.traffic = ModelTraffic(name, host.telemetry.traffic)
         self._events = host.events
@@ -83,6 +84,12 @@ class Model:
     def is_listed(self) -> bool:
         """Whether it is shown as a model; the functions of workflows are not."""
         return not self.workflow or bool(self.source.url)
+
+    @property
+    def was_never_loaded(self) -> bool:
+        """Whether it is a startup model that has failed to load so far."""
+        pool = self.pool
+        return self.loaded_at_startup and not pool.has_loaded and (pool.is_failing_to_load or not pool.may_recover)
 
     @property
     def envelope(self) -> str:
@@ -246,6 +253,7 @@ class Model:
         for worker in self.pool.workers:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
+                self.example = worker.example
                 self.report_loaded()
         if self.queue:  # a worker that stopped for lack of load may have returned jobs
             self._wake()
@@ -257,7 +265,7 @@ class Model:
 
 def rejected(model: str, version: str | None, reason: str = "") -> Unavailable:
     """No worker can take the job; `version` is the one that the client named."""
-    return Unavailable(rejection_text(model, version, reason))
+    return Unavailable(rejection_text(model, version, reason), plain=plain_rejection(model, reason))
 
 
 def rejection_text(model: str, version: str | None, reason: str) -> str:
@@ -265,6 +273,11 @@ def rejection_text(model: str, version: str | None, reason: str) -> str:
     named = f'Model "{model}" Version {version}"' if version else f'Model "{model}"'
     text = f"{named} has no worker to serve inference request. {REMEDY}"
     return f"{text}. {reason}" if reason else text
+
+
+def plain_rejection(model: str, reason: str) -> str:
+    text = f'Model "{model}" has no worker to serve inference request'
+    return f"{text}. {reason}" if reason else f"{text}. Add some: flambeau models scale {model} 1"
 
 
 def no_worker(model: str, version: str | None, last_exit: WorkerExit | None) -> Unavailable:
@@ -280,4 +293,9 @@ def not_loaded(model: str, last_exit: WorkerExit | None) -> Unavailable:
 
 def queue_full(model: str, version: str | None, capacity: int, *, drained_in_s: float) -> QueueFull:
     reason = f"All {capacity} places in its queue are taken (jobQueueSize, job_queue_size)."
-    return QueueFull(rejection_text(model, version, reason), retry_after_s=max(1, round(drained_in_s)))
+    retry_after_s = max(1, round(drained_in_s))
+    plain = (
+        f'The queue of model "{model}" is full: all {capacity} places are taken (jobQueueSize). '
+        f"Try again in {retry_after_s} s, add workers, or raise --job-queue-size."
+    )
+    return QueueFull(rejection_text(model, version, reason), retry_after_s=retry_after_s, plain=plain)

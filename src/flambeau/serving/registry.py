@@ -45,6 +45,9 @@ class Registry:
     def __iter__(self) -> Iterator[Model]:
         return (model for versions in [*self._versions.values()] for model in [*versions.values()])
 
+    def has(self, name: str) -> bool:
+        return name in self._versions
+
     def find(self, name: str, version: str | None = None) -> Model:
         """The model of that name, in its default version unless one is given."""
         versions = self._versions.get(name)

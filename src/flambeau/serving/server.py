@@ -58,18 +58,20 @@ class Server:
         self.registry = Registry(suggests=config.suggests_names)
         self.events = events or ServerEvents()
         self.logs = logs or Logs()
-        self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None
+        self.access_log = AccessLog(self.logs, is_full=config.full_access_log) if self.logs.has_access_log else None
         self.telemetry = Telemetry(config.measure, self.logs)
         downloader = Downloader(
             compile_patterns(config.allowed_urls),
             allow_private=config.allow_private_urls,
             limits=DownloadLimits(min_rate=config.min_download_rate),
         )
-        self.store = Store(config.model_store, downloader)
+        self.store = Store(config.model_store, downloader, exact_paths=config.exact_paths)
         self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
         self._dependencies = Dependencies(
-            install=config.install_dependencies, tell=lambda model, words: self.on_progress(model, words)
+            install=config.install_dependencies,
+            tell=lambda model, words: self.on_progress(model, words),
+            ignore_shared_pins=config.ignore_shared_pins,
         )
         self.segments: SegmentPool | None = None
         self.is_draining = False
@@ -168,7 +170,7 @@ class Server:
                 await self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
             )
             self.registry.add(model)
-            self.missing.pop(model.name, None)
+            self._drop_missing(model.name, url)
         except ModelExists:  # keep the downloaded file: a retry must report the same conflict
             await asyncio.to_thread(self.store.discard, replace(source, downloaded=None))
             raise
@@ -191,8 +193,12 @@ class Server:
         return model
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """Remove a model after its accepted jobs are answered."""
-        model = self.registry.remove(name, version)
+        """Remove a model after its accepted jobs are answered; or accept that a startup model is missing."""
+        if self.registry.has(name) or not self._drop_missing(name):
+            model = self.registry.remove(name, version)
+        else:
+            logger.info("%s could not be registered when the server started; it no longer counts as missing", name)
+            return
         try:
             async with asyncio.timeout(self.config.unregister_timeout_s):
                 await self._retire(model)
@@ -262,12 +268,26 @@ class Server:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model that should have workers can answer now."""
-        return self.has_started and not self.is_draining and not self.not_ready() and not self.missing
+        """Whether every model that should have workers can answer now. Startup models that could not be loaded count,
+        unless the operator allows that.
+        """
+        if not self.has_started or self.is_draining:
+            return False
+        if self.config.allow_missing:
+            return all(model.was_never_loaded for model in self.not_ready())
+        return not self.missing and not self.not_ready()
 
     def add_missing_model(self, name: str, reason: str) -> None:
         """Record that a startup model could not be registered; the server is not ready without it."""
         self.missing[name] = reason
+
+    def _drop_missing(self, *names: str) -> bool:
+        """Forget a missing startup model by its name, by its file or by the file's name; whether there was one."""
+        known = {Path(name).name for name in names}
+        found = [name for name in self.missing if not known.isdisjoint((name, Path(name).name, name_from(name)))]
+        for name in found:
+            del self.missing[name]
+        return bool(found)
 
     def not_ready(self) -> list[Model]:
         """The models that should be able to answer but are not."""

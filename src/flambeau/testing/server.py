@@ -27,12 +27,13 @@ class ModelServer:
 
     start_timeout_s = START_S
     subcommand: tuple[str, ...] = ("serve",)
+    python = sys.executable
 
     def __init__(self, log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         self.port, self.management_port, self.metrics_port = free_ports(3)
         self.log_path = log
         ports = ["--port", self.port, "--management-port", self.management_port, "--metrics-port", self.metrics_port]
-        command = [sys.executable, "-m", "flambeau.cli.main", *self.subcommand, *arguments, *map(str, ports)]
+        command = [self.python, "-m", "flambeau.cli.main", *self.subcommand, *arguments, *map(str, ports)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,

@@ -80,6 +80,8 @@ KEYS = {
     "strict_calls": ConfigKey("strict_calls", values.switch),
     "allow_private_urls": ConfigKey("allow_private_urls", values.switch),
     "min_download_rate": ConfigKey("min_download_rate", values.whole()),
+    "allow_missing": ConfigKey("allow_missing", values.switch),
+    "ignore_shared_pins": ConfigKey("ignore_shared_pins", values.switch),
     "key_file": ConfigKey("keys.file", values.path),
     "safe_weights": ConfigKey("safe_weights", values.switch),
     "ping_needs_key": ConfigKey("keys.ping_needs_key", values.switch),

@@ -31,7 +31,7 @@ DEFAULT_URLS = ("file://.*", "https?://.*")  # private and metadata addresses ne
 # TorchServe's defaults: gRPC and keys are on, registering models over the APIs is off.
 TORCHSERVE = ServerConfig(
     grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
-    keys=KeysConfig(is_on=True),
+    keys=KeysConfig(is_on=True, expiry_s=3600),
     model_api=False,
     strict_calls=False,
     error_details=False,  # error documents have TorchServe's exact text; causes are logged

@@ -131,19 +131,18 @@ class Startup(LifecycleHooks):
         self._snapshots: SnapshotWriter | None = None
 
     async def before_listening(self, server: Server) -> None:
-        """Register the models; one that fails is logged and skipped."""
+        """Register the models; one that fails is logged and skipped, and the server is not ready without it."""
         store = server.config.model_store or Path()
-        is_named = (self._properties.load_models or "").lower() != "all"
         for wanted in await asyncio.to_thread(startup_models, self._properties, store):
             logger.info("Loading initial models: %s", wanted.url)
             try:
                 self._models.append(await register(server, wanted, store))
             except (FlambeauError, OSError) as error:
                 logger.error("Failed to load model: %s: %s", wanted.url, error)
-                if is_named:
-                    server.add_missing_model(wanted.name or wanted.url, str(error))
-            except Exception:  # one broken model must not keep the others from being served
+                server.add_missing_model(wanted.name or wanted.url, str(error))
+            except Exception as error:  # one broken model must not keep the others from being served
                 logger.exception("Failed to load model: %s", wanted.url)
+                server.add_missing_model(wanted.name or wanted.url, f"{type(error).__name__}: {error}")
 
     async def after_listening(self, server: Server, address: Address) -> None:
         """Print the line that scripts wait for, then wait for the workers."""

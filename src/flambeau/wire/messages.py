@@ -60,6 +60,7 @@ class Load(Struct, array_like=True, tag=1, frozen=True):
     schedule: Schedule = "batches"
     rank: int = 0  # of this process in a rank group; rank 0 sends the replies
     keeps_step: bool = False  # all ranks must make the same calls
+    explains_bodies: bool = False  # a handler's failure with JSON of another content type is the client's
     metrics_file: str = ""  # the metrics configuration, and …
     metrics: list[tuple[str, str, str, list[str]]] = []  # … its metrics for handlers: (name, kind, unit, dimensions)
 
@@ -97,6 +98,7 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     places: int = 0  # jobs at a time; 0: as configured
     abilities: list[str] = []  # what front ends may ask for besides predictions: "generate", "chat", "embed"
     max_length: int = 0  # tokens of a prompt and its completion; 0: not known
+    example: str = ""  # a request body that the handler accepts, see example_requests; empty if not known
 
 
 class Part(Struct, array_like=True, tag=6, frozen=True):
@@ -121,6 +123,7 @@ class Failed(Struct, array_like=True, tag=7, frozen=True):
     detail: str = ""  # the traceback, for logs and trusted callers
     is_final: bool = False  # another attempt to load the model would fail as well
     is_bad_request: bool = False  # the requests are at fault; their handler did not choose this answer
+    reason: str = ""  # the cause in one line, where the message does not have it
 
 
 def cancelled(job_id: int) -> Failed:

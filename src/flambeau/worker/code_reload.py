@@ -50,7 +50,7 @@ def load_watched(value: str, folder: Path, context: Context, loop: asyncio.Abstr
     is_concurrent = reloader.loaded.is_concurrent
     # Only the reloader holds the instance: when it is replaced, its weights must be freed.
     handle = reloader.handle_async if is_concurrent else reloader.handle
-    return LoadedHandler(handle, is_concurrent, abilities=reloader.loaded.abilities)
+    return LoadedHandler(handle, is_concurrent, abilities=reloader.loaded.abilities, example=reloader.loaded.example)
 
 
 class HandlerReloader:

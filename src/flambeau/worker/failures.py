@@ -8,11 +8,13 @@ import re
 import traceback
 from pathlib import Path
 
+from flambeau.archive.packages import EXTRAS, explain_missing
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
-from flambeau.worker.handler_mistakes import explain_exception, lacks_gpu, source_line
+from flambeau.worker.handler_mistakes import explain_exception, is_own, lacks_gpu, source_line, with_place
 from flambeau.worker.results import BadResult
 
+HOME = Path(__file__).parents[1]  # the folder of this package
 OUT_OF_MEMORY = 507
 MAX_CHARACTERS = 16_000
 _NO_MEMORY = re.compile(  # of torch, cuBLAS, cuDNN, NCCL and the allocator of the CPU
@@ -28,14 +30,14 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
         return Failed(job_ids, status_of(error), printable(str(error.message)))
     if isinstance(error, BadRequest):
         # The cause is for the handler's author; the client gets the message only.
-        detail = printable("".join(traceback.format_exception(error.__cause__))) if error.__cause__ else ""
+        detail = printable(format_trace(error.__cause__)) if error.__cause__ else ""
         return Failed(job_ids, 400, printable(str(error)), detail, is_bad_request=True)
     detail = to_detail(error)
     if is_out_of_memory(error):
-        return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail)
+        return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail, reason=printable(with_place(error)))
     if isinstance(error, BadResult):
-        return Failed(job_ids, 503, str(error), detail)
-    return Failed(job_ids, 503, "Prediction failed", detail)
+        return Failed(job_ids, 503, str(error), detail, reason=printable(explain(error)))
+    return Failed(job_ids, 503, "Prediction failed", detail, reason=printable(with_place(error)))
 
 
 def to_detail(error: BaseException) -> str:
@@ -43,8 +45,19 @@ def to_detail(error: BaseException) -> str:
     sentence = explain(error)
     if sentence and isinstance(error, BadResult) and not source_line(error):
         return printable(sentence)
-    trace = printable("".join(traceback.format_exception(error)))
+    trace = printable(format_trace(error))
     return f"{printable(sentence)}\n{trace}" if sentence else trace
+
+
+def format_trace(error: BaseException) -> str:
+    """The traceback. Where it leads to the author's code, the calls of this package are left out."""
+    whole = link = traceback.TracebackException.from_exception(error)
+    while link is not None:
+        if any(is_own(frame.filename) for frame in link.stack):
+            others = [frame for frame in link.stack if not frame.filename.startswith(f"{HOME}{os.sep}")]
+            link.stack = traceback.StackSummary.from_list(others)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)  # type: ignore[assignment]
+    return "".join(whole.format())
 
 
 def explain(error: BaseException) -> str:
@@ -71,6 +84,8 @@ def load_failed(error: BaseException, *, folder: str = "", may_change: bool = Fa
     sentence = explain(error)
     detail = to_detail(error)
     text = " ".join(str(error).split())
+    if not may_change and (lack := missing_package(error)):
+        return Failed([], status, lack, detail, is_final=True)
     if text and not may_change and is_final(error):
         return Failed([], status, printable(text), detail, is_final=True)
     if not may_change and is_in_code(error, folder):
@@ -85,6 +100,18 @@ def is_final(error: BaseException) -> bool:
         return False
     links = origins(error)
     return not any(map(lacks_memory, links)) and not any(map(may_pass, links[1:]))
+
+
+def missing_package(error: BaseException) -> str:
+    """Which part of this package needs a module that is not installed, with the remedy; empty if that is not it."""
+    for link in origins(error):
+        if isinstance(link, ModuleNotFoundError) and link.name:
+            files = [f.filename for f in traceback.extract_tb(link.__traceback__) if not f.filename.startswith("<")]
+            if files and Path(files[-1]).is_relative_to(HOME):
+                part = ".".join(Path(files[-1]).relative_to(HOME.parent).with_suffix("").parts)
+                module = link.name.partition(".")[0]
+                return explain_missing(part.removesuffix(".__init__"), [module], EXTRAS.get(module, ""))
+    return ""
 
 
 def is_in_code(error: BaseException, folder: str) -> bool:

@@ -39,8 +39,9 @@ _decode_json = msgspec.json.Decoder().decode
 class InputReader:
     """Turns requests into rows, by the rules that existing handlers rely on."""
 
-    def __init__(self, *, decode: bool) -> None:
+    def __init__(self, *, decode: bool, explains: bool = False) -> None:
         self._decode = decode
+        self._explains = explains  # JSON of another content type is a problem
         self.segments = SegmentReader()
 
     def read(self, request: Request) -> Row:
@@ -73,11 +74,16 @@ class InputReader:
             logger.warning("a body sent as %s cannot be decoded; the handler gets its bytes", media_type)
         return raw
 
-    def problem_of(self, request: Request) -> str:
-        """Why a value of a request could not be decoded, so that the handler got its bytes; empty if all could."""
+    def problem_of(self, request: Request, *, is_rejected: bool = False) -> str:
+        """Why a value of a request could not be decoded, so that the handler got its bytes; empty if all could.
+
+        `is_rejected`: the handler has parsed the body itself, and rejects it.
+        """
         if not self._decode or request.kind in ("describe", "generate"):
             return ""
         row = self.read(request)
+        if self._explains and (problem := json_in_disguise(request, row, is_parsed=is_rejected)):
+            return problem
         types = row.types if type(row) is Form else {"body": header(request, "content-type")}
         for name, content_type in types.items():
             value = row.get(name)
@@ -146,6 +152,21 @@ class InputReader:
         except FormParserError as error:
             raise BadRequest(f"the form could not be read: {error}") from None
         return row
+
+
+def json_in_disguise(request: Request, row: Row, *, is_parsed: bool) -> str:
+    """Why a body that looks like JSON did not arrive as JSON; empty if that is not the case."""
+    media_type = media_type_of(header(request, "content-type"))
+    if media_type == "application/x-www-form-urlencoded":
+        start = next(iter(row), "")[:1].encode()
+        sent = f"as {media_type}, the default of curl -d"
+    else:
+        body = row.get("body") if not is_parsed else None
+        start = bytes(body[:1]) if type(body) is bytearray and media_type in ("", "application/octet-stream") else b""
+        sent = f"as {media_type}" if media_type else "without a content type"
+    if start not in (b"{", b"["):
+        return ""
+    return f"the body looks like JSON, but it was sent {sent}; add the header content-type: application/json"
 
 
 def split(raw: bytearray, fields: Sequence[tuple[str, int]]) -> Row:

@@ -19,6 +19,7 @@ from typing import Any
 from flambeau.archive.manifest import BUILT_IN, UNSUPPORTED
 from flambeau.errors import HandlerError
 from flambeau.file_import import import_file
+from flambeau.wire.example_requests import to_text
 from flambeau.worker.context import Context
 
 Handle = Callable[[Any, Context], Any]
@@ -45,6 +46,7 @@ class LoadedHandler:
     initialize_s: float = 0.0  # how long its creation and `initialize` took
     envelope: str = ""  # what `handle` is wrapped in
     abilities: tuple[str, ...] = ()  # what front ends may ask for besides predictions
+    example: str = ""  # a request body that it accepts
 
 
 def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> LoadedHandler:
@@ -86,7 +88,15 @@ def initialize(found: Callable[..., Any], context: Context, loop: asyncio.Abstra
     began = time.perf_counter()
     loaded, pending = begin_initialize(found, context)
     finish(pending, loop)
-    return replace(loaded, initialize_s=time.perf_counter() - began)
+    return replace(loaded, initialize_s=time.perf_counter() - began, example=example_of(found, loaded.handler))
+
+
+def example_of(found: Callable[..., Any], handler: Any) -> str:
+    """The request body in `example` of the handler, or of the module it is in; empty if there is none."""
+    for holder in (handler, sys.modules.get(found.__module__)):
+        if (example := getattr(holder, "example", None)) is not None:
+            return to_text(example)
+    return ""
 
 
 def begin_initialize(found: Callable[..., Any], context: Context) -> tuple[LoadedHandler, Any]:

@@ -97,9 +97,9 @@ class BatchRunner:
         """Fail the requests that are open. One whose body cannot be decoded is the cause itself, and is told so."""
         self._num_failures += 1
         self._locate(error)
-        if isinstance(error, Exception) and not is_explained(error):
+        if isinstance(error, BadRequest) or (isinstance(error, Exception) and not is_explained(error)):
             for request in requests:
-                if problem := self._reader.problem_of(request):
+                if problem := self._reader.problem_of(request, is_rejected=isinstance(error, BadRequest)):
                     self._outbox.fail([request], BadRequest(problem))
         self._outbox.fail(requests, error)
 
@@ -265,7 +265,11 @@ class Mode:
 
     def ready(self) -> Ready:
         """What the server needs to know before it sends jobs."""
-        return Ready(can_share_memory=self._model.can_share_memory, abilities=[*self._model.abilities])
+        return Ready(
+            can_share_memory=self._model.can_share_memory,
+            abilities=[*self._model.abilities],
+            example=self._model.handler.example,
+        )
 
     def serve(self, loop: WorkerLoop) -> None:
         """Drive the loop until it ends."""

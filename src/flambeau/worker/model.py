@@ -60,7 +60,7 @@ def load_model(load: Load, event_loop: asyncio.AbstractEventLoop) -> LoadedModel
         logger.warning("%s", sentence)
     handler = in_envelope(handler, load.envelope, folder)
     pipeline = pipeline_of(handler) if is_pipelined(load, context) else None
-    reader = InputReader(decode=load.decode_input)
+    reader = InputReader(decode=load.decode_input, explains=load.explains_bodies)
     generation = generation_of(handler) if load.schedule != "sequences" else None
     warmup = read_warmup(context.model_yaml_config, folder, load.batch_size)
     if warmup and not (generation and load.rank):  # rank 0 drives the other ranks of a generation

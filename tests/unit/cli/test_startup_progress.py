@@ -1,52 +1,75 @@
 from __future__ import annotations
 
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 
-from flambeau.cli.startup_progress import curl_arguments, example_in
+from flambeau.cli.startup_progress import curl_command
+from flambeau.wire.example_requests import of_inputs, of_shape, to_text
+
+URL = "http://here/predictions/m"
+JSON = "-H 'content-type: application/json'"
 
 
-def model(tmp_path, handler, *, abilities=(), **options):
+def model(handler, *, abilities=(), example="", envelope="", **options):
     return SimpleNamespace(
         handler=handler,
         abilities=frozenset(abilities),
         config=SimpleNamespace(options=options),
-        source=SimpleNamespace(folder=tmp_path),
+        example=example,
+        envelope=envelope,
     )
 
 
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
-        ("image_classifier", "-T PICTURE.jpg"),
-        ("onnx", "-H 'content-type: application/json' -d @NUMBERS.json"),
-        ("text_classifier", "-H 'content-type: application/json' -d '\"What a fine day\"'"),
+        ("onnx", f"{JSON} -d @NUMBERS.json"),
+        ("text_classifier", f"{JSON} -d '\"What a fine day\"'"),
         ("mine.py", "-H 'content-type: TYPE' -T FILE"),
     ],
 )
-def test_command_fits_the_handler(tmp_path, handler, words):
-    assert curl_arguments(model(tmp_path, handler)) == words
+def test_command_fits_the_handler(handler, words):
+    assert curl_command(URL, model(handler)) == f"curl {URL} {words}"
 
 
-def test_generator_is_shown_as_it_streams(tmp_path):
-    assert curl_arguments(model(tmp_path, "gpt_handler", abilities=["generate"])).startswith("-N -H")
+def test_generator_is_shown_as_it_streams():
+    assert curl_command(URL, model("gpt_handler", abilities=["generate"])).startswith(f"curl -N {URL} -H")
 
 
-def test_example_of_the_model_comes_first_and_is_quoted(tmp_path):
-    (tmp_path / "mine.py").write_text("example = 1")
-    given = model(tmp_path, "mine.py", example='["it\'s"]')
-    assert curl_arguments(given).endswith("""-d '["it'"'"'s"]'""")
+def test_example_of_the_settings_comes_before_that_of_the_worker_and_is_quoted():
+    given = model("mine.py", example="1")
+    assert curl_command(URL, given).endswith("-d 1")
+    given.config.options["example"] = '["it\'s"]'
+    assert curl_command(URL, given).endswith("""-d '["it'"'"'s"]'""")
 
 
-@pytest.mark.parametrize("handler", ["mine.py", "mine", "mine:handle", "mine.py:Mine"])
-def test_example_of_a_handler_is_a_literal_of_its_module_or_class(tmp_path, handler):
-    (tmp_path / "mine.py").write_text("import nowhere\nclass Mine:\n    example = {'text': 'hello'}\n")
-    assert example_in(tmp_path, handler) == {"text": "hello"}
+def test_long_body_is_made_by_a_program():
+    command = curl_command(URL, model("onnx", example=of_shape([3, 224, 224], 0.5)))
+    program, _, curl = command.partition(" | ")
+    assert curl == f"curl {URL} {JSON} -d @-"
+    printed = subprocess.run(program, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert printed.count("0.5") == 3 * 224 * 224
 
 
-@pytest.mark.parametrize("text", ["example = open('x')", "example = b'x'", "def (", "\0", "a.example = 1", ""])
-def test_other_files_have_no_example(tmp_path, text):
-    (tmp_path / "mine.py").write_text(text)
-    assert example_in(tmp_path, "mine.py") is None
-    assert example_in(tmp_path, "../none.py") is None
+@pytest.mark.parametrize(
+    ("envelope", "end"), [("body", "-d '[1]'"), ("kserve", """-d '{"instances": [[1]]}'"""), ("own", "-T FILE")]
+)
+def test_envelope_is_put_around_the_example(envelope, end):
+    assert curl_command(URL, model("mine.py", example="[1]", envelope=envelope)).endswith(end)
+
+
+def test_examples_of_a_signature():
+    assert of_shape([2, 3], 0) == "[[0, 0, 0], [0, 0, 0]]"
+    assert of_shape([], 0.5) == "0.5"
+    assert of_shape([100, 2], 0.5) == "[[0.5]*2]*100"
+    assert of_inputs({"x": of_shape([1], 0)}) == "[0]"
+    assert of_inputs({"x": of_shape([1], 0), "y": of_shape([], True)}) == '{"x": [0], "y": true}'
+
+
+@pytest.mark.parametrize(
+    ("example", "text"), [({"text": "hi"}, '{"text": "hi"}'), (b"x", ""), (open, ""), ([0.25] * 1000, "")]
+)
+def test_example_that_is_no_json_or_long_is_not_reported(example, text):
+    assert to_text(example) == text

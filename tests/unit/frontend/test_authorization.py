@@ -10,10 +10,11 @@ import pytest
 
 from flambeau.config.server import KeysConfig
 from flambeau.errors import ConfigError, ForeignRequest, InvalidKey
-from flambeau.frontend.authorization import HostCheck, Keys, bearer
+from flambeau.frontend.authorization import LOOK_S, HostCheck, Keys, bearer
+from flambeau.frontend.key_file import write_private
 from support.log_records import logged
 
-LOGGER = "flambeau.frontend.authorization"
+LOGGER, FILE_LOGGER = "flambeau.frontend.authorization", "flambeau.frontend.key_file"
 NOW = 1_700_000_000.0
 
 
@@ -170,6 +171,78 @@ def test_without_any_place_to_write_keys_must_be_supplied(tmp_path, monkeypatch)
     keys.check("management", "Bearer " + "m" * 32)
 
 
+def test_keys_live_until_they_are_revoked_unless_an_expiry_is_set(config, clock):
+    keys = Keys(KeysConfig(file=config.file), {}, lambda: clock[0])
+    found = secrets_in(keys)
+    clock[0] += 1e9
+    keys.check("inference", f"Bearer {found['inference']}")
+    assert secrets_in(Keys(KeysConfig(file=config.file), {}, lambda: clock[0])) == found
+
+
+def test_changed_file_counts_within_a_second(new, clock, config):
+    keys = new()
+    document = json.loads(config.file.read_text())
+    named = {**document, "alice": {"key": "a" * 40, "api": "inference"}}
+    write_private(config.file, named)
+    clock[0] += LOOK_S
+    keys.check("inference", "Bearer " + "a" * 40)
+    keys.check("inference", f"Bearer {document['inference']['key']}")
+    with pytest.raises(InvalidKey):
+        keys.check("management", "Bearer " + "a" * 40)
+    del named["alice"], named["inference"]
+    write_private(config.file, named)
+    clock[0] += LOOK_S
+    for revoked in ("a" * 40, document["inference"]["key"]):
+        with pytest.raises(InvalidKey):
+            keys.check("inference", f"Bearer {revoked}")
+    keys.check("management", f"Bearer {document['management']['key']}")
+
+
+def test_file_that_is_gone_or_broken_revokes_nothing(new, clock, config):
+    keys = new()
+    found = secrets_in(keys)
+    for damage in (lambda: config.file.write_text("{no"), config.file.unlink):
+        damage()
+        clock[0] += LOOK_S
+        keys.check("inference", f"Bearer {found['inference']}")
+
+
+def test_named_keys_survive_a_restart_and_a_renewal(new, config):
+    new()
+    document = {**json.loads(config.file.read_text()), "alice": {"key": "a" * 40, "api": "management"}}
+    write_private(config.file, document)
+    again = new()
+    again.renew("inference", f"Bearer {document['API']['key']}")
+    assert secrets_in(again)["alice"] == "a" * 40
+    again.check("management", "Bearer " + "a" * 40)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (None, "needs a key"),
+        ("Basic x", "is not Bearer KEY"),
+        ("Bearer MANAGEMENT", "is for the management API"),
+        ("Bearer " + "x" * 40, "is wrong, or was revoked"),
+    ],
+)
+def test_refusal_tells_the_reason_and_the_remedy(new, header, words):
+    keys = new()
+    header = header and header.replace("MANAGEMENT", secrets_in(keys)["management"])
+    with pytest.raises(InvalidKey) as found:
+        keys.check("inference", header)
+    assert words in found.value.plain
+    assert "flambeau keys show inference" in found.value.plain
+
+
+def test_expired_key_is_told_as_such(new, clock):
+    keys = new()
+    clock[0] += 60
+    with pytest.raises(InvalidKey) as found:
+        keys.check("inference", f"Bearer {secrets_in(keys)['inference']}")
+    assert "has expired, at 2023-11-14T22:14:20Z; `flambeau keys new inference`" in found.value.plain
+
+
 def private(file, document):
     file.write_text(document if isinstance(document, str) else json.dumps(document))
     file.chmod(0o600)
@@ -193,7 +266,7 @@ def test_key_file_that_others_may_read_is_replaced(new, config, caplog):
     config.file.chmod(0o644)
     found = secrets_in(new())
     assert not {*old.values()} & {*found.values()}
-    [(file, problem)] = logged(caplog, LOGGER)
+    [(file, problem)] = logged(caplog, FILE_LOGGER)
     assert file == config.file
     assert "0644" in problem
     assert config.file.stat().st_mode & 0o777 == 0o600
@@ -207,13 +280,13 @@ def test_key_file_of_another_user_is_replaced(new, config, monkeypatch, caplog):
         lambda _: os.stat_result((0o100600, 1, 1, 1, 77, 77, 1, 1, 1, 1)),
     )
     assert not {*old.values()} & {*secrets_in(new()).values()}
-    assert [file for file, _ in logged(caplog, LOGGER)] == [config.file]
+    assert [file for file, _ in logged(caplog, FILE_LOGGER)] == [config.file]
 
 
 def test_equal_keys_are_replaced(new, config, caplog):
     private(config.file, {kind: {"key": "A" * 40} for kind in ("management", "inference", "API")})
     assert len({*secrets_in(new()).values()} | {"A" * 40}) == 4
-    assert [file for file, _ in logged(caplog, LOGGER)] == [config.file]
+    assert [file for file, _ in logged(caplog, FILE_LOGGER)] == [config.file]
 
 
 def test_key_file_that_is_nested_without_end_is_replaced(new, config):

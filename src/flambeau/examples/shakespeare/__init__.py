@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
+
+from flambeau.archive.packages import LLM, find_missing
 
 NAME = "shakespeare"
 FOLDER = Path(__file__).parent
-NEEDED = ("torch", "safetensors", "sentencepiece")
+NEEDED = (*LLM.modules, "sentencepiece")
 
 
 def missing() -> list[str]:
-    """The packages that must be installed to serve it."""
-    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    """The modules that must be installed to serve it, and are not."""
+    return find_missing(NEEDED, sys.path)

@@ -13,9 +13,10 @@ import grpc
 from grpc import StatusCode
 
 from flambeau.errors import DeadlinePassed, FlambeauError, JobFailed, ReplyNotRead
-from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc.messages import MalformedMessage, parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
+from flambeau.frontend.key_file import Kind
 from flambeau.serving.workers.host_resources import return_free_memory
 from flambeau.wire.messages import header
 

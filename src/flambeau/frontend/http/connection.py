@@ -82,6 +82,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_waiting",
         "_waiting_bytes",
         "common",
+        "counts_bytes",
         "listener",
         "unfinished_bytes",
     )
@@ -90,6 +91,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         limits = listener.limits
         self.listener = listener
         self.common = listener.common
+        self.counts_bytes = listener.access_log is not None and listener.access_log.is_full
         self._loop = asyncio.get_running_loop()
         self._parser = RequestParser(
             self,
@@ -206,11 +208,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         if listener.addresses is not None:
             listener.addresses.remove(self._address)
         self.uncount()
+        if self.counts_bytes:
+            self._remote()  # while the transport knows it
         self._transport = self._unparsed = None
         self._parser.close()
         owed, self._active = [*filter(None, [self._active]), *self._waiting], None
         self._waiting.clear()
         for exchange in owed:
+            if exchange.is_started and self.counts_bytes:
+                self._log_end(exchange, " aborted")
             exchange.drop()
         if self._segment is not None and self.listener.segments is not None:
             self.listener.segments.give_back(self._segment)
@@ -269,6 +275,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._segment = parser.memory = None
         elif parser.content:
             exchange.body = RequestBody(bytes(parser.content))
+        if self.counts_bytes and exchange.body is not None:
+            exchange.received_bytes = exchange.body.size_bytes
         if self._may_answer and self._active is None and not self._waiting and not self._is_slow:
             self._may_answer = False
             self._active = exchange
@@ -442,12 +450,22 @@ class HttpConnection(asyncio.BufferedProtocol):
     def on_answer(self, exchange: Exchange, status: int) -> None:
         """Count a response that starts, and log it if there is an access log."""
         listener = self.listener
-        listener.traffic.responded(status)
-        if listener.access_log is not None:
+        if status < 400 or exchange.path not in listener.probes:  # what a probe finds is no error of a request
+            listener.traffic.responded(status)
+        if listener.access_log is not None and not self.counts_bytes:
             seconds = time.monotonic() - exchange.arrived
             listener.access_log.http(
                 self._remote(), exchange.method, exchange.path, exchange.query, exchange.version, status, seconds
             )
+
+    def _log_end(self, exchange: Exchange, end: str = "") -> None:
+        """Log a response that has ended, with its whole duration and the sizes of the bodies."""
+        access_log = self.listener.access_log
+        assert access_log is not None
+        request = (exchange.method, exchange.path, exchange.query, exchange.version, exchange.request_id)
+        sizes = (exchange.received_bytes, exchange.sent_bytes)
+        seconds = time.monotonic() - exchange.arrived
+        access_log.http_ended(self._remote(), request, exchange.status, seconds, sizes, end)
 
     def _remote(self) -> str:
         if not self._peer and self._transport is not None:
@@ -456,6 +474,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def on_finished(self, exchange: Exchange) -> None:
         """After a response: handle the next request, or close."""
+        if self.counts_bytes:
+            self._log_end(exchange)
         self._active = None
         self._since = self._loop.time()
         transport = self._transport

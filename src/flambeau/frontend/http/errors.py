@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import (
     ArchiveError,
     BadRequest,
@@ -78,7 +80,7 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
 OUT_OF_MEMORY = 507
 
 SHARED_PATH = "/v1/models"  # KServe has this path too
-OPENAI_STATUSES: dict[type[FlambeauError], int] = {InvalidKey: 401, QueueFull: 429}  # where the table above has others
+OPENAI_STATUSES: dict[type[FlambeauError], int] = {QueueFull: 429}  # where the table above has others
 OPENAI_CODES: dict[type[FlambeauError], str] = {
     InvalidKey: "invalid_api_key",
     ModelNotFound: "model_not_found",
@@ -90,8 +92,50 @@ TOO_LONG = "the model's context"  # in a worker's error about a prompt that does
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def status_and_type(error: FlambeauError) -> tuple[int, str]:
+# Where existing clients match another status. The names of plain errors are those of their statuses.
+PLAIN_STATUSES: dict[type[FlambeauError], int] = {InvalidKey: 401, FileTaken: 409}
+PLAIN_TYPES = {
+    401: "InvalidKeyException",
+    403: "ForbiddenException",
+    404: "ResourceNotFoundException",
+    408: "RequestTimeoutException",
+    409: "ConflictStatusException",
+    413: "PayloadTooLargeException",
+    429: "TooManyRequestsException",
+}
+MATCHED = ErrorStyle()
+CHALLENGE: Header = ("www-authenticate", "Bearer")
+
+
+def status_and_type(error: FlambeauError, style: ErrorStyle = MATCHED) -> tuple[int, str]:
     """The HTTP status and the class name of an error."""
+    status, name = matched_status_and_type(error)
+    if not style.is_plain:
+        return status, name
+    status = next((PLAIN_STATUSES[kind] for kind in type(error).__mro__ if kind in PLAIN_STATUSES), status)
+    if 400 <= status < 500 and name == "InternalServerException":  # a client's mistake
+        name = PLAIN_TYPES.get(status, "BadRequestException")
+    return status, name
+
+
+def message_of(error: FlambeauError, style: ErrorStyle) -> str:
+    """The text of an error; a plain one ends with the cause."""
+    if not style.is_plain:
+        return str(error)
+    text, reason = error.plain or str(error), error.reason
+    if isinstance(error, JobFailed) and not style.has_details:
+        reason = exception_name(reason)
+    return text if not reason or reason in text else f"{text.rstrip('. ')}: {reason}"
+
+
+def exception_name(reason: str) -> str:
+    """The exception in `KeyError: 'name'`, without its text, which may hold data of others; empty for other reasons."""
+    name = reason.partition(":")[0]
+    return name if name.replace(".", "").isidentifier() else ""
+
+
+def matched_status_and_type(error: FlambeauError) -> tuple[int, str]:
+    """The status and the class name that existing clients match."""
     if isinstance(error, JobFailed):
         return error.status, "BadRequestException" if isinstance(error, InvalidInput) else "InternalServerException"
     if isinstance(error, (WorkerDied, WorkersFailed)) and error.out_of_memory:
@@ -99,24 +143,28 @@ def status_and_type(error: FlambeauError) -> tuple[int, str]:
     return next((ERRORS[kind] for kind in type(error).__mro__ if kind in ERRORS), (500, "InternalServerException"))
 
 
-def respond_error(exchange: Exchange, error: FlambeauError, *, details: bool) -> int:
-    """Respond with an error; `details` adds its cause. Returns the status."""
-    status, kind = status_and_type(error)
+def respond_error(exchange: Exchange, error: FlambeauError, style: ErrorStyle) -> int:
+    """Respond with an error. Returns the status."""
+    if is_openai(exchange.path) or exchange.path == SHARED_PATH:
+        style = replace(style, is_plain=True)
+    status, kind = status_and_type(error, style)
     headers = [JSON_TYPE]
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         headers.append(("retry-after", str(error.retry_after_s)))
     if is_openai(exchange.path):
         status = openai_status(error, status)
-    cause = getattr(error, "cause", "") if details else ""
-    exchange.respond(status, error_body(exchange.path, status, kind, str(error), cause, error), headers)
+    if status == 401:
+        headers.append(CHALLENGE)
+    cause = getattr(error, "cause", "") if style.has_details else ""
+    exchange.respond(status, error_body(exchange.path, status, kind, message_of(error, style), cause, error), headers)
     return status
 
 
-def error_event(error: FlambeauError, *, details: bool) -> bytes:
+def error_event(error: FlambeauError, style: ErrorStyle) -> bytes:
     """The server-sent event that ends a failed stream."""
-    status, kind = status_and_type(error)
-    body = to_document(status, kind, str(error), getattr(error, "cause", "") if details else "")
-    text = json.dumps({"error": body}, ensure_ascii=False)
+    status, kind = status_and_type(error, style)
+    cause = getattr(error, "cause", "") if style.has_details else ""
+    text = json.dumps({"error": to_document(status, kind, message_of(error, style), cause)}, ensure_ascii=False)
     return f"event: error\ndata: {text}\n\n".encode("utf-8", "backslashreplace")
 
 
@@ -130,7 +178,11 @@ def error_body(
     """The body of an error; OpenAI's API and KServe's second protocol have an `error` field."""
     if is_openai(path):
         return openai_error_body(status, message, error, cause)
-    more = {"error": message} if path.startswith("/v2/") else {}
+    more: dict[str, Any] = {}
+    if path.startswith("/v2/"):
+        more["error"] = message
+    elif path == SHARED_PATH:
+        more["error"] = openai_error(status, message, error)
     return to_json(to_document(status, kind, message, cause, more))
 
 
@@ -163,7 +215,7 @@ def openai_status(error: FlambeauError, status: int) -> int:
 
 
 def openai_error_body(status: int, message: str, error: FlambeauError | None = None, cause: str = "") -> bytes:
-    return msgspec.json.encode({"error": openai_error(status, message, error, cause)})
+    return msgspec.json.encode({"error": openai_error(status, message, error, cause)}) + b"\n"
 
 
 def openai_error(status: int, message: str, error: FlambeauError | None = None, cause: str = "") -> dict[str, Any]:
@@ -175,6 +227,5 @@ def openai_error(status: int, message: str, error: FlambeauError | None = None, 
     kind = OPENAI_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     document: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
     if isinstance(error, WorkerDied) and (lines := cause.splitlines()):  # a handler's traceback stays in the log
-        # Clients show their users only the message.
-        document |= {"message": f"{message.rstrip('.')}: {lines[0]}", "cause": lines}
+        document["cause"] = lines
     return document

@@ -47,6 +47,10 @@ class ExchangeConnection(Protocol):
     def is_draining(self) -> bool:
         """Whether the server is stopping."""
 
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether the access log shows sizes."""
+
     def write(self, data: bytes) -> None: ...
 
     def abort(self) -> None: ...
@@ -79,7 +83,10 @@ class Exchange:
         "path",
         "priority",
         "query",
+        "received_bytes",
         "request_id",
+        "sent_bytes",
+        "status",
         "version",
     )
 
@@ -105,6 +112,8 @@ class Exchange:
         self.host: str | None = None  # the same, as `origin`
         self.origin: str | None = None
         self.is_started = False
+        self.status = 0  # of the response, once it is started
+        self.received_bytes = self.sent_bytes = 0  # of the bodies, if the access log shows them
         self.on_gone: Callable[[], object] | None = None
         self.job: Job | None = None  # that streams the response; it is paused while the client does not read
         self._has_body = True
@@ -146,6 +155,7 @@ class Exchange:
         head.append(b"\r\n" if status == 204 else b"content-length: %d\r\n\r\n" % len(body))
         if not self._has_body:
             body = b""
+        self.sent_bytes = len(body)
         write = self._connection.write
         if len(body) < JOINED_BYTES:
             head.append(body)
@@ -168,7 +178,9 @@ class Exchange:
         """Send chunks of a streamed response; `ends` marks the last."""
         if not self._has_body:
             chunks = ()
-        elif self._is_chunked:  # an empty chunk would end the body
+        elif self._connection.counts_bytes:
+            self.sent_bytes += sum(map(len, chunks))
+        if self._has_body and self._is_chunked:  # an empty chunk would end the body
             chunks = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks if chunk]
             if ends:
                 chunks.append(b"0\r\n\r\n")
@@ -182,6 +194,7 @@ class Exchange:
 
     def _head(self, status: int, headers: Iterable[Header], phrase: str) -> list[bytes]:
         self.is_started = True
+        self.status = status
         self._connection.on_answer(self, status)
         self._has_body = self.method != "HEAD" and status not in (204, 304)
         if self._connection.is_draining:

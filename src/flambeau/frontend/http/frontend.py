@@ -21,7 +21,7 @@ from flambeau.errors import CannotListen
 from flambeau.frontend.authorization import HostCheck, Keys
 from flambeau.frontend.http.connection import HttpConnection
 from flambeau.frontend.http.exchange import common_headers
-from flambeau.frontend.http.listener import AddressCounts, ConnectionRoom, HttpLimits, Listener, TurnQueue
+from flambeau.frontend.http.listener import PROBES, AddressCounts, ConnectionRoom, HttpLimits, Listener, TurnQueue
 from flambeau.frontend.http.router import Endpoint, Router
 from flambeau.frontend.http.tls_port import TlsPort, backlog_of
 from flambeau.frontend.tls import server_context
@@ -112,7 +112,7 @@ class HttpFrontend:
         listener = Listener(
             Router(
                 routes,
-                details=config.shows_error_details,
+                style=config.error_style,
                 has_keys=self._keys is not None,
                 host_check=HostCheck(config.allowed_hosts, config.cors) if self._needs_host_check(address) else None,
             ),
@@ -121,6 +121,7 @@ class HttpFrontend:
             common_headers(config.cors),
             self._server.telemetry.traffic,
             self._server.access_log,
+            PROBES | {"/ping"} if config.plain_errors else PROBES,
             turns=self._turns,
             room=self._room,
             addresses=self._addresses,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qsl
 
+from flambeau.errors import InvalidKey
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.api_descriptions import METRICS, DescriptionApi
 from flambeau.frontend.http.errors import respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, unknown_path
+from flambeau.frontend.key_file import Kind
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 
@@ -18,8 +21,10 @@ PROMETHEUS_TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
 class HealthApi:
     """/ping for existing clients, and three probes for Kubernetes."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, keys: Keys | None, kind: Kind) -> None:
         self._server = server
+        self._keys = keys
+        self._kind: Kind = kind
 
     def routes(self) -> dict[str, Endpoint]:
         return {"ping": self.ping, "livez": self.livez, "startupz": self.startupz, "readyz": self.readyz}
@@ -34,20 +39,27 @@ class HealthApi:
     def startupz(self, exchange: Exchange, segments: list[str]) -> None:
         server = self._server
         status = "started" if server.has_started else "starting"
-        respond_json(exchange, 200 if server.has_started else 503, {"status": status, **not_ready_models(server)})
+        respond_json(exchange, 200 if server.has_started else 503, {"status": status, **self._models(exchange)})
 
     def readyz(self, exchange: Exchange, segments: list[str]) -> None:
         server = self._server
         ready = server.is_ready
         status = "ready" if ready else "draining" if server.is_draining else "not ready"
-        respond_json(exchange, 200 if ready else 503, {"status": status, **not_ready_models(server)})
+        respond_json(exchange, 200 if ready else 503, {"status": status, **self._models(exchange)})
+
+    def _models(self, exchange: Exchange) -> dict[str, Any]:
+        """The models that are not ready. Probes need no key, so without one they show nothing that needs one."""
+        if self._keys is not None and not self._server.config.shows_error_details:
+            try:
+                self._keys.check(self._kind, exchange.header("authorization"))
+            except InvalidKey:
+                return {}
+        return not_ready_models(self._server)
 
 
 def not_ready_models(server: Server) -> dict[str, Any]:
     """The models that cannot answer yet, with the reasons; empty if there are none."""
     details = server.config.shows_error_details
-    if server.config.needs_keys and not details:
-        return {}  # probes need no key, so they show nothing that needs one
     models = [not_ready_document(model, details=details) for model in server.not_ready()]
     models += [{"modelName": name, "status": "missing", "reason": why} for name, why in server.missing.items()]
     return {"models": models} if models else {}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import logging
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.bodies import field_of, is_form
 from flambeau.frontend.http.errors import JSON_TYPE, error_event, respond_error, respond_json
-from flambeau.frontend.http.exchange import Exchange, Header
+from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
 from flambeau.serving.job import Job, priority_named
 from flambeau.serving.model import Model
@@ -34,7 +35,7 @@ class InferenceApi:
 
     def __init__(self, server: Server) -> None:
         self._registry = server.registry
-        self._details = server.config.shows_error_details
+        self._style = server.config.error_style
         self._reply = TypedPrediction if server.config.names_json else Prediction
 
     def routes(self) -> dict[str, Endpoint]:
@@ -109,7 +110,7 @@ class InferenceApi:
         if exchange.method == "OPTIONS":
             respond_json(exchange, 200, model_document(model.name))
             return
-        reply = self._reply(exchange, model, self._details)
+        reply = self._reply(exchange, model, self._style)
         job = Job(
             reply,
             request_id=exchange.request_id,
@@ -131,12 +132,12 @@ def is_invoke(segments: list[str]) -> bool:
 class Prediction:
     """Writes a job's reply to its exchange: whole if it is a single part, else as a stream."""
 
-    __slots__ = ("_details", "_events", "exchange", "model")
+    __slots__ = ("_events", "exchange", "model", "style")
 
-    def __init__(self, exchange: Exchange, model: Model, details: bool) -> None:
+    def __init__(self, exchange: Exchange, model: Model, style: ErrorStyle) -> None:
         self.exchange = exchange
         self.model = model
-        self._details = details
+        self.style = style
         self._events = NO_EVENTS
 
     def on_parts(self, parts: list[Part]) -> None:
@@ -144,7 +145,7 @@ class Prediction:
         if not exchange.is_started:
             self.model.answers[first.status] += 1
             if first.last:
-                exchange.respond(first.status, first.body, self.headers_of(first), first.phrase)
+                self.respond(first)
                 return
             headers = first.headers or ()
             if is_event_stream(header(headers, "content-type") or ""):
@@ -161,9 +162,9 @@ class Prediction:
         else:
             exchange.send([part.body for part in parts], ends=ends)
 
-    def headers_of(self, whole: Part) -> Sequence[Header]:
-        """The headers of a reply that is a single part."""
-        return whole.headers or ()
+    def respond(self, whole: Part) -> None:
+        """Send a reply that is a single part."""
+        self.exchange.respond(whole.status, whole.body, whole.headers or (), whole.phrase)
 
     def on_error(self, error: FlambeauError) -> None:
         """Respond with the error. A stream of events that has started ends with an error event; any other response
@@ -172,11 +173,11 @@ class Prediction:
         self.log(error)
         exchange = self.exchange
         if exchange.is_started and self._events and not isinstance(error, ReplyNotRead):
-            exchange.send([error_event(error, details=self._details)], ends=True)
+            exchange.send([error_event(error, self.style)], ends=True)
         elif exchange.is_started:
             exchange.abort()
         else:
-            self.model.answers[respond_error(exchange, error, details=self._details)] += 1
+            self.model.answers[respond_error(exchange, error, self.style)] += 1
 
     def log(self, error: FlambeauError) -> None:
         """Log the cause of a handler's error."""
@@ -190,19 +191,24 @@ class TypedPrediction(Prediction):
 
     __slots__ = ()
 
-    def headers_of(self, whole: Part) -> Sequence[Header]:
-        headers = whole.headers
-        if not is_json_document(whole.body):
-            return headers or ()
-        if not headers:
-            return ONLY_JSON_TYPE
-        return headers if header(headers, "content-type") is not None else [*headers, JSON_TYPE]
+    def respond(self, whole: Part) -> None:
+        body, headers = whole.body, whole.headers
+        is_document = is_json_document(body)
+        if not (is_document or is_json_scalar(body)) or (headers and header(headers, "content-type") is not None):
+            super().respond(whole)
+            return
+        if is_document:
+            body += b"\n"  # so that the next prompt of a terminal begins a line
+        self.exchange.respond(whole.status, body, [*headers, JSON_TYPE] if headers else ONLY_JSON_TYPE, whole.phrase)
 
 
 def is_json_document(body: bytes) -> bool:
-    """Whether a body is a JSON value as workers write it: an indented or empty dict or list, a number, true or null."""
-    if body[:2] in JSON_STARTS:
-        return body[-1:] in (b"}", b"]")
+    """Whether a body is a dict or a list as workers write them: indented, or empty."""
+    return body[:2] in JSON_STARTS and body[-1:] in (b"}", b"]")
+
+
+def is_json_scalar(body: bytes) -> bool:
+    """Whether a body is a number, true, false or null."""
     return len(body) <= MAX_SCALAR and SCALAR.fullmatch(body) is not None
 
 

@@ -32,7 +32,7 @@ class KServeApi:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._details = server.config.shows_error_details
+        self._style = server.config.error_style
         self._strict = server.config.strict_calls
         self._v2_server = {
             "": self.v2_metadata,
@@ -140,7 +140,7 @@ class KServeApi:
             return
         envelope = envelopes.get(model.envelope, "")
         is_document = self._strict or not envelope or has_key(exchange, LISTS[envelope])
-        reply = (KServeReply if is_document else Prediction)(exchange, model, self._details)
+        reply = (KServeReply if is_document else Prediction)(exchange, model, self._style)
         job = Job(
             reply,
             request_id=exchange.request_id,
@@ -185,5 +185,6 @@ class KServeReply(Prediction):
             headers: list[Header] = parts[0].headers or []
             if header(headers, "content-type") is None:
                 first = parts[0]
-                parts[0] = Part(first.job_id, first.body, first.last, first.status, first.phrase, [*headers, JSON_TYPE])
+                body = first.body + b"\n" if first.last and self.style.is_plain else first.body
+                parts[0] = Part(first.job_id, body, first.last, first.status, first.phrase, [*headers, JSON_TYPE])
         super().on_parts(parts)

@@ -201,6 +201,10 @@ class Handshake(Protocol):
     def cancel(self) -> object: ...
 
 
+# Existing monitoring may count failures of /ping, so it is not here.
+PROBES = frozenset({"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"})
+
+
 @dataclass(slots=True, eq=False)
 class Listener:
     """The state that the connections of one port share."""
@@ -211,6 +215,7 @@ class Listener:
     common: bytes = COMMON  # header lines of every response
     traffic: HostTraffic = field(default_factory=HostTraffic)
     access_log: AccessLog | None = None
+    probes: frozenset[str] = PROBES  # paths whose failures are not counted as failed requests
     connections: set[ListenerConnection] = field(default_factory=set)
     handshakes: dict[Handshake, float] = field(default_factory=dict)  # of TLS clients, with their start, oldest first
     turns: TurnQueue = field(default_factory=TurnQueue)

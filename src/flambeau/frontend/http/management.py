@@ -7,12 +7,13 @@ from typing import Any
 
 from flambeau.config.server import ServerConfig
 from flambeau.frontend import operations
-from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.api_descriptions import management_document
 from flambeau.frontend.http.bodies import bytes_of, check_parameters, media_type_of, read_fields, read_lenient
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_allowed, not_found, query_of, unknown_path
+from flambeau.frontend.key_file import Kind
 from flambeau.frontend.management_parameters import DESCRIBE, LIST, REGISTER, SCALE, read_parameters, registration_of
 from flambeau.serving.server import Server
 

@@ -14,12 +14,13 @@ import msgspec
 from flambeau import __version__
 from flambeau.config.server import Address
 from flambeau.errors import BadRequest, InvalidKey
-from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.api_descriptions import DescriptionApi
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.openapi import OBJECT, Operation, document
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found, query_of
+from flambeau.frontend.key_file import Kind
 from flambeau.serving.server import Server
 
 STATIC = Path(__file__).parent / "static"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, unquote
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import BadRequest, FlambeauError
 from flambeau.frontend.authorization import HostCheck
 from flambeau.frontend.http.errors import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, error_body, respond_error
@@ -39,12 +40,12 @@ class Router:
         self,
         routes: Mapping[str, Endpoint],
         *,
-        details: bool,
+        style: ErrorStyle,
         has_keys: bool = False,
         host_check: HostCheck | None = None,
     ) -> None:
         self.routes = routes
-        self.details = details
+        self.style = style
         self.has_keys = has_keys
         self._host_check = host_check
         self._otherwise = routes[ANYTHING]
@@ -114,7 +115,7 @@ class Router:
                 logger.info("request %s: %s", exchange.request_id, error)
                 return
         elif isinstance(error, FlambeauError):
-            respond_error(exchange, error, details=self.details)
+            respond_error(exchange, error, self.style)
             return
         else:
             respond_status(exchange, 500, "InternalServerException", "Internal server error.")

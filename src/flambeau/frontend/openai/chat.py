@@ -28,7 +28,7 @@ def create_chat_completion(server: Server, exchange: Exchange) -> None:
     generation = generation_of(request)
     model, version = choose_model(server.registry, request.model, "chat")
     writer = writer_of(request, generation, ResponseHead.new("chatcmpl-", model, request.model))
-    generate(exchange, model, version, generation, writer, details=server.config.shows_error_details)
+    generate(exchange, model, version, generation, writer, style=server.config.error_style)
 
 
 def writer_of(request: ChatRequest, generation: Generate, head: ResponseHead) -> ChatWriter:

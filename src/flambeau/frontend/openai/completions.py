@@ -34,7 +34,7 @@ def create_completion(server: Server, exchange: Exchange) -> None:
     head = ResponseHead.new("cmpl-", model, request.model)
     has_logprobs = request.logprobs is not None
     writer = CompletionWriter(head, request.num_choices, has_logprobs=has_logprobs, has_usage=request.has_usage)
-    generate(exchange, model, version, generation, writer, details=server.config.shows_error_details)
+    generate(exchange, model, version, generation, writer, style=server.config.error_style)
 
 
 def generation_of(request: CompletionRequest) -> Generate:

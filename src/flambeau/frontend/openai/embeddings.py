@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import FlambeauError, InvalidField, JobFailed
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.errors import JSON_TYPE
@@ -34,7 +35,7 @@ def create_embeddings(server: Server, exchange: Exchange) -> None:
     handler_request = to_handler_request(request)
     model, version = choose_model(server.registry, request.model, "embed")
     check_envelope(model)
-    reply = EmbeddingReply(exchange, model, server.config.shows_error_details, request.model or model.name)
+    reply = EmbeddingReply(exchange, model, server.config.error_style, request.model or model.name)
     job = Job(
         reply,
         request_id=exchange.request_id,
@@ -61,8 +62,8 @@ class EmbeddingReply(Prediction):
 
     __slots__ = ("_chunks", "_name")
 
-    def __init__(self, exchange: Exchange, model: Model, details: bool, name: str) -> None:
-        super().__init__(exchange, model, details)
+    def __init__(self, exchange: Exchange, model: Model, style: ErrorStyle, name: str) -> None:
+        super().__init__(exchange, model, style)
         self._name = name
         self._chunks: list[bytes] = []
 
@@ -98,4 +99,4 @@ def document(embedded: Embedded, model: str) -> bytes:
         {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(embedded.embeddings)
     ]
     usage = {"prompt_tokens": embedded.num_tokens, "total_tokens": embedded.num_tokens}
-    return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})
+    return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage}) + b"\n"

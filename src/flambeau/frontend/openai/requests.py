@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from flambeau.errors import BadRequest, InvalidField, suggest
+from flambeau.errors import BadRequest, InvalidField, explain_json, suggest
 from flambeau.frontend.http.openapi import Schema
 from flambeau.frontend.openai.fields import (
     ANYTHING,
@@ -266,8 +266,8 @@ def read_request(body: bytes, kind: type[Requested]) -> Requested:
         raise BadRequest("the body is nested too deeply") from None
     except msgspec.ValidationError:
         raise BadRequest("a number in the body is out of range") from None
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except msgspec.DecodeError:
+        raise BadRequest(f"the body is not valid JSON: {explain_json(body)}") from None
     if type(document) is not dict:
         raise BadRequest(f"the body is no request: expected object, got {NOUNS[type(document)]}")
     return read_object(document, kind)

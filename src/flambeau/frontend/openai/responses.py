@@ -7,14 +7,15 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from flambeau import __version__
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
-from flambeau.frontend.http.errors import JSON_TYPE, openai_error_body, openai_status, status_and_type
+from flambeau.frontend.http.errors import JSON_TYPE, message_of, openai_error_body, openai_status, status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
 from flambeau.serving.job import Job, RequestBody
@@ -98,7 +99,7 @@ class ResponseWriter(ABC):
                 self._usage.add(piece)
         choices = [{"index": index, **self.choice(choice)} for index, choice in sorted(found.items())]
         document = {"object": self.whole_object, **self._head, "choices": choices, "usage": self._usage.document()}
-        return encode(document)
+        return encode(document) + b"\n"
 
     def last_events(self) -> bytes:
         """The events after the last piece: the token usage, if the request asks for it."""
@@ -152,9 +153,9 @@ class GenerationReply(Prediction):
     __slots__ = ("_is_streamed", "_pieces", "_writer")
 
     def __init__(
-        self, exchange: Exchange, model: Model, details: bool, writer: ResponseWriter, *, is_streamed: bool
+        self, exchange: Exchange, model: Model, style: ErrorStyle, writer: ResponseWriter, *, is_streamed: bool
     ) -> None:
-        super().__init__(exchange, model, details)
+        super().__init__(exchange, model, style)
         self._writer = writer
         self._is_streamed = is_streamed
         self._pieces: list[Piece] = []
@@ -196,16 +197,24 @@ class GenerationReply(Prediction):
             super().on_error(error)
             return
         self.log(error)
-        status = openai_status(error, status_and_type(error)[0])
-        cause = getattr(error, "cause", "") if self._details else ""
-        self.exchange.send((b"data: %b\n\n" % openai_error_body(status, str(error), error, cause),), ends=True)
+        style = replace(self.style, is_plain=True)
+        status = openai_status(error, status_and_type(error, style)[0])
+        cause = getattr(error, "cause", "") if style.has_details else ""
+        body = openai_error_body(status, message_of(error, style), error, cause)
+        self.exchange.send((b"data: %b\n" % body,), ends=True)
 
 
 def generate(
-    exchange: Exchange, model: Model, version: str | None, request: Generate, writer: ResponseWriter, *, details: bool
+    exchange: Exchange,
+    model: Model,
+    version: str | None,
+    request: Generate,
+    writer: ResponseWriter,
+    *,
+    style: ErrorStyle,
 ) -> None:
     """Submit a generation request to its model as a job."""
-    reply = GenerationReply(exchange, model, details, writer, is_streamed=request.stream)
+    reply = GenerationReply(exchange, model, style, writer, is_streamed=request.stream)
     job = Job(
         reply,
         request_id=exchange.request_id,

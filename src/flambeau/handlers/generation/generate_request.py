@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flambeau.errors import BadRequest, suggest
+from flambeau.errors import BadRequest, json_problem, suggest
 from flambeau.llm.errors import InvalidRequest as Refused
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingKind, SamplingParams
 
@@ -89,7 +89,7 @@ def parsed(text: str, *, is_json: bool) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         if is_json:
-            raise BadRequest(f"the body is not valid JSON: {error}") from None
+            raise BadRequest(f"the body is not valid JSON: {json_problem(error)}") from None
         return text
 
 

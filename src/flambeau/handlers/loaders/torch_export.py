@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.loaders.weights import rejected_class
+from flambeau.wire.example_requests import Expression, of_shape
 
 # torch makes Python source from names: no quotes, brackets, operators or line ends. Names of operators have dots,
 # versions a plus.
@@ -66,6 +67,17 @@ def _to_module(program: torch.export.ExportedProgram, device: torch.device) -> t
 
         program = move_to_device_pass(program, device)
     return program.module()
+
+
+def example_of_program(module: torch.fx.GraphModule) -> Expression | None:
+    """A request for one row of an exported program's only input; None if its shape is not known."""
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    if len(values) != 1 or not isinstance(values[0], torch.Tensor):
+        return None
+    batch, *sizes = values[0].shape or (None,)
+    if (isinstance(batch, int) and batch > 1) or not all(isinstance(size, int) for size in sizes):
+        return None
+    return of_shape(sizes, 0.5 if values[0].is_floating_point() else 0)
 
 
 @contextmanager

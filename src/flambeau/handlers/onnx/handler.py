@@ -17,6 +17,7 @@ from flambeau.handlers.onnx.npy import Array, write_npy, write_npz
 from flambeau.handlers.onnx.session import OnnxModel, open_session
 from flambeau.handlers.options import read_handler_options, resolve_model_path
 from flambeau.handlers.request_rows import is_describe, refuse_explain, value_or_fields
+from flambeau.wire.example_requests import Expression, of_inputs, of_shape
 
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NPY, NPZ = "application/x-npy", "application/x-npz"
+VALUES: dict[str, float | str] = {"f": 0.5, "b": True, "O": "text"}  # of an example, by the kind of its dtype
 OPTIONS = {"model_path": str, "allow_nan": bool, "max_unpacked_bytes": int, "batch": bool}
 # A first axis with one of these words in its name is not a batch axis: joined requests would change each other.
 NOT_BATCH_AXIS = ("seq", "len", "time", "token", "frame", "step")
@@ -48,6 +50,7 @@ class OnnxHandler:
         self.limits = InputLimits(
             allow_nan=options.get("allow_nan", False), max_unpacked_bytes=options.get("max_unpacked_bytes", 1 << 28)
         )
+        self.example = example_of(self.specs)
         self.joins_requests = options.get("batch", True) and has_batch_axis(self.specs, self.session.get_outputs())
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Context) -> list[Any]:
@@ -102,6 +105,17 @@ class OnnxHandler:
         outputs = [{"name": o.name, "type": o.type, "shape": list(o.shape or [])} for o in self.session.get_outputs()]
         inputs = [{"name": spec.name, "type": spec.kind, "shape": list(spec.dims)} for spec in self.specs]
         return {"inputs": inputs, "outputs": outputs, "joinsRequests": self.joins_requests}
+
+
+def example_of(specs: Sequence[InputSpec]) -> Expression | None:
+    """A request for one example; None if the model leaves a size open, apart from that of the batch."""
+    inputs = {}
+    for spec in specs:
+        sizes = [dim for dim in spec.dims[spec.may_lack_batch_axis :] if isinstance(dim, int)]
+        if len(sizes) < len(spec.dims) - spec.may_lack_batch_axis:
+            return None
+        inputs[spec.name] = of_shape(sizes, VALUES.get(spec.dtype.kind, 0))
+    return of_inputs(inputs)
 
 
 def find_onnx_file(context: Context, model_path: str | None) -> Path:

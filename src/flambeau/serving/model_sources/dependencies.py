@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import venv
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,6 +25,14 @@ from pathlib import Path
 from flambeau.config.server import SECRET_VARIABLES
 from flambeau.errors import DependenciesFailed
 from flambeau.serving import subprocesses
+from flambeau.serving.model_sources.shared_packages import (
+    NESTED,
+    SHARED,
+    PinConflict,
+    find_conflicts,
+    shared_versions,
+    without_lines,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +65,16 @@ SERVER_ENVIRONMENT = PythonEnvironment()
 class Dependencies:
     """Builds environments in a cache that the servers of one user share."""
 
-    def __init__(self, *, install: bool, tell: Callable[[str, str], None], cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        install: bool,
+        tell: Callable[[str, str], None],
+        cache: Path | None = None,
+        ignore_shared_pins: bool = False,
+    ) -> None:
         self._install = install
+        self._ignores_pins = ignore_shared_pins
         self._tell = tell  # gets a model and a line of progress
         self._cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau"
 
@@ -70,10 +86,16 @@ class Dependencies:
         requirements = self._requirements(folder, named, failure) if self._install and named else None
         try:
             key = await asyncio.to_thread(lambda: key_of(requirements, folder, base()))
+            conflicts = await asyncio.to_thread(conflicts_in, requirements) if requirements else []
+            if conflicts and not self._ignores_pins:
+                raise DependenciesFailed(failure, cause=explain_conflicts(named or "", conflicts))
+            for conflict in conflicts:
+                logger.warning("%s: %s: %s; the line is ignored (ignore_shared_pins)", model, named, conflict)
             place = self._cache / "environments" / key
             async with locked(place, model):
                 if not (place / COMPLETE).exists():
-                    await self._build(model, place, folder, requirements, failure)
+                    left_out = [conflict.number for conflict in conflicts]
+                    await self._build(model, place, folder, requirements, failure, left_out)
         except OSError as error:
             text = f"Virtual environment creation failed for model {model}"
             raise DependenciesFailed(text, cause=f"{error}; set XDG_CACHE_HOME to another folder") from None
@@ -88,9 +110,19 @@ class Dependencies:
             raise DependenciesFailed(failure, cause=f"its manifest names {named}, which is not in the archive")
         return path
 
-    async def _build(self, model: str, place: Path, folder: Path, requirements: Path | None, failure: str) -> None:
+    async def _build(
+        self,
+        model: str,
+        place: Path,
+        folder: Path,
+        requirements: Path | None,
+        failure: str,
+        left_out: Sequence[int] = (),  # lines
+    ) -> None:
         logger.info("%s: building its Python environment in %s", model, place)
         await asyncio.to_thread(create, place)
+        if requirements is not None and left_out:
+            requirements = await asyncio.to_thread(reduce, requirements, left_out, place)
         if requirements is not None:
             command = [
                 *pip(),
@@ -121,6 +153,22 @@ def distributions() -> list[tuple[str, str]]:
     """The names and versions of the installed packages."""
     found = ((dist.metadata["Name"], dist.version) for dist in metadata.distributions())
     return [(name, version) for name, version in found if name and version]
+
+
+def conflicts_in(requirements: Path) -> list[PinConflict]:
+    return find_conflicts(requirements.read_text(errors="replace"), shared_versions(distributions()))
+
+
+def reduce(requirements: Path, left_out: Sequence[int], place: Path) -> Path:
+    """Write the requirements without these lines into the environment's folder."""
+    reduced = place / "requirements.txt"
+    reduced.write_text(without_lines(requirements.read_text(errors="replace"), left_out, requirements.parent))
+    return reduced
+
+
+def explain_conflicts(file: str, conflicts: Sequence[PinConflict]) -> str:
+    found = "; ".join(map(str, conflicts))
+    return f"{file}: {found}. Change it, or let the server ignore such lines: ignore_shared_pins=true"
 
 
 def create(place: Path) -> None:
@@ -211,9 +259,6 @@ def take(fd: int) -> bool:
     return True
 
 
-# A model's own copy of these would take gigabytes and might not fit the installed drivers.
-SHARED = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_.].*|flambeau", re.IGNORECASE)
-NESTED = re.compile(r"\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)")
 WORD = re.compile(r"[^\s=@;,]+")
 
 

@@ -41,13 +41,14 @@ NO_STORE = "start the server with --model-store FOLDER (config.properties: model
 class Store:
     """The model store of one server, and the temporary folder of its unpacked archives."""
 
-    def __init__(self, folder: Path | None, downloader: Downloader | None = None) -> None:
+    def __init__(self, folder: Path | None, downloader: Downloader | None = None, *, exact_paths: bool = False) -> None:
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"the model store {folder} is not a folder; create it, or name another one")
         self.folder = folder.resolve() if folder else None
         self.downloader = downloader or Downloader((), allow_private=False)
         if self.folder is not None:
             sweep_parts(self.folder)
+        self._exact_paths = exact_paths  # else of a path outside of the store only the name counts
         self._scratch: Path | None = None
         self._claims: list[int] = []  # locks of the scratch folder
         self._lock = threading.Lock()  # archives are unpacked in threads
@@ -58,6 +59,10 @@ class Store:
         With `reuse`, a URL whose file is in the store already is not downloaded again.
         """
         folder = self._check(url)
+        if self._exact_paths and not is_url(url) and "/" in url:
+            url = self._locate(folder, url)
+            if not is_url(url):
+                return await asyncio.to_thread(self.open_path, Path(url), keep_broken=True)
         if not is_url(url):
             return await asyncio.to_thread(self._open_local, folder, url)
         if not self.downloader.allows(url):
@@ -86,6 +91,19 @@ class Store:
         if ".." in url or (is_url(url) and has_dots(url)):
             raise ModelNotFound(f"Relative path is not allowed in url: {url}")
         return self.folder
+
+    def _locate(self, folder: Path, url: str) -> str:
+        """A path in the store, or the URL of an allowed one outside of it; raises ModelNotFound for any other."""
+        path = folder / url  # an absolute one stays as it is
+        try:
+            if path.resolve().is_relative_to(folder) and path.exists():
+                return str(path)
+            if path.exists() and is_allowed(f"file://{path}", self.downloader.allowed):
+                return f"file://{path}"
+        except (OSError, ValueError):
+            raise ModelNotFound(f"Model not found at: {url}") from None  # a name that the file system rejects
+        remedy = f"copy it there and register {path.name}, or start the server with --allow-url 'file://{path}'"
+        raise ModelNotFound(f"Model not found at: {url}", cause=f"it is not in the model store {folder}; {remedy}")
 
     def _open_local(self, folder: Path, url: str) -> Source:
         try:

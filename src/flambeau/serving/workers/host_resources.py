@@ -54,6 +54,11 @@ def gpu_usage() -> dict[int, str]:
     }
 
 
+def gpu_properties() -> list[tuple[str, ...]]:
+    """Index, name, memory in MiB and driver of each NVIDIA GPU; empty if unknown."""
+    return [tuple(row) for row in query_gpus("name", "memory.total", "driver_version")]
+
+
 def count_xpus(listing: str) -> int:
     """The devices in the output of xpu-smi: one line each, after a header."""
     return max(0, len([line for line in listing.splitlines() if line.strip()]) - 1)

@@ -120,6 +120,11 @@ class WorkerPool:
         return any(slot.has_failed_for_good for slot in self.slots)
 
     @property
+    def needs_install(self) -> bool:
+        """Whether the model cannot be loaded until a package is installed."""
+        return any(slot.has_failed_for_good and slot.last_exit and slot.last_exit.needs_install for slot in self.slots)
+
+    @property
     def last_exit(self) -> WorkerExit | None:
         """The exit of the last worker that failed and was not replaced."""
         exits = [slot.last_exit for slot in self.slots if slot.last_exit and slot.is_failing]

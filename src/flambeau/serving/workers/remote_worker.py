@@ -58,6 +58,7 @@ class RemoteWorker:
         self.depth = 1
         self.places = 0  # jobs it takes at a time, one by one; 0: as the model's settings say
         self.abilities: list[str] = []
+        self.example = ""
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
         self.shares_memory = False
         self.service_s: float | None = None
@@ -251,6 +252,7 @@ class RemoteWorker:
         self.is_continuous = message.is_continuous
         self._in_flight.answers_all = message.is_continuous or message.places > 0
         self.places, self.abilities, self.max_length = message.places, message.abilities, message.max_length
+        self.example = message.example
         self.depth = self._in_flight.depth = message.depth
         self.shares_memory = message.can_share_memory
         self.is_ready = True
@@ -339,4 +341,4 @@ class RemoteWorker:
 
 def to_error(failed: Failed) -> JobFailed:
     kind = InvalidInput if failed.is_bad_request else JobFailed
-    return kind(failed.message, status=failed.status, cause=failed.detail)
+    return kind(failed.message, status=failed.status, cause=failed.detail, reason=failed.reason)

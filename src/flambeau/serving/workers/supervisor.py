@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from flambeau.errors import MissingPackages
 from flambeau.serving.crash_recovery import WorkerExit, backoff_s, is_same_failure, should_abandon
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.workers.remote_worker import RemoteWorker
@@ -146,6 +147,8 @@ class Supervisor:
         """Run one worker; return its exit, whether it was ready, and whether it was of any use."""
         try:
             worker = slot.worker = self._new_worker(slot)
+        except MissingPackages as error:
+            return WorkerExit(reason=str(error), while_loading=True, is_final=True, needs_install=True), False, False
         except Exception as error:  # such as no free port for a group; the slot retries
             logger.exception("%s could not be created", slot.ref)
             return WorkerExit(reason=f"it could not be started: {error}", while_loading=True), False, False

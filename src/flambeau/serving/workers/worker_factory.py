@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from flambeau.archive.packages import missing_packages
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
+from flambeau.errors import MissingPackages
 from flambeau.logs.writer import Logs
 from flambeau.metrics.definitions import Sample
 from flambeau.metrics.traffic import ModelTraffic
@@ -80,7 +83,8 @@ class WorkerFactory:
         on_lost: Callable[[WorkerExit, list[tuple[Job, int]], list[Job]], None],
         traffic: ModelTraffic,
     ) -> RemoteWorker:
-        """A worker for that slot, which shares the cores with `num_workers`."""
+        """A worker for that slot, which shares the cores with `num_workers`; raises MissingPackages."""
+        self._check_packages()
         telemetry, events = self._host.telemetry, self._host.events
 
         def on_samples(message: Samples) -> None:
@@ -102,6 +106,18 @@ class WorkerFactory:
             launcher=self._host.launcher,
         )
 
+    def _check_packages(self) -> None:
+        """Raise MissingPackages if the handler is built in and cannot be imported; a worker would only tell it later.
+
+        An interpreter of the model's own is not examined.
+        """
+        environment, folder = self.environment, self._source.folder
+        if environment.python != sys.executable or (folder / f"{self._handler}.py").is_file():
+            return
+        path = [str(folder), *([str(environment.packages)] if environment.packages else []), *sys.path]
+        if problem := missing_packages(self._handler, path):
+            raise MissingPackages(problem)
+
     def _load(self, slot: Slot) -> Load:
         server, telemetry = self._host.config, self._host.telemetry
         return Load(
@@ -118,6 +134,7 @@ class WorkerFactory:
             envelope=self.envelope,
             watch=server.watch and not self._source.is_temporary,
             schedule=self.config.schedule,
+            explains_bodies=server.plain_errors,
             metrics_file=str(telemetry.file),
             metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in telemetry.model_definitions],
         )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flambeau.archive import packages
 from flambeau.archive.manifest import BUILT_IN, MANIFEST, UNSUPPORTED, Manifest, manifest_of, parse_manifest
 from flambeau.archive.reader import DEFAULT_LIMITS, read_chunks, read_entries
-from flambeau.cli.doctor import Finding, Level
+from flambeau.cli.doctor import Finding, Level, compiler, gpus, import_problems, reinstall_line
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BrokenArchive, ConfigError, FlambeauError
+from flambeau.serving.model_sources.dependencies import distributions
+from flambeau.serving.model_sources.shared_packages import find_conflicts, shared_versions
 from flambeau.torchserve.doctor.configuration import check_config, warnings_of
 from flambeau.torchserve.doctor.imports import PACKAGES, Import, imports_of, is_installed, missing_name, own_modules
 from flambeau.torchserve.doctor.pickled_weights import names_in_weights
@@ -23,17 +27,10 @@ READ_SUFFIXES = (".py", ".yaml", ".yml", ".txt", ".json")
 READ_BYTES = 1 << 20
 HOME = Path(__file__).parents[3]  # the folder of `flambeau` and `ts`
 COMPATIBLE = ("ts", "model_archiver", "workflow_archiver")
-NEEDS = {  # the imports of built-in handlers
-    "base_handler": ("torch",),
-    "image_classifier": ("torch", "torchvision", "PIL"),
-    "image_segmenter": ("torch", "torchvision", "PIL"),
-    "object_detector": ("torch", "torchvision", "PIL"),
-    "vision_handler": ("torch", "torchvision", "PIL"),
-    "text_classifier": ("torch",),
-    "text_handler": ("torch",),
-    "onnx": ("onnxruntime",),
-    "sentence_embedder": ("tokenizers",),
-    "dali_image_classifier": ("nvidia", "torch"),
+NEEDS = {  # the imports of built-in handlers, and of modules that handlers import
+    **{name: group.modules for name, group in packages.NEEDS.items()},
+    "vision_handler": packages.VISION.modules,
+    "text_handler": packages.TORCH.modules,
 }
 
 
@@ -46,18 +43,22 @@ class Contents:
     manifest: Manifest | None
 
 
-def check_model(path: Path, *, installs: bool) -> Iterator[Finding]:
+def check_model(path: Path, *, installs: bool, ignores_pins: bool = False) -> Iterator[Finding]:
     """The findings about one model; `installs` is whether the server installs requirements."""
     try:
         contents = read_folder(path) if path.is_dir() else read_archive(path)
     except FlambeauError as error:
         yield Finding("problem", path.name, str(error))
         return
-    findings = [*check_contents(contents, installs=installs), *check_weights(path, contents)]
+    findings = [
+        *check_contents(contents, installs=installs),
+        *check_pins(contents, installs=installs, ignores_pins=ignores_pins),
+        *check_weights(path, contents),
+    ]
     if all(finding.level == "ok" for finding in findings):
         named = contents.manifest.handler if contents.manifest else ""
         yield Finding("ok", path.name, f"will work ({named})" if named else "will work")
-    yield from (Finding(f.level, f"{path.name}: {f.what}", f.text) for f in findings if f.level != "ok")
+    yield from (replace(f, what=f"{path.name}: {f.what}") for f in findings if f.level != "ok")
 
 
 def read_archive(path: Path) -> Contents:
@@ -126,8 +127,9 @@ def check_needs(manifest: Manifest) -> Iterator[Finding]:
     """Whether the libraries of a built-in handler are installed."""
     for package in NEEDS.get(manifest.handler, ()):
         if not is_installed(package):
-            name = "nvidia-dali-cuda120" if package == "nvidia" else PACKAGES.get(package, package)
-            yield Finding("problem", "handler", f"{manifest.handler} needs {package}: pip install {name}")
+            name = packages.distribution_of(package)
+            text, fix = f"{manifest.handler} needs {package}", f"pip install {name}"
+            yield Finding("problem", "handler", f"{text}: {fix}", fix)
 
 
 def check_weights(path: Path, contents: Contents) -> Iterator[Finding]:
@@ -201,6 +203,44 @@ def check_requirements(wanted: frozenset[str], *, installs: bool) -> Iterator[Fi
         yield Finding("note", "requirements", f"{', '.join(sorted(wanted))} will not be installed: {text}")
 
 
+def check_pins(contents: Contents, *, installs: bool, ignores_pins: bool) -> Iterator[Finding]:
+    """Requirements that want another version of a package that all models share with the server."""
+    named = contents.manifest.requirements_file if contents.manifest else None
+    text = contents.files.get(named or "", b"").decode("utf-8", "replace")
+    for conflict in find_conflicts(text, shared_versions(distributions())):
+        if not installs or ignores_pins:
+            yield Finding("note", named or "", f"{conflict}; the line is not followed")
+        else:
+            fix = "ignore_shared_pins=true  # in config.properties, or change the line"
+            yield Finding("problem", named or "", str(conflict), fix)
+
+
+def modules_of(path: Path) -> set[str]:
+    """The installed modules that a model's handler and code import."""
+    try:
+        contents = read_folder(path) if path.is_dir() else read_archive(path)
+    except FlambeauError:
+        return set()
+    found = {*NEEDS.get(contents.manifest.handler, ())} if contents.manifest else set()
+    for name, content in contents.files.items():
+        if name.endswith(".py"):
+            try:
+                found |= {one.module.partition(".")[0] for one in imports_of(content.decode())}
+            except (SyntaxError, ValueError):
+                continue
+    found -= {*sys.stdlib_module_names, *own_modules(contents.files), *COMPATIBLE, "flambeau"}
+    return {module for module in found if is_installed(module)}
+
+
+def check_imports(paths: Sequence[Path]) -> Iterator[Finding]:
+    """Installed packages that the models of a store use and that cannot be imported."""
+    modules = sorted(set[str]().union(*map(modules_of, paths)))
+    for module, problem in import_problems(modules).items():
+        package = packages.distribution_of(module)
+        text = f"installed, but it cannot be imported: {problem}"
+        yield Finding("problem", module, text, reinstall_line(package))
+
+
 def check_code(name: str, content: bytes, own: set[str], wanted: frozenset[str]) -> Iterator[Finding]:
     """Whether a Python file parses, and whether its imports resolve."""
     try:
@@ -210,7 +250,13 @@ def check_code(name: str, content: bytes, own: set[str], wanted: frozenset[str])
         return
     for one in imports:
         if (lack := missing_import(one, own, wanted)) and not one.is_optional:
-            yield Finding("problem", f"{name}, line {one.line}", lack)
+            yield Finding("problem", f"{name}, line {one.line}", lack, install_fix(lack))
+
+
+def install_fix(lack: str) -> str:
+    """The command in the words about a missing import; empty if there is none."""
+    found = re.search(r"pip install [\w.-]+", lack)
+    return found[0] if found else ""
 
 
 def missing_import(one: Import, own: set[str], wanted: frozenset[str]) -> str | None:
@@ -236,14 +282,19 @@ def examine_installation(config: Path, store: Path) -> Iterator[Finding]:
         raise ConfigError(f"{store} is not a folder; name the model store after the configuration file")
     findings, server = check_config(config, store)
     yield from findings
+    yield from gpus()
+    yield compiler()
     paths = [path for path in sorted(store.iterdir()) if is_model(path)]
     if not paths:
         yield Finding("note", str(store), "there are no models in it")
     num_problems = 0
     for path in paths:
-        for finding in check_model(path, installs=server.install_dependencies):
+        for finding in check_model(path, installs=server.install_dependencies, ignores_pins=server.ignore_shared_pins):
             num_problems += finding.level == "problem"
             yield finding
+    for finding in check_imports(paths):
+        num_problems += 1
+        yield finding
     text = f"{len(paths)} model{'s' * (len(paths) != 1)}, {num_problems} problem{'s' * (num_problems != 1)}"
     yield Finding("note" if num_problems else "ok", str(store), text)
 

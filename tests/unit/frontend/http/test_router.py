@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import BadRequest, InvalidKey, ModelNotFound
 from flambeau.frontend.http.router import ANYTHING, Router, query_of, segments_of, unknown_path
 from support.http_exchanges import FakeConnection, new_exchange
@@ -56,7 +57,7 @@ ROUTES = {
 
 def answer(path, **options):
     connection = FakeConnection()
-    Router(ROUTES, details=False, **options).handle(new_exchange(connection, target=path))
+    Router(ROUTES, style=ErrorStyle(), **options).handle(new_exchange(connection, target=path))
     return connection
 
 
@@ -105,11 +106,11 @@ async def test_exceptions_of_a_task_become_responses():
 
 def test_a_large_body_is_admitted_only_with_a_key_where_keys_are_needed():
     exchange = new_exchange(FakeConnection(), target="/guarded")
-    Router(ROUTES, details=False).admit(exchange)
+    Router(ROUTES, style=ErrorStyle()).admit(exchange)
     with pytest.raises(InvalidKey):
-        Router(ROUTES, details=False, has_keys=True).admit(exchange)
+        Router(ROUTES, style=ErrorStyle(), has_keys=True).admit(exchange)
     with pytest.raises(BadRequest):
-        Router(ROUTES, details=False, has_keys=True).admit(new_exchange(FakeConnection(), target="/a"))
+        Router(ROUTES, style=ErrorStyle(), has_keys=True).admit(new_exchange(FakeConnection(), target="/a"))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,6 @@ def test_a_large_body_is_admitted_only_with_a_key_where_keys_are_needed():
 )
 def test_each_api_has_its_own_format_of_errors(path, field):
     connection = FakeConnection()
-    Router(ROUTES, details=False).too_large(new_exchange(connection, target=path), 10)
+    Router(ROUTES, style=ErrorStyle()).too_large(new_exchange(connection, target=path), 10)
     assert connection.status == 413
     assert field in json.loads(connection.body)

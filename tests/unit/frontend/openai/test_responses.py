@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import InvalidKey, JobFailed, ModelNotFound, QueueFull, WorkerDied
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.completions import CompletionWriter
@@ -52,7 +53,7 @@ def new_reply(client, *, is_streamed):
     exchange = Exchange(client, "POST", "/v1/completions", [], "1.1", 0.0)
     model = SimpleNamespace(answers=Counter())
     writer = CompletionWriter(ResponseHead("cmpl-1", 1, "m", "fp"), 1, has_logprobs=False, has_usage=False)
-    return GenerationReply(exchange, model, True, writer, is_streamed=is_streamed)
+    return GenerationReply(exchange, model, ErrorStyle(has_details=True), writer, is_streamed=is_streamed)
 
 
 def part(text, reason=None):

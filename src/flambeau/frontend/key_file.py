@@ -1,0 +1,127 @@
+"""The file with the keys of a server: the three keys that each server has, and named ones that an operator adds."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["management", "inference"]  # the API that a key is for; the third key renews these two
+API = "API"
+KINDS = (*get_args(Kind), API)
+MIN_CHARACTERS = 32
+MAX_FILE_BYTES = 1 << 20
+_EXPIRY = "expiration time"  # the name in the file
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A secret and its expiry; None: it is valid until it is revoked."""
+
+    secret: str
+    expires_at: float | None = None
+    kind: str = ""  # of a named key; the three others are named by their kind
+
+    def is_same(self, given: str) -> bool:
+        """Whether a given secret is this one; takes constant time."""
+        return hmac.compare_digest(self.secret.encode(), given.encode())
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and now >= self.expires_at
+
+    def matches(self, given: str, now: float) -> bool:
+        """Whether a given secret is this one and has not expired."""
+        return self.is_same(given) and not self.has_expired(now)
+
+
+def new_key(expires_at: float | None = None, kind: str = "") -> ApiKey:
+    return ApiKey(secrets.token_urlsafe(32), expires_at, kind)
+
+
+def kind_of(name: str, key: ApiKey) -> str:
+    return key.kind or name
+
+
+def read_keys(file: Path) -> dict[str, ApiKey]:
+    """The keys in the file by name; none if other users may know them."""
+    try:
+        with file.open("rb") as stream:
+            problem = exposure(os.fstat(stream.fileno()))
+            document = json.loads(stream.read(MAX_FILE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    found = {name: read_key(name, entry) for name, entry in document.items()}
+    keys = {name: key for name, key in found.items() if key is not None}
+    if len({key.secret for key in keys.values()}) < len(keys):
+        problem = "some of its keys are equal"
+    if problem and keys:
+        logger.warning("the keys in %s are not used: %s", file, problem)
+        return {}
+    return keys
+
+
+def exposure(status: os.stat_result) -> str:
+    """Why other users may know the keys in a file; empty if they may not."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return "it belongs to another user"
+    if status.st_mode & 0o077:
+        return f"others may read or change it (its mode is {status.st_mode & 0o777:04o}, and should be 0600)"
+    return ""
+
+
+def to_document(keys: Mapping[str, ApiKey]) -> dict[str, dict[str, str]]:
+    """Keys in the format of the file."""
+    return {name: to_entry(key) for name, key in keys.items()}
+
+
+def to_entry(key: ApiKey) -> dict[str, str]:
+    entry = {"key": key.secret}
+    if key.kind:
+        entry["api"] = key.kind
+    if key.expires_at:
+        entry[_EXPIRY] = to_instant(key.expires_at)
+    return entry
+
+
+def read_key(name: str, entry: Any) -> ApiKey | None:
+    """One entry of a key file; None if it is invalid or too short."""
+    if not isinstance(entry, dict):
+        return None
+    secret, instant = entry.get("key"), entry.get(_EXPIRY)
+    kind = "" if name in KINDS else str(entry.get("api"))
+    if not isinstance(secret, str) or len(secret) < MIN_CHARACTERS or not (name in KINDS or kind in get_args(Kind)):
+        return None
+    try:
+        return ApiKey(secret, None if instant is None else datetime.fromisoformat(instant).timestamp(), kind)
+    except (TypeError, ValueError):
+        return None
+
+
+def to_instant(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
+
+
+def write_private(file: Path, document: Mapping[str, Any]) -> None:
+    """Write JSON that only this user may read, atomically."""
+    fresh = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps(document, indent=2) + "\n")
+            stream.flush()
+            os.fsync(descriptor)
+        os.replace(fresh, file)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,100 @@
+"""Keys of `flambeau serve`: printed, found, made and revoked; who lacks one is told the remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.running import RunningServer, path
+
+SHOUT = """
+class Shout:
+    example = {"text": "hello"}
+    def initialize(self, context):
+        pass
+    def handle(self, data, context):
+        return [row["body"]["text"].upper() for row in data]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "shout.py").write_text(SHOUT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    words = [str(folder / "shout.py"), "--require-token", "--key-file", str(folder / "key_file.json")]
+    running = RunningServer(folder / "log", *words).wait_ready()
+    yield running
+    running.stop()
+
+
+def run(command, folder, **env):
+    """Run a shell command in a folder, with `flambeau` on its path."""
+    binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": binaries, "PYTHONPATH": path(), **env}
+    return subprocess.run(command, shell=True, cwd=folder, env=variables, capture_output=True, text=True, timeout=100)
+
+
+def test_printed_command_carries_the_key(server, folder, tmp_path):
+    [line] = server.until(lambda: server.logged("try: "))
+    assert json.loads((folder / "key_file.json").read_text())["inference"]["key"] not in server.log
+    assert run(line.partition("try: ")[2], tmp_path).stdout == "HELLO"
+
+
+def test_command_finds_the_key_beside_it_or_in_the_environment(server, folder, tmp_path):
+    ls = f"flambeau models ls --url {server.management_url}"
+    assert "shout" in run(ls, folder).stdout
+    missing = run(ls, tmp_path)
+    assert missing.returncode == 1
+    assert "needs a key" in missing.stderr
+    assert "flambeau keys show management" in missing.stderr
+    assert "shout" in run(ls, tmp_path, FLAMBEAU_KEY_FILE=str(folder / "key_file.json")).stdout
+    key = json.loads((folder / "key_file.json").read_text())["management"]["key"]
+    assert "shout" in run(ls, tmp_path, FLAMBEAU_KEY=key).stdout
+    (folder / "body.json").write_text('{"text": "hi"}')
+    assert run(f"flambeau predict shout body.json --url {server.url}", folder).stdout == "HI"
+
+
+@pytest.mark.parametrize(
+    "target", ["/predictions/shout", "/v1/models", "/v1/chat/completions", "/v1/models/shout:predict", "/v2", "/ping"]
+)
+def test_caller_without_a_key_gets_401_and_the_remedy(server, target):
+    reply = server.request("GET", target)
+    assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+    assert "Authorization: Bearer KEY" in reply.text
+    assert "flambeau keys show inference" in reply.text
+    assert reply.body.endswith(b"\n")
+
+
+def test_management_tells_a_caller_who_has_the_wrong_key(server, folder):
+    key = json.loads((folder / "key_file.json").read_text())["inference"]["key"]
+    reply = server.manage("GET", "/models", headers={"Authorization": f"Bearer {key}"})
+    assert reply.status == 401
+    assert reply.message.startswith("The key is for the inference API. Send the management key")
+
+
+def test_key_is_made_listed_and_revoked_while_the_server_runs(server, folder):
+    made = run("flambeau keys new bob", folder)
+    header = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    server.until(lambda: server.predict("shout", {"text": "a"}, headers=header).status == 200)
+    listed = run("flambeau keys list --json", folder).stdout
+    assert {key["name"]: (key["api"], key["expires"]) for key in json.loads(listed)} == {
+        "management": ("management", "never"),
+        "inference": ("inference", "never"),
+        "API": ("API", "never"),
+        "bob": ("inference", "never"),
+    }
+    assert made.stdout.strip() not in listed
+    assert run("flambeau keys new bob", folder).returncode == 1
+    assert run("flambeau keys revoke bob", folder).returncode == 0
+    server.until(lambda: server.predict("shout", {"text": "a"}, headers=header).status == 401)
+    assert "did you mean inference?" in run("flambeau keys revoke inferense", folder).stderr

@@ -1,0 +1,71 @@
+"""The command that the server prints for a model works on that model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import torch
+
+from support.models.net import Net
+from support.onnx_models import save_affine, save_identity
+from support.packing import pack_network
+from support.running import RunningServer
+
+OWN_CLASS = """
+class Own:
+    example = {"text": "it's"}
+    def initialize(self, context):
+        pass
+    def handle(self, data, context):
+        return [row["body"]["text"].upper() for row in data]
+"""
+OWN_FUNCTION = """
+example = [1, 2]
+def handle(data, context):
+    return data and [sum(row["body"]) for row in data]
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "own_class.py").write_text(OWN_CLASS)
+    (folder / "own_function.py").write_text(OWN_FUNCTION)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(Net().eval(), (torch.zeros(2, 4),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, folder / "program.pt2")
+    save_affine(folder / "affine.onnx")
+    save_identity(folder / "large.onnx", 1, ["batch", 3, 64, 64])
+    pack_network(folder, "pictures", "image_classifier", "tiny_classifier")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def commands(models):
+    """The printed command of each model, by the model's name."""
+    files = sorted(path for path in models.iterdir() if path.suffix in (".py", ".pt2", ".onnx", ".mar"))
+    server = RunningServer(models / "log", *map(str, files)).wait_ready()
+    lines = server.until(lambda: (found := server.logged("try: ")) and len(found) == len(files) and found)
+    printed = [line.partition("try: ")[2] for line in lines]
+    yield {command.partition("/predictions/")[2].split()[0]: command for command in printed}
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("model", "check"),
+    [
+        ("own_class", lambda text: text == "IT'S"),
+        ("own_function", lambda text: text == "3"),
+        ("program", lambda text: len(json.loads(text)) == 3),
+        ("affine", lambda text: json.loads(text) == [1.5, 3.5]),
+        ("large", lambda text: text.count("0.5") == 3 * 64 * 64),
+        ("pictures", lambda text: sum(json.loads(text).values()) > 0.01),
+    ],
+)
+def test_printed_command_works(commands, tmp_path, model, check):
+    command = commands[model].replace("curl ", "curl -sS --fail-with-body ")
+    result = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert check(result.stdout.strip()), result.stdout[:300]
