@@ -56,7 +56,7 @@ ALLOWED = {  # who may import whom, at load time
     "worker": {"archive", "config", "metrics", "wire", "errors", "file_import", "(root)"},
     "handler_checks": {"worker", "wire"},
     "testing": {"archive", "config", "http_client", "worker", "wire", "(root)"},
-    "handlers": {"llm", "metrics", "wire", "errors", "file_import"},
+    "handlers": {"archive", "llm", "metrics", "wire", "errors", "file_import"},
     "llm": set(),
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},

@@ -8,14 +8,16 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from flambeau.archive.pretrained import TRANSFORMERS, choose_handler, configured_task, example_of
 from flambeau.config.server import Address
+from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
 
 if TYPE_CHECKING:
@@ -117,9 +119,26 @@ def curl_arguments(model: Model) -> str:
     if example is not None:
         body = f"{JSON} -d {shlex.quote(example if isinstance(example, str) else json.dumps(example))}"
         return f"-N {body}" if is_generator else body  # -N: show text as it arrives
+    if model.handler == TRANSFORMERS:
+        return pretrained_arguments(model)
     if model.handler in PICTURES:
         return "-T PICTURE.jpg"
     return f"{JSON} -d @NUMBERS.json" if model.handler in TENSORS else "-H 'content-type: TYPE' -T FILE"
+
+
+def pretrained_arguments(model: Model) -> str:
+    """The options for the task of a Hugging Face model."""
+    section = model.config.options.get("handler")
+    path = section.get("model_path") if isinstance(section, Mapping) else None
+    folder = model.source.folder / str(path or "")
+    try:
+        task = choose_handler(folder, configured_task(model.config.options)).task
+        example = example_of(folder, task)
+    except ConfigError:
+        return "-H 'content-type: TYPE' -T FILE"
+    if example is not None:
+        return f"{JSON} -d {shlex.quote(json.dumps(example))}"
+    return "-T PICTURE.jpg" if task in ("image-classification", "object-detection") else "-T SOUND.wav"
 
 
 def example_in(folder: Path, handler: str) -> object:
