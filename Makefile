@@ -22,10 +22,9 @@ install: $(VENV)/installed ## Create .venv with every extra and the development 
 serve: install ## Serve the example models, or SERVE="path …", until Ctrl-C.
 	$(BIN)/flambeau serve $(SERVE)
 
-test: install check ## Run everything that CI runs: check, then all tests but perf; print the slowest 25 and the coverage.
+test: install check ## Run everything that CI runs: check, then all tests but perf; print the slowest 25.
 	# In the order of tests/conftest.py: long files first. xdist would begin with the files that have most tests.
-	$(PYTEST) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25 --cov --cov-report=
-	@echo "Lines covered in the test processes, without the servers they start: $$($(BIN)/coverage report --format=total) %"
+	$(PYTEST) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25
 
 unit: install ## Run the unit tests, or TESTS="path …", in one process.
 	$(PYTEST) $(or $(TESTS),tests/unit)

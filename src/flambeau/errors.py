@@ -45,7 +45,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 MAX_COMPARED_CHARACTERS = 100  # comparing is quadratic, and names come from clients
 
@@ -133,11 +133,19 @@ class ForeignRequest(FlambeauError):
 
 
 class ModelNotFound(FlambeauError):
-    """No model of that name, or nothing at that location; `cause` has the remedy, if there is one."""
+    """No model of that name, or nothing at that location; `cause` has the remedy, if there is one.
 
-    def __init__(self, message: str, *, cause: str = "") -> None:
+    `similar` finds the name that was meant. It is called for the text only, since callers may try several names.
+    """
+
+    def __init__(self, message: str, *, cause: str = "", similar: Callable[[], str | None] = lambda: None) -> None:
         super().__init__(message)
         self.cause = cause
+        self._similar = similar
+
+    def __str__(self) -> str:
+        near = self._similar()
+        return super().__str__() + (f"; did you mean {near}?" if near else "")
 
 
 class VersionNotFound(ModelNotFound):

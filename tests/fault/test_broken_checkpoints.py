@@ -182,7 +182,8 @@ from flambeau.cli.serve import ModelOverrides, serve
 from flambeau.config.server import Address, ServerConfig
 
 config = ServerConfig(inference=Address(), management=Address(), metrics=Address())
-serve(config, [Path(sys.argv[1])], ModelOverrides(must_load=True), log_level="info")
+overrides = ModelOverrides(must_load=True)
+serve(config, [(Path(sys.argv[1]), overrides)], overrides, log_level="info")
 """
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode
 
-from flambeau.errors import BadRequest, Unavailable
+from flambeau.errors import BadRequest, FlambeauError, Unavailable
 from flambeau.http_client import connect
+
+COMPLETION_S = 1.0  # a shell waits for it
 
 
 class RequestFailed(BadRequest):
@@ -58,6 +60,16 @@ def call(server: str, method: str, path: str, /, **query: Any) -> Any:
     }
     headers = authorization("FLAMBEAU_MANAGEMENT_KEY")
     return json.loads(send(server, method, f"{path}?{urlencode(given)}" if given else path, None, headers).read())
+
+
+def model_names(server: str) -> list[str]:
+    """The names of the models, for the shell's completion; none if the server does not answer at once."""
+    try:
+        connection = connect(server, timeout_s=COMPLETION_S)
+        connection.request("GET", "/models?limit=100", headers=authorization("FLAMBEAU_MANAGEMENT_KEY"))
+        return [model["modelName"] for model in json.loads(connection.getresponse().read())["models"]]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, FlambeauError):
+        return []
 
 
 def authorization(variable: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,7 @@ async def serve_until_signal(
         routes = routes_by_address(server, keys)
         async with open_grpc(server, keys) as grpc, HttpFrontend(server, routes, keys) as frontend:
             logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
+            logger.info(describe_addresses(config, frontend.opened))
             await finished_before(stop, hooks.after_listening(server, frontend.inference))
             await stop.wait()
             logger.info("stopping: accepted requests are answered first")
@@ -91,6 +92,20 @@ async def serve_until_signal(
                 grpc.drain()  # at the same time as HTTP
         await hooks.after_closing(server)
     logger.info("stopped")
+
+
+def describe_addresses(config: ServerConfig, opened: Mapping[Address, Address]) -> str:
+    """The addresses of the other APIs for the log; `opened` has the actual ports."""
+    parts = [f"management API {opened[config.management]}"]
+    if config.metrics is not None:
+        parts.append(f"metrics {opened[config.metrics]}/metrics")
+    if config.inference.path is None:
+        parts.append(f"OpenAI base URL {opened[config.inference]}/v1")
+    if config.grpc.inference is not None:
+        parts.append(f"gRPC inference {config.grpc.inference.host}:{config.grpc.inference.port}")
+    if config.grpc.management is not None:
+        parts.append(f"gRPC management {config.grpc.management.host}:{config.grpc.management.port}")
+    return ", ".join(parts)
 
 
 def mark_started(server: Server) -> None:

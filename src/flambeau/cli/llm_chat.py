@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from flambeau.cli.api_client import RequestFailed, authorization, send
-from flambeau.errors import ConfigError
+from flambeau.errors import ConfigError, suggest
 
-HELP = "Type a message. /clear starts a new conversation, /quit or Ctrl-D exits, Ctrl-C stops an answer."
+INTRODUCTION = "Type a message; /help lists the commands, Ctrl-D exits, Ctrl-C stops an answer."
+COMMANDS = {
+    "/help": "show this list",
+    "/system TEXT": "set the system message and start a new conversation; without a text, show it",
+    "/save FILE": "write the conversation to a JSON file, as the OpenAI API takes it",
+    "/clear": "start a new conversation",
+    "/quit": "exit; also Ctrl-D",
+}
+MAX_HISTORY = 1000  # lines
 
 Message = dict[str, str]
 
@@ -18,20 +29,70 @@ Message = dict[str, str]
 def chat(url: str, model: str | None, *, system: str | None, options: dict[str, Any], prompt: str | None) -> None:
     """Chat with a model; with a prompt, print one answer and return."""
     model = model or find_text_model(url)
-    opening: list[Message] = [{"role": "system", "content": system}] if system else []
+    conversation = Conversation(system)
     if prompt is not None:
-        print_answer(url, model, [*opening, {"role": "user", "content": prompt}], options)
+        print_answer(url, model, [*conversation.messages, {"role": "user", "content": prompt}], options)
         return
-    print(f"{model} at {url}. {HELP}", file=sys.stderr)
-    converse(url, model, opening, options)
+    print(f"{model} at {url}. {INTRODUCTION}", file=sys.stderr)
+    with line_editor():
+        converse(url, model, conversation, options)
 
 
-def converse(url: str, model: str, opening: list[Message], options: dict[str, Any]) -> None:
-    messages = [*opening]
+class Conversation:
+    """The messages so far. `run` executes a command, such as /system."""
+
+    def __init__(self, system: str | None = None) -> None:
+        self.messages: list[Message] = []
+        self.start(system)
+
+    @property
+    def system(self) -> str | None:
+        first = self.messages[0] if self.messages else {}
+        return first["content"] if first.get("role") == "system" else None
+
+    def start(self, system: str | None) -> None:
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def run(self, words: str) -> str:
+        """Execute a command and return what it says."""
+        command, _, text = words.partition(" ")
+        text = text.strip()
+        if command == "/help":
+            return "\n".join(f"{name:<14}{meaning}" for name, meaning in COMMANDS.items())
+        if command == "/clear":
+            self.start(self.system)
+            return "a new conversation begins"
+        if command == "/system":
+            if text:
+                self.start(text)
+                return "the system message is set; a new conversation begins"
+            return self.system or "there is no system message; /system TEXT sets one"
+        if command == "/save":
+            return self.save(text)
+        near = suggest(command, [name.partition(" ")[0] for name in COMMANDS])
+        return f"{command} is not a command; {f'did you mean {near}?' if near else '/help lists them'}"
+
+    def save(self, name: str) -> str:
+        if not name:
+            return "name a file: /save FILE"
+        path = Path(name).expanduser()
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                json.dump(self.messages, file, ensure_ascii=False, indent=2)
+                file.write("\n")
+        except FileExistsError:
+            return f"{path} exists; name another file"
+        except (OSError, ValueError) as error:
+            return f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
+        return f"{len(self.messages)} messages are in {path}"
+
+
+def converse(url: str, model: str, conversation: Conversation, options: dict[str, Any]) -> None:
     while (words := read_message()) is not None:
-        if words == "/clear":
-            messages = [*opening]
+        if words.startswith("/"):
+            print(conversation.run(words), file=sys.stderr)
             continue
+        messages = conversation.messages
         messages.append({"role": "user", "content": words})
         try:
             messages.append({"role": "assistant", "content": print_answer(url, model, messages, options)})
@@ -41,7 +102,7 @@ def converse(url: str, model: str, opening: list[Message], options: dict[str, An
 
 
 def read_message() -> str | None:
-    """The user's next message; None at the end of input."""
+    """The user's next message or command; None at the end of input."""
     while True:
         try:
             words = input("> " if sys.stdin.isatty() else "").strip()
@@ -52,6 +113,45 @@ def read_message() -> str | None:
             return None
         if words:
             return words
+
+
+@contextmanager
+def line_editor() -> Iterator[None]:
+    """On a terminal: edit lines, complete commands with Tab, and keep the history of earlier chats."""
+    try:
+        import readline
+    except ImportError:  # a Python without it; lines cannot be edited
+        yield
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    file = history_file()
+    with suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(MAX_HISTORY)
+    readline.set_completer(complete_command)
+    readline.set_completer_delims(" ")
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(mode=0o600)  # what people type to a model is their own
+            readline.write_history_file(file)
+
+
+def complete_command(text: str, state: int) -> str | None:
+    """The commands that begin with `text`, one at a time, as readline asks for them."""
+    names = [name.partition(" ")[0] for name in COMMANDS]
+    found = [name for name in names if text.startswith("/") and name.startswith(text)]
+    return found[state] if state < len(found) else None
+
+
+def history_file() -> Path:
+    folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(folder) / "flambeau" / "chat_history"
 
 
 def print_answer(url: str, model: str, messages: list[Message], options: dict[str, Any]) -> str:

@@ -7,18 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flambeau.cli.options import (
-    DEFAULT_INFERENCE,
-    AllowUnprotected,
-    Host,
-    Inference,
-    Json,
-    LogLevel,
-    ManagementPort,
-    MetricsPort,
-    Port,
-    RequireToken,
-)
+from flambeau.cli.options import DEFAULT_INFERENCE, EPILOG, Inference, Json, LlmSettingsCommand, settings_of
 
 llm_app = typer.Typer(
     help="Serve, chat with, measure and quantize language models.", no_args_is_help=True, rich_markup_mode=None
@@ -27,64 +16,18 @@ llm_app = typer.Typer(
 DRAFT_HELP = "Smaller checkpoint that drafts tokens (speculative decoding)."
 
 
-@llm_app.command("serve")
+@llm_app.command("serve", cls=LlmSettingsCommand, epilog=EPILOG)
 def llm_serve(
+    ctx: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(help="Hugging Face folder, or model.pth of gpt-fast.")],
-    name: Annotated[str | None, typer.Option(help="Model name for clients. Default: the folder's name.")] = None,
-    draft: Annotated[Path | None, typer.Option(help=DRAFT_HELP)] = None,
-    speculate_k: Annotated[int | None, typer.Option(min=1, max=16, help="Drafted tokens per step. Default: 5.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer, if it is not in the checkpoint.")] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, bfloat16 or float16. Default: float32 on a CPU, the checkpoint's on a GPU."),
-    ] = None,
-    quantization: Annotated[str | None, typer.Option(help="Quantize on load: int8, int4 or fp8.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Maximum number of running sequences.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="Maximum number of tokens per sequence.")] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Number of processes (GPUs) that share the model.")] = 1,
-    compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile in the background while serving.")
-    ] = None,
-    resume: Annotated[
-        bool | None, typer.Option("--resume", help="Continue a generation on another worker if its worker dies.")
-    ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8080,
-    management_port: ManagementPort = 8081,
-    metrics_port: MetricsPort = 8082,
-    require_token: RequireToken = None,
-    allow_unprotected: AllowUnprotected = False,
-    log_level: LogLevel = "info",
 ) -> None:
     """Serve a checkpoint with the OpenAI API.
 
     The server runs until SIGTERM or Ctrl-C. The prediction API is available, too.
     """
     from flambeau.cli import llm_serve as work
-    from flambeau.config.server import Address, KeysConfig, MetricsConfig, ServerConfig
 
-    config = ServerConfig(
-        inference=Address(host, port),
-        management=Address(host, management_port),
-        metrics=Address(host, metrics_port) if metrics_port else None,
-        keys=KeysConfig(is_on=require_token),
-        allow_unprotected=allow_unprotected,
-        names_json=True,
-        measure=MetricsConfig(auto_detect=True),
-    )
-    flags = work.LlmServeFlags(
-        model_path=checkpoint,
-        draft_model_path=draft,
-        tokenizer_path=tokenizer,
-        dtype=dtype,
-        quantization=quantization,
-        speculate_k=speculate_k,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        compile=compile,
-        resume=resume,
-    )
-    work.serve(config, flags, name=name, ranks=tensor_parallel, log_level=log_level)
+    work.serve_settings(checkpoint, settings_of(ctx))
 
 
 @llm_app.command("chat")
@@ -107,7 +50,9 @@ def llm_chat(
 
 @llm_app.command("bench")
 def llm_bench(
-    target: Annotated[str, typer.Argument(help="Address of a server, or a checkpoint.")] = DEFAULT_INFERENCE,
+    target: Annotated[
+        str, typer.Argument(envvar="FLAMBEAU_URL", help="Address of a server, or a checkpoint.")
+    ] = DEFAULT_INFERENCE,
     model: Annotated[str | None, typer.Option(help="Model name; required if the server has several.")] = None,
     streams: Annotated[str, typer.Option(help="Numbers of concurrent streams, one row each.")] = "1,8,32",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32,

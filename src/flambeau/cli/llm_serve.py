@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from typing import Any
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
-from flambeau.cli.llm_quantize import KINDS
 from flambeau.cli.options import check_checkpoint, checkpoint_folder
-from flambeau.cli.serve import ModelOverrides
+from flambeau.cli.serve import ModelOverrides, to_overrides
 from flambeau.cli.serve import serve as serve_paths
+from flambeau.config.resolution import Settings, to_server_config
 from flambeau.config.server import ServerConfig
+from flambeau.config.settings import LLM_SERVE
 from flambeau.errors import ConfigError, WorkersFailed
 
 HANDLER = "gpt_handler"
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,29 +39,57 @@ class LlmServeFlags:
     resume: bool | None = None
 
 
-def serve(config: ServerConfig, flags: LlmServeFlags, *, name: str | None, ranks: int, log_level: str) -> None:
+def serve_settings(checkpoint: Path, settings: Settings) -> None:
+    """Serve a checkpoint until a signal."""
+    flags = LlmServeFlags(
+        model_path=checkpoint,
+        draft_model_path=settings["draft"],
+        tokenizer_path=settings["tokenizer"],
+        dtype=settings["dtype"],
+        quantization=settings["quantization"],
+        speculate_k=settings["speculate_k"],
+        max_num_seqs=settings["max_num_seqs"],
+        max_model_len=settings["max_model_len"],
+        compile=settings["compile"],
+        resume=settings["resume"],
+    )
+    serve(
+        to_server_config(settings, LLM_SERVE),
+        flags,
+        to_overrides(settings, must_load=True),
+        ranks=settings["tensor_parallel"],
+        log_level=settings["log_level"],
+        warnings=settings.warnings,
+    )
+
+
+def serve(
+    config: ServerConfig,
+    flags: LlmServeFlags,
+    overrides: ModelOverrides,
+    *,
+    ranks: int,
+    log_level: str,
+    warnings: Sequence[str] = (),
+) -> None:
     """Serve a checkpoint until a signal; exit with status 1 if it cannot be loaded."""
     check_checkpoint(flags.model_path)
     check_flags(flags)
+    name = overrides.name or checkpoint_folder(flags.model_path).resolve().name
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
-        folder = write_model(
-            Path(scratch), name or checkpoint_folder(flags.model_path).resolve().name, to_model_config(flags, ranks)
-        )
+        folder = write_model(Path(scratch), name, to_model_config(flags, ranks))
         try:
-            serve_paths(config, [folder], ModelOverrides(must_load=True), log_level=log_level)
+            serve_paths(config, [(folder, overrides)], overrides, log_level=log_level, warnings=warnings)
         except WorkersFailed:  # the log already has the reason
             sys.exit(1)
 
 
 def check_flags(flags: LlmServeFlags) -> None:
-    """Reject invalid options before a worker starts with them."""
+    """Reject paths that do not exist before a worker starts with them."""
     if flags.draft_model_path is not None:
         check_checkpoint(flags.draft_model_path, "--draft")
     if flags.tokenizer_path is not None and not flags.tokenizer_path.exists():
         raise ConfigError(f"--tokenizer {flags.tokenizer_path} does not exist; give its folder or its file")
-    for option, value, values in (("--dtype", flags.dtype, DTYPES), ("--quantization", flags.quantization, KINDS)):
-        if value is not None and value not in values:
-            raise ConfigError(f"{option} may be {', '.join(values)}, not {value!r}")
 
 
 def to_model_config(flags: LlmServeFlags, ranks: int) -> dict[str, Any]:

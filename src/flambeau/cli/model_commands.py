@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from flambeau.cli.options import DEFAULT_MANAGEMENT, Json, Management, Version
+from flambeau.cli.options import DEFAULT_MANAGEMENT, Json, Management, ModelName, Version
 
 models_app = typer.Typer(help="Manage the models of a running server.", no_args_is_help=True, rich_markup_mode=None)
 archive_app = typer.Typer(help="Pack, inspect and unpack model archives.", no_args_is_help=True, rich_markup_mode=None)
 
-ModelName = Annotated[str, typer.Argument(help="Model name.")]
 ArchivePath = Annotated[Path, typer.Argument(help="A .mar or .tar.gz file.")]
 
 

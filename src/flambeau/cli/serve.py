@@ -14,7 +14,10 @@ from flambeau.archive.pretrained import check_weights, choose_handler, configure
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig
+from flambeau.config.resolution import Settings, to_server_config
 from flambeau.config.server import Address, ServerConfig
+from flambeau.config.settings import MODEL_SETTINGS, SERVE
+from flambeau.config.value_types import ModelEntry
 from flambeau.errors import ConfigError, FlambeauError, WorkersFailed
 from flambeau.logs.setup import open_logs
 from flambeau.serving.model import Model
@@ -48,15 +51,59 @@ class InitialModel:
     url: str | None = None  # shown as its origin, instead of the name of the path
     is_required: bool = True  # on the command line, not only found in a store
     startup_timeout_s: float = 0.0  # at least; the server's default may be longer
+    settings: Mapping[str, Any] = field(default_factory=dict)  # take precedence over model-config.yaml
 
 
-def serve(config: ServerConfig, paths: Sequence[Path], overrides: ModelOverrides, *, log_level: str) -> None:
-    """Serve the models of these paths until a signal; without paths and model store, the examples."""
+def serve_settings(settings: Settings) -> None:
+    """Serve the models of the settings until a signal; without any and without a model store, the examples."""
+    entries: Sequence[ModelEntry] = settings["models"] or ()
+    config = to_server_config(settings, SERVE)
+    config = replace(config, model_store=find_store([entry.path for entry in entries], config.model_store))
+    named = [(entry.path, to_overrides(settings, entry.settings)) for entry in entries]
+    serve(config, named, to_overrides(settings), log_level=settings["log_level"], warnings=settings.warnings)
+
+
+def serve(
+    config: ServerConfig,
+    named: Sequence[tuple[Path, ModelOverrides]],
+    overrides: ModelOverrides,
+    *,
+    log_level: str,
+    warnings: Sequence[str] = (),
+) -> None:
+    """Serve models, each with its options; `overrides` are those of the examples, and of the server's start."""
     logs = open_logs(config, log_level)
-    models = [model for path in paths for model in find_models(path, overrides)]
-    if not paths and config.model_store is None:
+    for warning in warnings:
+        logger.warning(warning)
+    models = [model for path, own in named for model in find_models(path, own)]
+    if not named and config.model_store is None:
         models = [*example_models(overrides)]
     run_server(config, InitialModelLoader(models, overrides), logs)
+
+
+def to_overrides(
+    settings: Settings, entry: Mapping[str, Any] | None = None, *, must_load: bool = False
+) -> ModelOverrides:
+    """The settings of an initial model. Its own, in the configuration file, give way to a flag or variable."""
+    held = {name: settings[name] for one in MODEL_SETTINGS if (name := one.name) in settings.held}
+    given = {**held, **{name: value for name, value in (entry or {}).items() if not settings.is_forced(name)}}
+    return ModelOverrides(
+        settings=to_model_settings(given), name=given["name"], handler=given.get("handler"), must_load=must_load
+    )
+
+
+def to_model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a model as fields of ModelConfig; those that are None are left out."""
+    delay_ms = given["max_batch_delay"]
+    fields = {
+        "min_workers": given["workers"],
+        "max_workers": given["workers"],
+        "batch_size": given["batch_size"],
+        "batch_delay_s": None if delay_ms is None else delay_ms / 1000,
+        "response_timeout_s": given["response_timeout"],
+        "startup_timeout_s": given["startup_timeout"],
+    }
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 class InitialModelLoader(LifecycleHooks):
@@ -101,7 +148,7 @@ async def load(
                 name=initial.name,
                 handler=initial.handler,
                 config=config,
-                overrides=overrides.settings,
+                overrides=initial.settings,
                 at_startup=True,
             )
         except WorkersFailed as error:
@@ -117,7 +164,11 @@ async def load(
 
 
 def find_models(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
-    """The models of a path on the command line: one, or those of a store; or a model of the Hugging Face hub."""
+    """The models of a path on the command line, with these options: one, or those of a store; or one of the hub."""
+    yield from (replace(model, settings=overrides.settings) for model in models_at(path, overrides))
+
+
+def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
     if hub_name := read_hub_name(path):
         folder = fetch(hub_name)
         model = pretrained(folder, overrides.name or hub_name.model_name, overrides)
@@ -181,7 +232,7 @@ def example_models(overrides: ModelOverrides) -> Iterator[InitialModel]:
     if missing := shakespeare.missing():
         logger.warning("the example language model needs %s: pip install 'flambeau[llm]'", ", ".join(missing))
     else:
-        yield InitialModel(path=shakespeare.FOLDER, name=shakespeare.NAME)
+        yield InitialModel(path=shakespeare.FOLDER, name=shakespeare.NAME, settings=overrides.settings)
 
 
 def find_store(paths: Sequence[Path], configured: Path | None) -> Path | None:

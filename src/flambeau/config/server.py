@@ -6,25 +6,27 @@ import ipaddress
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from flambeau.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 MAX_HOST = 253  # characters, of DNS
 MAX_SOCKET_PATH_BYTES = 107  # of Linux
 MAX_SHOWN = 80  # characters of an invalid value in its error message
-# The variables with the keys of the APIs. Processes that run the code of models do not inherit them.
+# The variables with the keys of the APIs. Processes that run the code of models inherit none of SECRET_VARIABLES.
 KEY_VARIABLES = {
     "management": "FLAMBEAU_MANAGEMENT_KEY",
     "inference": "FLAMBEAU_INFERENCE_KEY",
     "API": "FLAMBEAU_API_KEY",
 }
+SECRET_VARIABLES = frozenset({*KEY_VARIABLES.values(), "FLAMBEAU_KEYSTORE_PASS"})
 
 
 def is_host(text: str) -> bool:
@@ -202,6 +204,7 @@ class ServerConfig:
     safe_weights: bool = False  # reject model files of formats that can run code; no model can override it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
+    suggests_names: bool = False  # an error for an unknown model ends with a similar name
     names_json: bool = False  # whole replies that are a JSON object or list have that content type
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
@@ -231,6 +234,14 @@ class ServerConfig:
         if self.error_details is not None:
             return self.error_details
         return not self.public and (self.metrics is None or self.metrics.is_loopback)
+
+
+def with_field(config: T, field_path: str, value: object) -> T:
+    """Return the config with a field set; `field_path` may be nested: `grpc.inference.port`."""
+    outer, _, inner = field_path.partition(".")
+    if inner:
+        value = with_field(getattr(config, outer) or Address(), inner, value)
+    return replace(config, **{outer: value})  # type: ignore[type-var]
 
 
 def check_pattern(name: str, text: str) -> str:

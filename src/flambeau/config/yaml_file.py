@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,19 +20,82 @@ MAX_DIGITS = 1000  # of a number: one in base 60 takes quadratic time
 
 def read_options(path: Path) -> dict[str, Any]:
     """The mapping in a model-config.yaml; empty for an empty file."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_YAML_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # not a valid file name
-        raise ConfigError(f"{path.name} cannot be read: {error}") from None
+    content = _read(path, path.name)
     document = load_yaml(content, path.name)
     if document is None:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(f"{path.name} must hold a mapping of settings, not {type(document).__name__}")
     return document
+
+
+def _read(path: Path, name: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_YAML_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # not a valid file name
+        raise ConfigError(f"{name} cannot be read: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LinedMapping:
+    """A mapping of YAML, and the lines where its keys are."""
+
+    values: Mapping[str, Any]
+    node: Any
+
+    def line_of(self, *keys: str | int) -> int:
+        """The line, from 1, of the value that these keys and positions lead to; of the last one that exists."""
+        node, line = self.node, 1
+        for key in keys:
+            if isinstance(key, int):
+                items = [(None, item) for item in node.value] if isinstance(node.value, list) else []
+                found = items[key : key + 1]
+            else:
+                found = [(name, item) for name, item in node.value if name.value == key]
+            if not found:
+                break
+            name, node = found[0]
+            line = (name or node).start_mark.line + 1
+        return line
+
+
+def read_lined(path: Path) -> LinedMapping:
+    """The mapping in a configuration file of the server; a key that is there twice is an error."""
+    import yaml
+
+    content = _read(path, str(path))
+    document = load_yaml(content, str(path))
+    if document is None:
+        return LinedMapping({}, None)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold settings, such as `port: 8080`, and not {type(document).__name__}")
+    node = yaml.compose(content, Loader=_loader())
+    _refuse_repeated(node, path)
+    return LinedMapping(document, node)
+
+
+def _refuse_repeated(root: Any, path: Path) -> None:
+    import yaml
+
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or isinstance(node, yaml.ScalarNode):
+            continue
+        seen.add(id(node))  # references may lead to a node many times
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            waiting.append(value)
+            line, name = key.start_mark.line + 1, str(key.value)
+            if name in lines:
+                raise ConfigError(f"{path}, line {line}: {name} is already in line {lines[name]}; keep one of them")
+            lines[name] = line
 
 
 def load_yaml(content: bytes, name: str) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ from flambeau.errors import (
     ModelNotFound,
     VersionNotFound,
     WorkersFailed,
+    suggest,
 )
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import Source
 from flambeau.serving.workers.worker_factory import Host
 
+MAX_COMPARED_NAMES = 100  # comparing takes time, and names come from clients
 MAX_NAME = 256  # characters of a name or version
 MAX_HANDLER = 1024
 RUNTIMES = (None, "python", "python3", "LSP")  # that existing clients may name
@@ -32,7 +36,9 @@ RUNTIMES = (None, "python", "python3", "LSP")  # that existing clients may name
 class Registry:
     """The models of a server, by name and version."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, suggests: bool = False) -> None:
+        """`suggests`: an error for an unknown name ends with a similar one."""
+        self._suggests = suggests
         self._versions: dict[str, dict[str, Model]] = {}
         self._default: dict[str, str] = {}
 
@@ -43,11 +49,17 @@ class Registry:
         """The model of that name, in its default version unless one is given."""
         versions = self._versions.get(name)
         if versions is None:
-            raise ModelNotFound(f"Model not found: {name}")
+            raise ModelNotFound(f"Model not found: {name}", similar=partial(self._similar, name))
         model = versions.get(version or self._default[name])
         if model is None:
             raise VersionNotFound(f"Model version: {version} does not exist for model: {name}")
         return model
+
+    def _similar(self, name: str) -> str | None:
+        if not self._suggests:
+            return None
+        known = {one.lower().replace("-", "_"): one for one in islice(self._versions, MAX_COMPARED_NAMES)}
+        return known.get(suggest(name, known) or "")
 
     def versions(self, name: str) -> list[Model]:
         self.find(name)

@@ -55,7 +55,7 @@ class Server:
         except re.error as error:
             raise ConfigError(f"blacklist_env_vars is not a regular expression: {error}") from None
         self.config = config
-        self.registry = Registry()
+        self.registry = Registry(suggests=config.suggests_names)
         self.events = events or ServerEvents()
         self.logs = logs or Logs()
         self.access_log = AccessLog(self.logs) if self.logs.has_access_log else None

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig
+from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig, with_field
 from flambeau.errors import ConfigError, json_problem
 from flambeau.torchserve.config_keys import (
     CONTROL_KEYS,
@@ -27,7 +27,6 @@ from flambeau.torchserve.java_properties import parse as parse
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 # TorchServe's defaults: gRPC is on, registering models over the APIs is off.
 TORCHSERVE = ServerConfig(
     grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
@@ -133,14 +132,6 @@ def read_models(text: str | None) -> dict[str, dict[str, dict[str, Any]]]:
         if not isinstance(versions, dict) or not all(isinstance(one, dict) for one in versions.values()):
             raise invalid("models", text, expected)
     return document
-
-
-def with_field(config: T, field_path: str, value: object) -> T:
-    """Return the config with a field set; `field_path` may be nested: `grpc.inference.port`."""
-    outer, _, inner = field_path.partition(".")
-    if inner:
-        value = with_field(getattr(config, outer) or Address(), inner, value)
-    return replace(config, **{outer: value})  # type: ignore[type-var]
 
 
 def _is_on(given: Mapping[str, str], key: str) -> bool:

@@ -48,7 +48,7 @@ class HttpFrontend:
         self._server = server
         self._routes = routes
         self._keys = keys
-        self.inference = server.config.inference  # with the actual port, if port 0 was configured
+        self.opened: dict[Address, Address] = {}  # by configured address; a port 0 became an actual one
         config = server.config
         self._turns = TurnQueue()
         self._room = ConnectionRoom(http_connections(config), num_ports=len(routes))
@@ -57,6 +57,11 @@ class HttpFrontend:
         self._listeners: list[Listener] = self._room.listeners
         self._sockets: list[asyncio.Server | TlsPort] = []
         self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def inference(self) -> Address:
+        """The address of the inference API, with its actual port."""
+        return self.opened[self._server.config.inference]
 
     async def __aenter__(self) -> Self:
         try:
@@ -138,8 +143,8 @@ class HttpFrontend:
             raise CannotListen(str(address), listen_error(address, error)) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
-        if address == self._server.config.inference and address.path is None:
-            self.inference = replace(address, port=opened.sockets[0].getsockname()[1])
+        is_path = address.path is not None
+        self.opened[address] = address if is_path else replace(address, port=opened.sockets[0].getsockname()[1])
 
     def _needs_host_check(self, address: Address) -> bool:
         """Whether browsers could reach an API that asks for no key."""

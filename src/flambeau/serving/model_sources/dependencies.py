@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from flambeau.config.server import KEY_VARIABLES
+from flambeau.config.server import SECRET_VARIABLES
 from flambeau.errors import DependenciesFailed
 from flambeau.serving import subprocesses
 
@@ -33,7 +33,6 @@ POLL_S = 0.1
 KEPT_LINES = 20
 COMPLETE = "complete"
 # These variables would send packages elsewhere than into the new environment.
-KEYS = frozenset(KEY_VARIABLES.values())  # a package may run code when it is installed
 FOREIGN = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_ROOT", "PIP_PYTHON", "PIP_CONSTRAINT", "PYTHONHOME")
 
 
@@ -161,7 +160,8 @@ async def run(command: list[str], folder: Path, on_line: Callable[[str], None]) 
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
-        env={key: value for key, value in os.environ.items() if key not in FOREIGN and key not in KEYS},
+        # No secrets: a package may run code when it is installed.
+        env={key: value for key, value in os.environ.items() if key not in FOREIGN and key not in SECRET_VARIABLES},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -19,7 +19,7 @@ from typing import IO
 
 logger = logging.getLogger(__name__)
 
-MIN_AT_A_TIME = 8
+MIN_AT_A_TIME = 2  # more than the cores only keep the event loop waiting for one
 PLACE_S = 1.0  # a model that takes long to load must not delay the start of others
 REAPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("orphan_reaper.py")))
 
@@ -32,7 +32,7 @@ class Launcher:
     """
 
     def __init__(self, num_cores: int) -> None:
-        self._places = StartPlaces(max(MIN_AT_A_TIME, 4 * num_cores))
+        self._places = StartPlaces(max(MIN_AT_A_TIME, num_cores))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="launcher")
         self._groups: set[int] = set()  # used only in that thread, as is the reaper
         self._reaper: subprocess.Popen[bytes] | None = None

@@ -129,11 +129,12 @@ class WorkerFactory:
         environment = environment_for(
             load, threads=threads, hidden=server.hidden_env, sequence_headers=server.sequence_headers
         )
-        if not server.weights_only:
-            environment["FLAMBEAU_WEIGHTS_ONLY"] = "false"
+        # In both directions: the server's own variables of these names may be overruled by its flags.
+        environment["FLAMBEAU_WEIGHTS_ONLY"] = "true" if server.weights_only else "false"
+        environment["FLAMBEAU_SAFE_WEIGHTS"] = "true" if server.safe_weights else "false"
         if server.safe_weights:
-            # The second is torch's own: torch.load in a handler reads data only, too.
-            environment |= {"FLAMBEAU_SAFE_WEIGHTS": "true", "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+            # This one is torch's own: torch.load in a handler reads data only, too.
+            environment["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
             environment.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
         return WorkerSpec(
             id=slot.id,

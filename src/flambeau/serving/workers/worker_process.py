@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
-from flambeau.config.server import KEY_VARIABLES, SequenceHeaders
+from flambeau.config.server import SECRET_VARIABLES, SequenceHeaders
 from flambeau.errors import FlambeauError
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
@@ -279,7 +279,7 @@ class TokenGate(asyncio.Protocol):
 def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: SequenceHeaders) -> dict[str, str]:
     """The environment variables of a worker: the server's, without keys and hidden ones, and its share of threads."""
     pattern = re.compile(hidden) if hidden else None
-    visible = {k: v for k, v in os.environ.items() if k not in KEY_VARIABLES.values()}
+    visible = {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES}
     environment = {k: v for k, v in visible.items() if not (pattern and pattern.fullmatch(k))}
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(variable, str(threads))

@@ -1,0 +1,408 @@
+"""The settings of `flambeau serve` and `flambeau llm serve`: one table for flags, variables, files and documents.
+
+A new setting is one entry of a group. Its key in a configuration file is its name, its flag `--the-name`, its variable
+FLAMBEAU_THE_NAME. `field` says where ServerConfig holds it, and its default is taken from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flambeau.config.model import MAX_RANKS, MAX_WORKERS
+from flambeau.config.server import MetricsConfig, ServerConfig
+from flambeau.config.value_types import (
+    Choice,
+    FilePath,
+    ModelList,
+    Number,
+    RegularExpression,
+    Several,
+    Switch,
+    Text,
+    ValueType,
+    Whole,
+)
+
+PREFIX = "FLAMBEAU_"
+MASK = "********"
+# names_json: a reply that is JSON is labeled so. auto_detect: metrics of handlers need no entry in metrics.yaml.
+DEFAULTS = ServerConfig(names_json=True, suggests_names=True, measure=MetricsConfig(auto_detect=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. `--help` shows the basic ones, `--help-all` all of them."""
+
+    name: str
+    type: ValueType
+    help: str
+    field: str = ""  # of ServerConfig, such as `measure.mode`; empty: the command reads it
+    group: str = ""
+    own_default: Any = None  # of a setting without a field
+    unset: str = ""  # what holds without a value, for the help
+    flags: tuple[str, ...] = ()  # if they are not `--name`, or `--name` and `--no-name` for a switch
+    is_basic: bool = False
+    is_secret: bool = False
+    is_argument: bool = False  # the arguments of the command set it, not a flag
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return self.flags[0] if self.flags else "--" + self.name.replace("_", "-")
+
+    @property
+    def off_flag(self) -> str:
+        return self.flags[1] if self.flags else "--no-" + self.name.replace("_", "-")
+
+    @property
+    def default(self) -> Any:
+        """None if there is none."""
+        if not self.field or self.own_default is not None:
+            return self.own_default
+        value: Any = DEFAULTS
+        for part in self.field.split("."):
+            value = None if value is None else getattr(value, part)
+        return None if value in ("", ()) else value
+
+    def show(self, value: Any) -> str:
+        """A value for readers: as a variable would hold it, or masked; empty for None."""
+        if value is None:
+            return ""
+        return MASK if self.is_secret else self.type.show(value)
+
+
+def _group(title: str, *settings: Setting) -> tuple[Setting, ...]:
+    return tuple(replace(setting, group=title) for setting in settings)
+
+
+_port, _size, _seconds, _wait = Whole(at_most=65535), Whole(at_least=1), Number(), Number(at_least=0.1)
+_workers = Whole(at_most=MAX_WORKERS)
+_header = Text(pattern=r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", expected="the name of a header")  # RFC 9110, 5.6.2
+_header_value = Text(pattern=r"[ -~]+", expected="the value of a header: printable ASCII")
+_address = Text(metavar="ADDRESS", expected="http://host:port, https://host:port or unix:/path")
+_modes = Choice(("prometheus", "log", "both", "legacy"))
+_levels = Choice(("debug", "info", "warning", "error"))
+
+# Each applies to every model that is named at start, and takes precedence over its model-config.yaml. In the
+# configuration file an entry of `models` may have them for itself.
+MODEL_SETTINGS = _group(
+    "Models",
+    Setting("name", Text(), "Model name.", unset="from the manifest or the file name", is_basic=True),
+    Setting("handler", Text(), "Built-in name or file of the handler, instead of the model's own.", is_basic=True),
+    Setting("workers", _workers, "Workers per model.", unset="from model-config.yaml, or 1", is_basic=True),
+    Setting(
+        "batch_size",
+        Whole(at_least=1, at_most=65_536),
+        "Maximum number of requests in a batch.",
+        unset="from model-config.yaml, or 1",
+        is_basic=True,
+    ),
+    Setting("max_batch_delay", Whole(), "Milliseconds to wait for a batch to fill.", unset="0", is_basic=True),
+    Setting("response_timeout", _wait, "Seconds a worker may take for a batch.", unset="120", is_basic=True),
+    Setting("startup_timeout", _wait, "Seconds a worker may take to load its model.", unset="120", is_basic=True),
+)
+
+SERVER_SETTINGS = (
+    *_group(
+        "Models",
+        Setting(
+            "model_store",
+            FilePath(),
+            "Folder from which models can be registered while the server runs.",
+            "model_store",
+            unset="the first folder of models among the paths",
+            is_basic=True,
+        ),
+        Setting(
+            "workflow_store", FilePath(), "Folder of workflow archives.", "workflow_store", unset="the model store"
+        ),
+        Setting("watch", Switch(), "Reload handlers when their code changes.", "watch", is_basic=True),
+        Setting(
+            "install_dependencies",
+            Switch(),
+            "Install the requirements of each model for its workers.",
+            "install_dependencies",
+            is_basic=True,
+        ),
+        Setting("default_handler", Text(), "Handler of archives that name none.", "default_handler"),
+        Setting("envelope", Text(), "Envelope around every handler.", "service_envelope"),
+        Setting("decode_input_request", Switch(), "Decode JSON and text before a handler.", "decode_input_request"),
+        Setting("limit_max_image_pixels", Switch(), "Keep Pillow's limit on images.", "limit_max_image_pixels"),
+        Setting(
+            "default_workers",
+            _workers,
+            "Workers of a model registered without a number; 0: one for each GPU, or one.",
+            "default_workers",
+        ),
+        Setting(
+            "default_response_timeout",
+            _wait,
+            "Seconds a worker may take for a batch, unless the model sets it.",
+            "default_response_timeout_s",
+        ),
+        Setting(
+            "default_startup_timeout",
+            _wait,
+            "Seconds a worker may take to load, unless the model sets it.",
+            "default_startup_timeout_s",
+        ),
+    ),
+    *_group(
+        "Addresses",
+        Setting(
+            "host",
+            Text(),
+            "Address to listen on; 0.0.0.0 for all interfaces.",
+            own_default="127.0.0.1",
+            is_basic=True,
+        ),
+        Setting("port", _port, "Port of the inference API; 0 for any free port.", own_default=8080, is_basic=True),
+        Setting(
+            "management_port",
+            _port,
+            "Port of the management API; 0 for any free port.",
+            own_default=8081,
+            is_basic=True,
+        ),
+        Setting("metrics_port", _port, "Port of the metrics API; 0 disables it.", own_default=8082, is_basic=True),
+        Setting("grpc_port", _port, "Port of gRPC inference; 0 disables it.", own_default=0, is_basic=True),
+        Setting("grpc_management_port", _port, "Port of gRPC management; 0 disables it.", own_default=0, is_basic=True),
+        Setting(
+            "inference_address", _address, "Of the inference API, instead of host and port.", unset="host and port"
+        ),
+        Setting("management_address", _address, "Of the management API, likewise.", unset="host and management_port"),
+        Setting("metrics_address", _address, "Of the metrics API, likewise.", unset="host and metrics_port"),
+        Setting("grpc_host", Text(), "Address of gRPC inference.", unset="host"),
+        Setting("grpc_management_host", Text(), "Address of gRPC management.", unset="host"),
+        Setting("open_inference", Switch(), "Serve the KServe v2 API.", "open_inference"),
+    ),
+    *_group(
+        "TLS",
+        Setting(
+            "certificate_file",
+            FilePath(),
+            "PEM file with the certificate and its chain. With it, every port uses TLS.",
+            "tls.certificate_file",
+            is_basic=True,
+        ),
+        Setting(
+            "private_key_file", FilePath(), "PEM file with its private key.", "tls.private_key_file", is_basic=True
+        ),
+        Setting("keystore", FilePath(), "Key store, instead of the two PEM files.", "tls.keystore"),
+        Setting("keystore_pass", Text(), "Password of the key store.", "tls.keystore_pass", is_secret=True),
+        Setting("keystore_type", Text(), "Type of the key store.", "tls.keystore_type"),
+        Setting("grpc_tls", Switch(), "TLS on the gRPC ports.", unset="if there is a certificate"),
+    ),
+    *_group(
+        "Access",
+        Setting(
+            "require_token",
+            Switch(),
+            "Require API keys.",
+            "keys.is_on",
+            unset="unless the host is loopback",
+            flags=("--require-token", "--no-token"),
+            is_basic=True,
+        ),
+        Setting(
+            "allow_unprotected",
+            Switch(),
+            "Allow --no-token on an address that other machines can reach.",
+            "allow_unprotected",
+            is_basic=True,
+        ),
+        Setting("key_file", FilePath(), "Where the keys are written.", "keys.file"),
+        Setting("key_expiry", _seconds, "Seconds until keys expire.", "keys.expiry_s"),
+        Setting("ping_needs_key", Switch(), "Whether /ping needs a key.", "keys.ping_needs_key"),
+        Setting(
+            "allow_host",
+            Several(Text(metavar="NAME")),
+            "A name of the server in URLs, such as *.example.com; needed without a token.",
+            "allowed_hosts",
+            is_basic=True,
+        ),
+        Setting("cors_allowed_origin", _header_value, "Web pages of this site may use the APIs, or * for all.", "cors"),
+        Setting("cors_allowed_methods", _header_value, "Methods that such pages may use.", "cors"),
+        Setting("cors_allowed_headers", _header_value, "Headers that such pages may send.", "cors"),
+        Setting("model_api", Switch(), "Register and unregister models over the APIs.", "model_api"),
+        Setting(
+            "allow_url",
+            Several(RegularExpression()),
+            "Regular expression of URLs from which models may be downloaded.",
+            "allowed_urls",
+            is_basic=True,
+        ),
+        Setting(
+            "allow_private_urls", Switch(), "Allow downloads from addresses in private networks.", "allow_private_urls"
+        ),
+        Setting(
+            "safe_weights", Switch(), "Reject model files of formats that can run code.", "safe_weights", is_basic=True
+        ),
+        Setting("weights_only", Switch(), "Loading weights runs no code, unless the model sets it.", "weights_only"),
+        Setting(
+            "error_details",
+            Switch(),
+            "Include tracebacks in error responses.",
+            "error_details",
+            unset="only on a loopback host",
+            is_basic=True,
+        ),
+    ),
+    *_group(
+        "Limits",
+        Setting(
+            "job_queue_size", _size, "Maximum number of waiting requests per model.", "job_queue_size", is_basic=True
+        ),
+        Setting("max_request_size", _size, "Maximum size of a request in bytes.", "max_request_bytes", is_basic=True),
+        Setting(
+            "max_response_size",
+            _size,
+            "Maximum size of a response, or of a part of a stream, in bytes.",
+            "max_response_bytes",
+            is_basic=True,
+        ),
+        Setting(
+            "drain_timeout",
+            _seconds,
+            "Seconds to finish accepted requests when the server stops.",
+            "drain_timeout_s",
+            is_basic=True,
+        ),
+        Setting("max_gpus", Whole(), "Maximum number of GPUs to use.", "number_of_gpus", unset="all", is_basic=True),
+        Setting("max_workers_per_model", _size, "Maximum number that a client may ask for.", "max_workers_per_model"),
+        Setting("unregister_timeout", _seconds, "Seconds to unregister a model.", "unregister_timeout_s"),
+        Setting("keep_alive_timeout", _seconds, "Seconds that an idle connection stays open.", "keep_alive_s"),
+        Setting(
+            "request_read_timeout",
+            _seconds,
+            "Seconds without progress while a request is received.",
+            "request_read_timeout_s",
+        ),
+        Setting(
+            "response_read_timeout",
+            _seconds,
+            "Seconds for a client to read 1 MB of a response, or all of it.",
+            "response_read_timeout_s",
+        ),
+        Setting(
+            "max_connections_per_address",
+            Whole(),
+            "HTTP connections of one client address; 0: no limit.",
+            "max_connections_per_address",
+        ),
+        Setting("grpc_max_connection_age", _seconds, "Seconds of a gRPC connection.", "grpc.inference_max_age_s"),
+        Setting("grpc_max_connection_age_grace", _seconds, "Seconds to end it.", "grpc.inference_max_age_grace_s"),
+        Setting(
+            "grpc_management_max_connection_age",
+            _seconds,
+            "Seconds of a connection to gRPC management.",
+            "grpc.management_max_age_s",
+        ),
+        Setting(
+            "grpc_management_max_connection_age_grace",
+            _seconds,
+            "Seconds to end it.",
+            "grpc.management_max_age_grace_s",
+        ),
+        Setting(
+            "min_download_rate",
+            Whole(),
+            "Bytes per second, over 30 s, below which a download is aborted; 0: none.",
+            "min_download_rate",
+        ),
+    ),
+    *_group(
+        "Workers",
+        Setting("worker_transport", Choice(("unix", "tcp")), "Sockets between server and workers.", "worker_transport"),
+        Setting(
+            "shared_memory_from",
+            _size,
+            "Bytes from which a body goes through shared memory.",
+            "shared_memory_from_bytes",
+        ),
+        Setting("hide_env", RegularExpression(), "Workers do not inherit variables whose name matches.", "hidden_env"),
+        Setting("first_worker_id", Whole(), "Number of the first worker.", "first_worker_id"),
+        Setting(
+            "first_distribution_port",
+            _port,
+            "First port of workers that are groups of processes.",
+            "first_distribution_port",
+        ),
+        Setting("sequence_id_header", _header, "Header with the id of a sequence.", "sequence_headers.id"),
+        Setting("sequence_start_header", _header, "Header that starts a sequence.", "sequence_headers.start"),
+        Setting("sequence_end_header", _header, "Header that ends a sequence.", "sequence_headers.end"),
+    ),
+    *_group(
+        "Logs and metrics",
+        Setting("log_level", _levels, "Least severity that is logged.", own_default="info", is_basic=True),
+        Setting(
+            "log_folder",
+            FilePath(),
+            "Folder for log files (ts_log.log and others).",
+            "log_folder",
+            unset="log to stderr only",
+            is_basic=True,
+        ),
+        Setting(
+            "access_log", Switch(), "Log every request.", "access_log", unset="only with --log-folder", is_basic=True
+        ),
+        Setting("metrics_log_folder", FilePath(), "For metrics logs.", "metrics_log_folder", unset="the log folder"),
+        Setting("metrics_mode", _modes, "Where metrics go.", "measure.mode", is_basic=True),
+        Setting(
+            "metrics_config", FilePath(), "A metrics.yaml.", "measure.file", unset="the built-in one", is_basic=True
+        ),
+        Setting(
+            "metrics_auto_detect", Switch(), "Accept metrics of handlers that no file names.", "measure.auto_detect"
+        ),
+        Setting("system_metrics", Switch(), "Measure the machine.", "measure.system"),
+        Setting("system_metrics_command", Text(), "Command that measures it.", "measure.system_command"),
+        Setting("metrics_interval", _size, "Seconds between two measurements.", "measure.interval_s"),
+    ),
+)
+
+# The fields of `handler:` in the model-config.yaml that `flambeau llm serve` writes.
+ENGINE_SETTINGS = _group(
+    "Engine",
+    Setting("draft", FilePath(), "Smaller checkpoint that drafts tokens (speculative decoding).", is_basic=True),
+    Setting("speculate_k", Whole(at_least=1, at_most=16), "Drafted tokens per step.", unset="5", is_basic=True),
+    Setting("tokenizer", FilePath(), "Tokenizer.", unset="in the checkpoint", is_basic=True),
+    Setting(
+        "dtype",
+        Choice(("float32", "bfloat16", "float16")),
+        "Type of the weights.",
+        unset="float32 on a CPU, the checkpoint's on a GPU",
+        is_basic=True,
+    ),
+    Setting("quantization", Choice(("int8", "int4", "fp8")), "Quantize on load.", unset="no", is_basic=True),
+    Setting("max_num_seqs", _size, "Maximum number of running sequences.", is_basic=True),
+    Setting("max_model_len", Whole(at_least=2), "Maximum number of tokens per sequence.", is_basic=True),
+    Setting(
+        "tensor_parallel",
+        Whole(at_least=1, at_most=MAX_RANKS),
+        "Number of processes (GPUs) that share the model.",
+        own_default=1,
+        is_basic=True,
+    ),
+    Setting("compile", Switch(), "Compile in the background while serving.", is_basic=True),
+    Setting("resume", Switch(), "Continue a generation on another worker if its worker dies.", is_basic=True),
+)
+
+MODEL_LIST = Setting(
+    "models",
+    ModelList({setting.name: setting.type for setting in MODEL_SETTINGS}),
+    "Models to serve, as the arguments of the command.",
+    group="Models",
+    unset="two examples, if there is no model store",
+    is_argument=True,
+)
+SERVE = (MODEL_LIST, *MODEL_SETTINGS, *SERVER_SETTINGS)
+LLM_SERVE = (
+    *ENGINE_SETTINGS,
+    *(setting for setting in MODEL_SETTINGS if setting.name != "handler"),
+    *SERVER_SETTINGS,
+)
+EVERY = (*SERVE, *ENGINE_SETTINGS)
