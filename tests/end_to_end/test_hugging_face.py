@@ -102,6 +102,25 @@ def test_requests_of_a_batch_are_answered_as_alone_and_bad_ones_fail_alone(serve
         assert reason in future.result().message
 
 
+def test_kserve_clients_see_and_send_texts(server, models):
+    found = server.request("GET", "/v2/models/mood").json
+    assert found["platform"] == "flambeau_transformers"
+    assert found["inputs"] == [{"name": "inputs", "datatype": "BYTES", "shape": [-1]}]
+    assert found["outputs"] == [{"name": "outputs", "datatype": "BYTES", "shape": [1]}]
+    body = {
+        "inputs": [{"name": "inputs", "datatype": "BYTES", "shape": [2], "data": TEXTS[:2]}],
+        "parameters": {"top_k": 1},
+    }
+    headers = {"Content-Type": "application/json"}
+    reply = server.request("POST", "/v2/models/mood/infer", json.dumps(body).encode(), headers)
+    [output] = reply.json["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("outputs", "BYTES", [1])
+    wanted = server.predict("mood", {"inputs": TEXTS[:2], "parameters": {"top_k": 1}}).json
+    assert [[entry["label"] for entry in row] for row in json.loads(output["data"][0])] == [
+        [r[0]["label"]] for r in wanted
+    ]
+
+
 def test_printed_command_works(server):
     [line] = [line for line in server.log.splitlines() if "try: curl" in line and "/mood " in line]
     command = line.partition("try: ")[2]

@@ -205,6 +205,7 @@ class ServerConfig:
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
     suggests_names: bool = False  # an error for an unknown model ends with a similar name
+    server_name: str = "flambeau"  # in KServe's metadata
     names_json: bool = False  # whole replies that are a JSON object or list have that content type
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives

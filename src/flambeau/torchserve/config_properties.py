@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 # TorchServe's defaults: gRPC is on, registering models over the APIs is off.
 TORCHSERVE = ServerConfig(
+    server_name="Torchserve",  # existing clients match it
     grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
     model_api=False,
     error_details=False,  # error documents have TorchServe's exact text; causes are logged

@@ -265,7 +265,13 @@ class Mode:
 
     def ready(self) -> Ready:
         """What the server needs to know before it sends jobs."""
-        return Ready(can_share_memory=self._model.can_share_memory, abilities=[*self._model.abilities])
+        tensors = self._model.tensors
+        return Ready(
+            can_share_memory=self._model.can_share_memory,
+            abilities=[*self._model.abilities],
+            inputs=[*tensors.inputs],
+            outputs=[*tensors.outputs],
+        )
 
     def serve(self, loop: WorkerLoop) -> None:
         """Drive the loop until it ends."""

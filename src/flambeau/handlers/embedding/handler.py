@@ -107,6 +107,11 @@ class SentenceEmbedder:
             raise BadRequest(f"the model has no prompt {name!r}; it has {known}")
         return [self.model.prompts[name] + text for text in request.texts]
 
+    def tensor_metadata(self) -> Any:
+        """The tensors for KServe's metadata; the vectors travel as JSON text."""
+        texts = {"name": "input", "datatype": "BYTES", "shape": [-1]}
+        return {"inputs": [texts], "outputs": [{"name": "embeddings", "datatype": "BYTES", "shape": [1]}]}
+
     def describe_handle(self) -> Any:
         """Information for `GET /models/NAME?customized=true`."""
         return {

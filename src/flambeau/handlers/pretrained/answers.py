@@ -14,7 +14,7 @@ from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.loaders.pretrained import Runtime
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.pretrained.task import TextTask, softmax, to_array
-from flambeau.handlers.pretrained.task_request import Kind, TaskRequest, check_keys, read_text
+from flambeau.handlers.pretrained.task_request import Kind, TaskRequest, check_keys, only_of, read_text
 
 NEVER = -10000.0  # the logit of a token that no answer may begin or end with
 WINDOW, STRIDE = 384, 128  # tokens
@@ -35,6 +35,8 @@ class QuestionAnswering(TextTask):
         "align_to_words": "flag",
     }
     fields = ("question", "context")
+    input_shapes: ClassVar[Mapping[str, list[int]]] = {"question": [1], "context": [1]}
+    output_types: ClassVar[Mapping[str, str]] = {"score": "FP64", "start": "INT64", "end": "INT64", "answer": "BYTES"}
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -49,7 +51,7 @@ class QuestionAnswering(TextTask):
         if not isinstance(item, Mapping) or not {"question", "context"} <= item.keys():
             raise BadRequest('send {"inputs": {"question": "…", "context": "…"}}')
         check_keys(item, self.fields)
-        question, context = read_text(item["question"], "question"), read_text(item["context"], "context")
+        question, context = (read_text(only_of(item[name]), name) for name in self.fields)
         width = min(request.parameters.get("max_seq_len") or WINDOW, self.limit)
         limit = request.parameters.get("max_question_len") or 64
         asked = len(self.tokenizer(question, add_special_tokens=False)["input_ids"])

@@ -102,6 +102,13 @@ class TransformersHandler:
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 
+    def tensor_metadata(self) -> Any:
+        """The tensors for KServe's metadata."""
+        return {
+            "inputs": [{"name": n, "datatype": "BYTES", "shape": s} for n, s in self.task.input_shapes.items()],
+            "outputs": [{"name": n, "datatype": t, "shape": [1]} for n, t in self.task.output_types.items()],
+        }
+
     def describe_handle(self) -> Any:
         """Information for `GET /models/NAME?customized=true`."""
         return {

@@ -57,6 +57,8 @@ def read_task_request(
             raise BadRequest('the request is empty; send {"inputs": …}')
         value = dict(row)  # a form
     outer = row.get("parameters") if "data" in row else None  # from an envelope
+    if "data" in row and "datatype" in row and not isinstance(value, list):
+        value = [value]  # KServe's tensor of one element: its reply is a list, as for several
     if isinstance(value, (bytes, bytearray)) and not is_binary:
         value = decode(value)
     if not isinstance(value, Mapping):
@@ -120,7 +122,9 @@ def fits(value: Any, kind: Kind) -> bool:
 
 
 def read_text(value: Any, what: str = "the input") -> str:
-    """A text that a tokenizer can read."""
+    """A text that a tokenizer can read; KServe's binary tensors hold it as bytes."""
+    if isinstance(value, (bytes, bytearray)):
+        value = bytes(value).decode("utf-8", "surrogateescape")  # what is not UTF-8 is rejected below
     if not isinstance(value, str):
         raise BadRequest(f"{what} must be text, not {kind_of(value)}")
     if not value.strip():
@@ -153,3 +157,8 @@ def check_keys(item: Mapping[str, Any], known: Sequence[str]) -> None:
             near = suggest(str(key), [*known])
             hint = f"did you mean {near}?" if near else f"it may have {', '.join(known)}"
             raise BadRequest(f"an input has the unknown key {str(key)[:60]!r}; {hint}")
+
+
+def only_of(value: Any) -> Any:
+    """The element of a tensor with one element, as KServe's clients send a text; other values unchanged."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -15,6 +15,7 @@ from flambeau.handlers.pretrained.task_request import (
     Kind,
     TaskRequest,
     check_keys,
+    only_of,
     read_text,
     read_texts,
 )
@@ -119,6 +120,7 @@ class TextRanking(TextTask):
         "truncate": "flag",
     }
     fields = ("query", "texts", "documents")
+    input_shapes: ClassVar[Mapping[str, list[int]]] = {"query": [1], "texts": [-1]}
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -152,7 +154,7 @@ class TextRanking(TextTask):
             raise BadRequest('send {"query": "…", "texts": ["…", "…"]}')
         check_keys(found, self.fields)
         name = "texts" if "texts" in found else "documents"
-        return read_text(found["query"], "query"), read_texts(found[name], name)
+        return read_text(only_of(found["query"]), "query"), read_texts(found[name], name)
 
 
 class FillMask(TextTask):

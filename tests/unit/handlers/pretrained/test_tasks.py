@@ -201,6 +201,22 @@ def test_question_answering(task_of, folder_of):
     assert "" in [answer["answer"] for answer in empty]
 
 
+def test_questions_of_kserve_clients_are_tensors_with_one_text(task_of):
+    task = task_of("question-answering")
+    [wanted] = ask(task, {"question": "What is it?", "context": SHORT})
+    row = {"question": ["What is it?"], "context": [SHORT.encode()]}
+    request = read_task_request(row, task.known, fields=task.fields)
+    windows = task.prepare(request)
+    same(task.reply(request, windows, task.run(windows)), wanted)
+    assert {name: type(value) for name, value in wanted.items()} == {
+        "score": float,
+        "start": int,
+        "end": int,
+        "answer": str,
+    }
+    assert {*wanted} == {*task.output_types}
+
+
 def test_long_contexts_are_read_in_windows_to_their_end(task_of):
     task = task_of("question-answering")
     context = " ".join(f"word{i} and the sea" for i in range(80)) + " Zanzibar"
@@ -392,3 +408,15 @@ def test_dtype_of_the_runtime_is_used(folder_of):
     task = load_task("text-classification", runtime)
     assert task.model.dtype is torch.bfloat16
     assert ask(task, SHORT)[0][0]["score"] <= 1
+
+
+def test_compiled_network_answers_the_same(task_of, folder_of):
+    runtime = Runtime(
+        folder=folder_of("text-classification"),
+        device=torch.device("cpu"),
+        compile_options={"backend": "eager", "dynamic": True},
+    )
+    task = load_task("text-classification", runtime)
+    assert task.model._compiled_call_impl is not None
+    same(ask(task, SHORT, [LONG, SHORT]), ask(task_of("text-classification"), SHORT, [LONG, SHORT]))
+    assert task.model._compiled_call_impl is not None  # it would be gone after a failure
