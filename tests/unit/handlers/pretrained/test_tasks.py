@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import wave
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from flambeau.archive.pretrained import TASKS  # noqa: E402
 from flambeau.errors import BadRequest, HandlerError  # noqa: E402
 from flambeau.handlers.loaders.pretrained import Runtime  # noqa: E402
 from flambeau.handlers.pretrained.handler import load_task  # noqa: E402
@@ -342,6 +345,30 @@ def test_audio_classification(task_of, folder_of):
     [file] = ask(task, wav(SOUNDS[1]))
     assert [entry["label"] for entry in file] == [entry["label"] for entry in wanted[1]]
     assert file[0]["score"] == pytest.approx(wanted[1][0]["score"], abs=1e-3)  # 16 bits
+
+
+PAGE = (Path(__file__).parents[4] / "docs" / "hugging-face.md").read_text()
+DOCUMENTED = re.findall(r"### ([\w-]+)\n\n```json\n(.*?)```\n```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_every_task_is_documented():
+    assert {name for name, _, _ in DOCUMENTED} | set(re.findall(r"(?:\n\| |\*\*)([\w-]+)(?: \||\*\*)", PAGE)) >= {
+        *TASKS
+    }
+
+
+@pytest.mark.parametrize(("name", "request_text", "reply_text"), DOCUMENTED)
+def test_documented_requests_have_replies_of_the_documented_form(task_of, name, request_text, reply_text):
+    task = task_of(name, "text2text-generation" if name == "summarization" else "")
+    [found] = ask(task, json.loads(request_text))
+    assert form_of(found) == form_of(json.loads(reply_text)) or found == []  # a random network may find no entity
+
+
+def form_of(value: Any) -> Any:
+    """The keys and types of a reply; lists are as their first element."""
+    if isinstance(value, dict):
+        return {key: form_of(item) for key, item in value.items()}
+    return [form_of(value[0])] if isinstance(value, list) and value else type(value)
 
 
 BAD = [
