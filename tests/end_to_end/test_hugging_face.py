@@ -121,6 +121,14 @@ def test_kserve_clients_see_and_send_texts(server, models):
     ]
 
 
+def test_kserve_v1_instances_are_inputs(server):
+    body = {"instances": [TEXTS[0], {"inputs": TEXTS[1], "parameters": {"top_k": 1}}]}
+    headers = {"Content-Type": "application/json"}
+    reply = server.request("POST", "/v1/models/mood:predict", json.dumps(body).encode(), headers)
+    wanted = [server.predict("mood", text).json[0]["label"] for text in TEXTS[:2]]
+    assert [found[0]["label"] for found in reply.json["predictions"]] == wanted
+
+
 def test_printed_command_works(server):
     [line] = [line for line in server.log.splitlines() if "try: curl" in line and "/mood " in line]
     command = line.partition("try: ")[2]

@@ -95,10 +95,9 @@ class TransformersHandler:
         inputs = [task.prepare(request) for request in requests]
         outputs = task.run([entry for own in inputs for entry in own])
         replies, taken = [], 0
-        for i, (request, own) in enumerate(zip(requests, inputs, strict=True)):
+        for request, own in zip(requests, inputs, strict=True):
             replies.append(task.reply(request, own, outputs[taken : taken + len(own)]))
             taken += len(own)
-            context.set_response_content_type(i, "application/json")
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from flambeau.handlers.embedding.embed_request import decode, is_unicode
 
 # "count": a whole number of at least 1; "some": one of at least 0; "texts": a list of texts, or one text.
 Kind = Literal["count", "some", "number", "flag", "text", "texts"] | tuple[str, ...]
+FORM_HINT = "curl sends a form unless it has a content type: -H 'content-type: application/json'"
 IGNORED = ("options", "model")  # sent by clients of the inference API; nothing here depends on them
 WORDS = {
     "count": "a whole number of at least 1",
@@ -63,7 +65,11 @@ def read_task_request(
         value = decode(value)
     if not isinstance(value, Mapping):
         return TaskRequest(inputs=value, parameters=check_parameters(outer or {}, known))
-    given = {str(key): decode_field(item, is_binary) for key, item in value.items() if key not in IGNORED}
+    given = {str(key): item for key, item in value.items() if key not in IGNORED}
+    for key, item in given.items():
+        if isinstance(item, (bytes, bytearray)):  # a field of a form
+            is_input = key in ("inputs", *fields)
+            given[key] = item if is_input and is_binary else decode(item) if is_input else read_field(item)
     parameters = given.pop("parameters", None)
     if parameters is None:
         parameters = {}
@@ -78,13 +84,18 @@ def read_task_request(
         parameters = {**given, **parameters}
     else:
         found = ", ".join(map(repr, [*given][:5])) or "nothing"
-        raise BadRequest(f'the request has {found}, but no inputs; send {{"inputs": …, "parameters": {{…}}}}')
+        hint = "" if "body" in row or "data" in row else f"; {FORM_HINT}"
+        raise BadRequest(f'the request has {found}, but no inputs; send {{"inputs": …, "parameters": {{…}}}}{hint}')
     return TaskRequest(inputs=inputs, parameters=check_parameters({**(outer or {}), **parameters}, known))
 
 
-def decode_field(value: Any, is_binary: bool) -> Any:
-    """A field of a form arrives as bytes."""
-    return decode(value) if isinstance(value, (bytes, bytearray)) and not is_binary else value
+def read_field(value: bytes | bytearray) -> Any:
+    """A parameter in a form: a number, a flag, JSON, else text."""
+    try:
+        number = json.loads(value)
+    except (ValueError, RecursionError):
+        return decode(value)
+    return number if isinstance(number, (int, float)) else decode(value)
 
 
 def check_parameters(parameters: Mapping[str, Any], known: Mapping[str, Kind]) -> dict[str, Any]:

@@ -447,3 +447,15 @@ def test_compiled_network_answers_the_same(task_of, folder_of):
     assert task.model._compiled_call_impl is not None
     same(ask(task, SHORT, [LONG, SHORT]), ask(task_of("text-classification"), SHORT, [LONG, SHORT]))
     assert task.model._compiled_call_impl is not None  # it would be gone after a failure
+
+
+def test_fields_of_a_form_are_numbers_texts_and_files(task_of):
+    task = task_of("image-classification")
+    row = {"inputs": picture(20, 20)[1], "top_k": bytearray(b"1"), "function_to_apply": b"sigmoid"}
+    request = read_task_request(row, task.known, fields=task.fields, is_binary=True)
+    assert (request.inputs, request.parameters) == (row["inputs"], {"top_k": 1, "function_to_apply": "sigmoid"})
+    texts = task_of("text-classification")
+    numbers = read_task_request({"inputs": b"42", "top_k": b"2"}, texts.known)
+    assert (numbers.inputs, numbers.parameters) == ("42", {"top_k": 2})
+    with pytest.raises(BadRequest, match="curl sends a form unless it has a content type"):
+        read_task_request({"What a fine day": b""}, texts.known)
