@@ -215,9 +215,7 @@ def example_of(folder: Path, task: str) -> dict[str, Any] | None:
 def check_weights(folder: Path) -> None:
     """Reject a folder without weights, and one that lacks a file of its index: an interrupted download."""
     if not any(path.is_file() for pattern in WEIGHTS for path in folder.glob(pattern)):
-        others = ", ".join(
-            sorted(path.name for path in folder.glob("*.*") if path.suffix in (".h5", ".msgpack", ".ot"))
-        )
+        others = ", ".join(sorted(path.name for path in folder.glob("*.*") if path.suffix in (".h5", ".msgpack")))
         found = f"only {others}, which PyTorch cannot read" if others else "no weights"
         raise ConfigError(f"{folder} holds {found}; expected model.safetensors or pytorch_model.bin")
     for index in sorted(folder.glob("*.index.json")):

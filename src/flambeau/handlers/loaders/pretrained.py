@@ -40,7 +40,12 @@ class Runtime:
         dtype: Any = self.dtype or (torch.float32 if self.device.type == "cpu" else "auto")
         with readable_errors(self.folder):
             model, info = getattr(library, auto_class).from_pretrained(
-                self.folder, dtype=dtype, weights_only=True, output_loading_info=True, **SAFE
+                self.folder,
+                dtype=dtype,
+                weights_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `_check` rejects them by name; the library's own error names none
+                **SAFE,
             )
         self._check(auto_class, info)
         model = model.to(self.device).eval().requires_grad_(False)

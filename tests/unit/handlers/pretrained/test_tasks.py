@@ -430,6 +430,12 @@ def test_model_without_the_head_of_a_task_is_refused(folder_of):
         load_task("text-classification", runtime)
 
 
+def test_weights_of_another_size_are_refused_by_name(tmp_path):
+    folder = pretrained_models.change_config(pretrained_models.save_classifier(tmp_path), intermediate_size=40)
+    with pytest.raises(HandlerError, match=r"do not fit config\.json|lack "):
+        load_task("text-classification", Runtime(folder=folder, device=torch.device("cpu")))
+
+
 def test_dtype_of_the_runtime_is_used(folder_of):
     runtime = Runtime(folder=folder_of("text-classification"), device=torch.device("cpu"), dtype=torch.bfloat16)
     task = load_task("text-classification", runtime)
