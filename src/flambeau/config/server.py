@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
+ANY_VERSION = ""  # in `models`
 MAX_HOST = 253  # characters, of DNS
 MAX_SOCKET_PATH_BYTES = 107  # of Linux
 MAX_SHOWN = 80  # characters of an invalid value in its error message
@@ -176,6 +177,9 @@ class ServerConfig:
     allow_unprotected: bool = False  # allows public listeners without authorization
     model_api: bool = True  # models may be registered and unregistered over the APIs
     open_inference: bool = True  # serve the Open Inference Protocol's health and metadata calls
+    # False: calls are read as existing clients send them. Parameters that are not understood count as absent, KServe
+    # paths pass other bodies on to the handler, and answers have the old codes and order.
+    strict_calls: bool = True
     model_store: Path | None = None
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
@@ -204,9 +208,10 @@ class ServerConfig:
     safe_weights: bool = False  # reject model files of formats that can run code; no model can override it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
+    pages: bool = False  # GET / answers, and there are /docs, /openapi.json and /health
     suggests_names: bool = False  # an error for an unknown model ends with a similar name
     server_name: str = "flambeau"  # in KServe's metadata
-    names_json: bool = False  # whole replies that are a JSON object or list have that content type
+    names_json: bool = False  # whole replies that are JSON values have that content type
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
     first_distribution_port: int = 29500  # for workers that are groups of processes
@@ -218,6 +223,11 @@ class ServerConfig:
     watch: bool = False  # reload handlers whose code changes
     hidden_env: str = ""  # workers do not inherit variables whose full name matches
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # settings by name and version
+
+    def settings_of_model(self, name: str, version: str) -> Mapping[str, Any]:
+        """What `models` has for a model; empty if nothing."""
+        versions = self.models.get(name, {})
+        return versions.get(version) or versions.get(ANY_VERSION, {})
 
     @property
     def public(self) -> tuple[Address, ...]:

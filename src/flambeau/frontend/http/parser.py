@@ -34,6 +34,9 @@ class RequestReceiver(Protocol):
     def on_request(self) -> None:
         """The request is complete."""
 
+    def on_upgrade(self, rest: bytes) -> bool:
+        """The request is for another protocol, in which `rest` is; False: it is treated as an ordinary one."""
+
 
 class RequestParser:
     """Parses one request after another; its attributes hold the current one."""
@@ -87,7 +90,8 @@ class RequestParser:
             try:
                 self._http.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                self._feed_without_upgrade(data, upgrade.args[0])
+                if not self._receiver.on_upgrade(bytes(data[upgrade.args[0] :])):
+                    self._feed_without_upgrade(data, upgrade.args[0])
         except httptools.HttpParserCallbackError as error:
             if isinstance(error.__context__, MalformedRequest):
                 raise error.__context__ from None
@@ -148,26 +152,27 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.in_head:
             return  # the trailer of a chunked body
-        self.headers.append((name.decode("latin-1"), value.decode("latin-1")))
+        text = value.decode("latin-1")
+        self.headers.append((name.decode("latin-1"), text))
         size = len(name)
         if size == 14:
             if name.lower() == b"content-length":
                 self.content_length = int(value)
         elif size == 12:
             if name.lower() == b"x-request-id":
-                self.request_id = value.decode("latin-1")
+                self.request_id = text
         elif size == PRIORITY_SIZE and name.lower() == PRIORITY:
-            self.priority = value.decode("latin-1")
+            self.priority = text
         elif size == 4:
             if name.lower() == b"host":
                 if self.host is not None:  # this server and one before it could choose different ones
                     raise MalformedRequest("There are two Host headers")
-                self.host = value.decode("latin-1")
+                self.host = text
         elif size == 6:
             if (lower := name.lower()) == b"expect":
                 self.wants_continue = value.lower() == b"100-continue"
             elif lower == b"origin":
-                self.origin = value.decode("latin-1")
+                self.origin = text
 
     def on_headers_complete(self) -> None:
         self.in_head = False

@@ -184,6 +184,9 @@ class Sessions(JobQueue):
         """The open session that a request names."""
         return self._open.get(value_of(headers, self._names.id))
 
+    def named(self, id: str) -> Session | None:
+        return self._open.get(id)
+
     def rejection(self, headers: Headers) -> str:
         """Why a job with these headers is rejected; empty if it is not."""
         session = self.find(headers)
@@ -213,7 +216,8 @@ class Sessions(JobQueue):
         return ended
 
     def expired(self, now: float) -> list[Session]:
-        return [session for session in self.all() if self._has_expired(session, now)]
+        """The sessions that have ended by now; one with waiting jobs ends when they are answered."""
+        return [session for session in self.all() if not session.waiting and self._has_expired(session, now)]
 
     def _has_expired(self, session: Session, now: float) -> bool:
         moment = ends_at(

@@ -75,6 +75,7 @@ class RemoteWorker:
         self._on_samples = on_samples
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
         self._traffic = traffic
+        self._output = output
         self._events = events
         self._reports_batches = events.reports_batches
         self._name = spec.name
@@ -103,6 +104,11 @@ class RemoteWorker:
     def has_exited(self) -> bool:
         """Whether the process is gone. `is_ready` tells it a moment later, but costs no system call."""
         return self._process.has_exited
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """What it printed last."""
+        return self._output.tail.lines()
 
     @property
     def num_batches(self) -> int:
@@ -157,7 +163,7 @@ class RemoteWorker:
         """Send these jobs as one batch."""
         batch = self._in_flight.add(jobs, self._now())
         self.has_suspect = jobs[0].is_suspect
-        if self._traffic.log_value is not None:
+        if self._traffic.log_prediction is not None:
             batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
         requests = []
