@@ -69,10 +69,10 @@ def test_server_and_models_tell_about_themselves(client):
     made, service = messages(), client.open_inference
     assert service.ServerLive(made.ServerLiveRequest(), timeout=60).live
     assert service.ServerReady(made.ServerReadyRequest(), timeout=60).ready
-    assert service.ServerMetadata(made.ServerMetadataRequest(), timeout=60).name == "Torchserve"
+    assert service.ServerMetadata(made.ServerMetadataRequest(), timeout=60).name == "flambeau"
     assert service.ModelReady(made.ModelReadyRequest(name="tensors"), timeout=60).ready
     found = service.ModelMetadata(made.ModelMetadataRequest(name="tensors", version="1.0"), timeout=60)
-    assert (found.name, [*found.versions], found.platform) == ("tensors", ["1.0"], "")
+    assert (found.name, [*found.versions], found.platform) == ("tensors", ["1.0"], "flambeau_pytorch")
     for call, kind in (
         (service.ModelReady, made.ModelReadyRequest),
         (service.ModelMetadata, made.ModelMetadataRequest),
@@ -88,7 +88,7 @@ def test_the_public_client_finds_the_same(public):
     assert public.is_server_ready()
     assert public.is_model_ready("tensors")
     assert public.is_model_ready("tensors", "1.0")
-    assert public.get_server_metadata().name == "Torchserve"
+    assert public.get_server_metadata().name == "flambeau"
     assert [*public.get_model_metadata("tensors").versions] == ["1.0"]
 
 

@@ -33,6 +33,8 @@ class FakeWorker:
         self.example = ""
         self.num_batches = self.places = self.max_length = self.loaded_bytes = 0
         self.abilities: list[str] = []
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
         self.batches: deque[Any] = deque()
         self.pid, self.pids = -1, []
         self.sent: list[list[Job]] = []

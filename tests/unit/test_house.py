@@ -60,7 +60,7 @@ ALLOWED = {  # who may import whom, at load time
     "handler_checks": {"worker", "wire"},
     "client": {"http_client", "websocket_frames", "errors"},
     "testing": {"archive", "client", "config", "http_client", "worker", "wire", "(root)"},
-    "handlers": {"llm", "metrics", "wire", "errors", "file_import"},
+    "handlers": {"archive", "llm", "metrics", "wire", "errors", "file_import"},
     "llm": set(),
     "__main__": {"cli"},
     "examples": {"archive", "handlers", "errors"},

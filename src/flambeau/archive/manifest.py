@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau import __version__
+from flambeau.archive.pretrained import choose_handler, configured_task, is_pretrained
 from flambeau.errors import BrokenArchive, ConfigError
 
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -25,6 +26,7 @@ BUILT_IN = {
     "onnx": "flambeau.handlers.onnx.handler:OnnxHandler",
     "gpt_handler": "flambeau.handlers.gpt:GptHandler",
     "sentence_embedder": "flambeau.handlers.embedding.handler:SentenceEmbedder",
+    "transformers": "flambeau.handlers.pretrained.handler:TransformersHandler",
 }
 # Known names without a handler here: they can be packed, and the worker's error shows this advice.
 UNSUPPORTED = {
@@ -176,12 +178,14 @@ def manifest_of(folder: Path) -> Manifest | None:
 
 
 def derive_manifest(folder: Path) -> Manifest | None:
-    """Derive a manifest from model-config.yaml, handler.py, model.py and a single model file."""
+    """Derive a manifest from model-config.yaml, handler.py, model.py and a single model file, or from config.json."""
     options = read_config(folder) if (folder / CONFIG).is_file() else None
     files = sorted(path.name for path in folder.iterdir() if path.suffix in MODEL_SUFFIXES) if folder.is_dir() else []
+    given = options or {}
+    if handler_of(given) is None and not (folder / "handler.py").is_file() and is_pretrained(folder):
+        return derive_pretrained(folder, given)
     if options is None and len(files) != 1:
         return None
-    given = options or {}
     model = {
         "modelName": read_text(given, "modelName") or folder.name,
         "modelVersion": str(given.get("modelVersion") or "1.0"),
@@ -189,6 +193,21 @@ def derive_manifest(folder: Path) -> Manifest | None:
         "serializedFile": read_text(given, "serializedFile") or (files[0] if len(files) == 1 else ""),
         "modelFile": read_text(given, "modelFile") or ("model.py" if (folder / "model.py").is_file() else ""),
         "configFile": CONFIG if options is not None else "",
+    }
+    return Manifest.from_dict({"model": {key: value for key, value in model.items() if value}})
+
+
+def derive_pretrained(folder: Path, options: Mapping[str, Any]) -> Manifest:
+    """Derive the manifest of a Hugging Face folder; without a handler if no built-in one serves it."""
+    try:
+        handler = choose_handler(folder, configured_task(options)).handler
+    except ConfigError:  # the command line shows the reason; a handler may be named there
+        handler = ""
+    model = {
+        "modelName": read_text(options, "modelName") or folder.name,
+        "modelVersion": str(options.get("modelVersion") or "1.0"),
+        "handler": handler,
+        "configFile": CONFIG if (folder / CONFIG).is_file() else "",
     }
     return Manifest.from_dict({"model": {key: value for key, value in model.items() if value}})
 

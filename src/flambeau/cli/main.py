@@ -59,7 +59,8 @@ def flambeau(
 def serve(ctx: typer.Context) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
-    Paths are handler files, model files, archives, model folders or stores. Without any, two examples are served.
+    Paths are handler files, model files, archives, model folders or stores, or models of the Hugging Face hub
+    (org/name, org/name@revision). Without any, two examples are served.
     """
     from flambeau.cli import serve as work
 

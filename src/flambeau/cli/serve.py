@@ -13,6 +13,7 @@ from typing import Any
 
 from flambeau.archive.manifest import CONFIG, MANIFEST, MODEL_SUFFIXES, explain_folder, handler_of, read_config
 from flambeau.archive.packages import explain_missing
+from flambeau.archive.pretrained import check_weights, choose_handler, configured_task, is_pretrained, read_document
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig
@@ -24,10 +25,13 @@ from flambeau.errors import ConfigError, FlambeauError, MissingPackages, Workers
 from flambeau.frontend.authorization import Keys
 from flambeau.logs.setup import open_logs
 from flambeau.serving.model import Model
+from flambeau.serving.model_sources.hub import fetch, read_hub_name
 from flambeau.serving.model_sources.store import ARCHIVE_SUFFIXES, models_in
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
+
+PRETRAINED_TIMEOUT_S = 1200.0  # large checkpoints take minutes to read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,9 @@ class InitialModel:
     path: Path
     name: str | None = None
     handler: str | None = None
+    url: str | None = None  # shown as its origin, instead of the name of the path
     is_required: bool = True  # on the command line, not only found in a store
+    startup_timeout_s: float = 0.0  # at least; the server's default may be longer
     settings: Mapping[str, Any] = field(default_factory=dict)  # take precedence over model-config.yaml
 
 
@@ -116,7 +122,7 @@ class InitialModelLoader(LifecycleHooks):
 
     async def after_listening(self, server: Server, address: Address) -> None:
         for model in self._models:
-            logger.info("Loading initial models: %s", model.path.name)
+            logger.info("Loading initial models: %s", model.name or model.path.name)
         progress = StartupProgress.for_terminal()
         server.on_progress = progress.note
         with progress:
@@ -154,13 +160,13 @@ async def load(
         min_workers=overrides.default_workers,
         max_workers=overrides.default_workers,
         response_timeout_s=server.config.default_response_timeout_s,
-        startup_timeout_s=server.config.default_startup_timeout_s,
+        startup_timeout_s=max(server.config.default_startup_timeout_s, initial.startup_timeout_s),
         queue_size=server.config.job_queue_size,
     )
     with progress.loading(name) as outcome:
         try:
             return await server.register(
-                initial.path.name,
+                initial.url or initial.path.name,
                 path=initial.path,
                 name=initial.name,
                 handler=initial.handler,
@@ -182,16 +188,21 @@ async def load(
 
 
 def find_models(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
-    """The models of a path on the command line, with these options: one, or those of a store."""
+    """The models of a path on the command line, with these options: one, or those of a store; or one of the hub."""
     yield from (replace(model, settings=overrides.settings) for model in models_at(path, overrides))
 
 
 def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
-    if not path.exists():
+    if hub_name := read_hub_name(path):
+        folder = fetch(hub_name)
+        model = pretrained(folder, overrides.name or hub_name.model_name, overrides)
+        yield replace(model, url=f"{hub_name.repo}@{folder.name}")  # the commit, whatever was named
+    elif not path.exists():
         raise ConfigError(
-            f"{path} does not exist; give a handler file, a model file, an archive, a model folder or a store"
+            f"{path} does not exist; give a handler file, a model file, an archive, a model folder, a store or a "
+            "model of the Hugging Face hub (org/name)"
         )
-    if path.suffix == ".py":
+    elif path.suffix == ".py":
         yield InitialModel(path=path, name=overrides.name or path.stem, handler=overrides.handler or path.name)
     elif path.suffix in MODEL_SUFFIXES:
         yield InitialModel(path=path, name=overrides.name or path.stem, handler=overrides.handler)
@@ -202,6 +213,8 @@ def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
         )
     elif path.is_file() or (path / MANIFEST).is_file():
         yield InitialModel(path=path, name=overrides.name, handler=overrides.handler)
+    elif is_pretrained(path) and not has_handler(path):
+        yield pretrained(path, overrides.name or path.resolve().name, overrides)
     elif is_model(path) or (overrides.handler and not models_in(path)):
         named = handler_of(read_config(path)) if (path / CONFIG).is_file() else None
         own = "handler.py" if named is None and (path / "handler.py").is_file() else None
@@ -213,6 +226,26 @@ def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
             text = "%s. It is used as a model store without models: register them while the server runs"
             logger.warning(text, explain_folder(path))
         yield from (InitialModel(path=model, is_required=False) for model in found)
+
+
+def pretrained(folder: Path, name: str, overrides: ModelOverrides) -> InitialModel:
+    """The model of a Hugging Face folder; the handler that serves it is logged with the reason."""
+    if overrides.handler is not None:
+        return InitialModel(path=folder, name=name, handler=overrides.handler)
+    options = read_config(folder) if (folder / CONFIG).is_file() else {}
+    chosen = choose_handler(folder, configured_task(options))
+    check_weights(folder)
+    logger.info("%s is served by %s: %s", name, f"{chosen.handler} {chosen.task}".strip(), chosen.reason)
+    if "auto_map" in read_document(folder / "config.json"):
+        logger.warning("%s names code of its own (auto_map), which is not run: trust_remote_code is off", name)
+    return InitialModel(path=folder, name=name, handler=chosen.handler, startup_timeout_s=PRETRAINED_TIMEOUT_S)
+
+
+def has_handler(folder: Path) -> bool:
+    """Whether a folder names its own handler, so that config.json is the handler's business."""
+    if any((folder / name).is_file() for name in (MANIFEST, "handler.py")):
+        return True
+    return (folder / CONFIG).is_file() and handler_of(read_config(folder)) is not None
 
 
 def example_models(overrides: ModelOverrides) -> Iterator[InitialModel]:
@@ -241,4 +274,4 @@ def find_store(paths: Sequence[Path], configured: Path | None) -> Path | None:
 
 def is_model(folder: Path) -> bool:
     """Whether a folder is a model, not a store of models."""
-    return any((folder / name).is_file() for name in (MANIFEST, "handler.py", CONFIG))
+    return any((folder / name).is_file() for name in (MANIFEST, "handler.py", CONFIG)) or is_pretrained(folder)

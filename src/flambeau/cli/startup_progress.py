@@ -7,14 +7,16 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
+from flambeau.archive.pretrained import TRANSFORMERS, choose_handler, configured_task, example_of
 from flambeau.config.server import Address
+from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
 from flambeau.wire.example_requests import is_json
 
@@ -118,6 +120,8 @@ class StartupProgress:
 
 def curl_command(url: str, model: Model) -> str:
     """A command that sends a request of the kind that the model expects."""
+    if model.handler == TRANSFORMERS:
+        return f"curl {url} {pretrained_arguments(model)}"
     is_generator = "generate" in model.abilities
     body = example_body(model)
     if not body:
@@ -128,6 +132,21 @@ def curl_command(url: str, model: Model) -> str:
         return f"python3 -c {shlex.quote(program)} | curl {url} {JSON} -d @-"
     curl = "curl -N" if is_generator else "curl"  # -N: show text as it arrives
     return f"{curl} {url} {JSON} -d {shlex.quote(body)}"
+
+
+def pretrained_arguments(model: Model) -> str:
+    """The options for the task of a Hugging Face model."""
+    section = model.config.options.get("handler")
+    path = section.get("model_path") if isinstance(section, Mapping) else None
+    folder = model.source.folder / str(path or "")
+    try:
+        task = choose_handler(folder, configured_task(model.config.options)).task
+        example = example_of(folder, task)
+    except ConfigError:
+        return "-H 'content-type: TYPE' -T FILE"
+    if example is not None:
+        return f"{JSON} -d {shlex.quote(json.dumps(example))}"
+    return "-T PICTURE.jpg" if task in ("image-classification", "object-detection") else "-T SOUND.wav"
 
 
 def example_body(model: Model) -> str:

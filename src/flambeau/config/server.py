@@ -220,6 +220,7 @@ class ServerConfig:
     shared_memory_from_bytes: int = 128 * 1024
     pages: bool = False  # GET / answers, and there are /docs, /openapi.json and /health
     suggests_names: bool = False  # an error for an unknown model ends with a similar name
+    server_name: str = "flambeau"  # in KServe's metadata
     names_json: bool = False  # whole replies that are JSON values have that content type
     plain_errors: bool = False  # see ErrorStyle
     exact_paths: bool = False  # a path in a register call is that path, not only the name of a file in the store

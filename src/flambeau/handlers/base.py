@@ -20,7 +20,7 @@ from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.device import choose_device, dtype_named, prepare
 from flambeau.handlers.labels import load_label_mapping
 from flambeau.handlers.loaders.formats import SUPPORTED, WEIGHTS, ModelFormat, recognize
-from flambeau.handlers.loaders.programs import load_whole
+from flambeau.handlers.loaders.programs import load_whole, program_tensors
 from flambeau.handlers.loaders.torch_compile import compile_model, read_pt2
 from flambeau.handlers.loaders.weights import load_eager
 from flambeau.handlers.options import check_options, read_weights_only, warn_of_misspelled_keys
@@ -241,6 +241,13 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
     def describe_handle(self) -> Any:
         """Extra information for `GET /models/NAME?customized=true`; a subclass may return a JSON value."""
         return None
+
+    def tensor_metadata(self) -> Any:
+        """The tensors of one request for KServe's metadata, without the batch axis; None if they are not known.
+
+        Only the stages of this class itself are known to take and return the program's own tensors.
+        """
+        return program_tensors(self.model) if type(self) is BaseHandler else None
 
     def get_device(self) -> torch.device | None:
         return self.device

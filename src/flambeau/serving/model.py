@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
@@ -23,6 +24,7 @@ from flambeau.serving.workers.scaler import Scaler
 from flambeau.serving.workers.supervisor import Slot
 from flambeau.serving.workers.watchdog import LivenessCheck, Watchdog
 from flambeau.serving.workers.worker_factory import Host, WorkerFactory
+from flambeau.wire.messages import TensorSpec
 
 logger = logging.getLogger(__name__)
 REMEDY = (
@@ -47,6 +49,8 @@ class Model:
         self.answers: Counter[int] = Counter()  # by status
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
         self.example = ""  # a request body that the handler accepts, if a worker has reported one
+        self.inputs: Sequence[TensorSpec] = ()  # as its handler declares them
+        self.outputs: Sequence[TensorSpec] = ()
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
         self.traffic = ModelTraffic(name, host.telemetry.traffic)
         self._events = host.events
@@ -254,6 +258,7 @@ class Model:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
                 self.example = worker.example
+                self.inputs, self.outputs = worker.inputs, worker.outputs
                 self.report_loaded()
         if self.queue:  # a worker that stopped for lack of load may have returned jobs
             self._wake()

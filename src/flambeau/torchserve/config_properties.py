@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_URLS = ("file://.*", "https?://.*")  # private and metadata addresses need allow_private_urls as well
 # TorchServe's defaults: gRPC and keys are on, registering models over the APIs is off.
 TORCHSERVE = ServerConfig(
+    server_name="Torchserve",  # existing clients match it
     grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
     keys=KeysConfig(is_on=True, expiry_s=3600),
     model_api=False,

@@ -88,6 +88,14 @@ class Stop(Struct, array_like=True, tag=4, frozen=True):
     """Finish the jobs sent before this, then exit."""
 
 
+class TensorSpec(Struct, array_like=True, frozen=True):
+    """An input or output of a model in KServe's words; -1 in the shape is any size."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
 class Ready(Struct, array_like=True, tag=5, frozen=True):
     """The model is loaded."""
 
@@ -99,6 +107,8 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     abilities: list[str] = []  # what front ends may ask for besides predictions: "generate", "chat", "embed"
     max_length: int = 0  # tokens of a prompt and its completion; 0: not known
     example: str = ""  # a request body that the handler accepts, see example_requests; empty if not known
+    inputs: list[TensorSpec] = []  # as the handler declares them; empty: not known
+    outputs: list[TensorSpec] = []
 
 
 class Part(Struct, array_like=True, tag=6, frozen=True):

@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from flambeau.archive.manifest import BUILT_IN, UNSUPPORTED
 from flambeau.errors import HandlerError
 from flambeau.file_import import import_file
 from flambeau.wire.example_requests import to_text
+from flambeau.wire.messages import TensorSpec
 from flambeau.worker.context import Context
 
 Handle = Callable[[Any, Context], Any]
@@ -206,15 +207,46 @@ def is_async(function: Handle) -> bool:
 # ---- envelopes ----
 
 
+@dataclass(frozen=True, slots=True)
+class ModelTensors:
+    """The tensors that a handler's `tensor_metadata` declares."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
+
+def declared_tensors(handler: Any) -> ModelTensors:
+    """What a handler declares with `tensor_metadata()`; nothing if it has no such method, or it returns None."""
+    declare = getattr(handler, "tensor_metadata", None)
+    document = declare() if callable(declare) else None
+    if document is None:
+        return ModelTensors()
+    try:
+        inputs, outputs = (tuple(to_spec(**entry) for entry in document[side]) for side in ("inputs", "outputs"))
+    except (TypeError, KeyError, ValueError) as error:
+        raise HandlerError(
+            'tensor_metadata() must return {"inputs": […], "outputs": […]}, each with name, datatype and shape: '
+            f"{type(error).__name__}: {error}"
+        ) from None
+    return ModelTensors(inputs, outputs)
+
+
+def to_spec(name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
+    return TensorSpec(str(name), str(datatype), [int(size) for size in shape])
+
+
 def in_envelope(loaded: LoadedHandler, name: str, folder: Path) -> LoadedHandler:
     """The handler in the envelope of that name; without a name, the handler itself."""
     if not name:
         return loaded
-    wrapped = put_in_envelope(loaded.handle, find_envelope(name, folder), is_concurrent=loaded.is_concurrent)
+    envelope: Callable[..., Any] = find_envelope(name, folder)
+    if name == "open_inference" and (declared := declared_tensors(loaded.handler).outputs):
+        envelope = functools.partial(envelope, declared={spec.name: spec.datatype for spec in declared})
+    wrapped = put_in_envelope(loaded.handle, envelope, is_concurrent=loaded.is_concurrent)
     return replace(loaded, handle=wrapped, envelope=name)
 
 
-def put_in_envelope(handle: Handle, envelope: type[Any], *, is_concurrent: bool) -> Handle:
+def put_in_envelope(handle: Handle, envelope: Callable[..., Any], *, is_concurrent: bool) -> Handle:
     if not is_concurrent:
         wrapped: Handle = envelope(handle).handle
         return wrapped

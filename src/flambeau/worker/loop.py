@@ -265,9 +265,12 @@ class Mode:
 
     def ready(self) -> Ready:
         """What the server needs to know before it sends jobs."""
+        tensors = self._model.tensors
         return Ready(
             can_share_memory=self._model.can_share_memory,
             abilities=[*self._model.abilities],
+            inputs=[*tensors.inputs],
+            outputs=[*tensors.outputs],
             example=self._model.handler.example,
         )
 

@@ -23,7 +23,7 @@ from flambeau.worker.context import Context, new_metrics
 from flambeau.worker.generation import Generation, generation_of
 from flambeau.worker.handler_mistakes import explain_training
 from flambeau.worker.inputs import InputReader, types_of
-from flambeau.worker.loader import LoadedHandler, finish, in_envelope, load_handler
+from flambeau.worker.loader import LoadedHandler, ModelTensors, declared_tensors, finish, in_envelope, load_handler
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,11 @@ class LoadedModel:
     def abilities(self) -> tuple[str, ...]:
         """What front ends may ask for besides predictions; an envelope expects its own kind of input."""
         return () if self.handler.envelope else self.handler.abilities
+
+    @property
+    def tensors(self) -> ModelTensors:
+        """The inputs and outputs that the handler declares."""
+        return ModelTensors() if self.handler.envelope else declared_tensors(self.handler.handler)
 
 
 def load_model(load: Load, event_loop: asyncio.AbstractEventLoop) -> LoadedModel:

@@ -18,7 +18,7 @@ from flambeau.frontend.grpc.messages import MalformedMessage, open_inference
 from flambeau.frontend.grpc.predictions import Headers, UnaryReply, add, find_model, to_body
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.http.exchange import new_request_id
-from flambeau.frontend.http.kserve import EXTENSIONS, SERVER_NAME, V2_ENVELOPES
+from flambeau.frontend.http.kserve import EXTENSIONS, V2_ENVELOPES, metadata
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -66,7 +66,8 @@ class OpenInferenceService(GrpcService):
         return open_inference("ServerReadyResponse")(ready=self._server.is_ready)
 
     async def server_metadata(self, request: Message) -> Message:
-        return open_inference("ServerMetadataResponse")(name=SERVER_NAME, version=__version__, extensions=EXTENSIONS)
+        name = self._server.config.server_name
+        return open_inference("ServerMetadataResponse")(name=name, version=__version__, extensions=EXTENSIONS)
 
     async def model_ready(self, request: Message) -> Message:
         """Whether a model has all its workers."""
@@ -74,10 +75,11 @@ class OpenInferenceService(GrpcService):
         return open_inference("ModelReadyResponse")(ready=model.pool.num_ready >= model.pool.min_workers)
 
     async def model_metadata(self, request: Message) -> Message:
-        """The versions of a model; handlers do not declare their tensors."""
-        model = self._named(request)
-        versions = [other.version for other in self._server.registry.versions(model.name)]
-        return open_inference("ModelMetadataResponse")(name=model.name, versions=versions)
+        """The versions of a model, and its tensors if its handler declares them."""
+        known = metadata(self._server, self._named(request))
+        if self._server.config.server_name != "flambeau":
+            del known["platform"]  # the API of that name sends none
+        return open_inference("ModelMetadataResponse")(**known)
 
     def _named(self, request: Message) -> Model:
         if not request.name:

@@ -14,12 +14,12 @@ from flambeau.frontend.http.router import Endpoint, not_allowed, not_found
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.wire.messages import Kind, Part, header
+from flambeau.wire.messages import Kind, Part, TensorSpec, header
 
 READING = frozenset({"GET", "HEAD"})
 VERBS: dict[str, Kind] = {"predict": "predict", "infer": "predict", "explain": "explain"}
+PLATFORMS = {"onnx": "onnx", "transformers": "transformers"}  # handler → what computes its models; torch otherwise
 MAX_BLANKS = 64  # before the brace of a JSON object
-SERVER_NAME = "Torchserve"  # existing clients match it
 EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data", "model_repository"]
 # A model without an envelope gets the protocol's; one with an envelope keeps its own.
 V1_ENVELOPES = {"": "instances"}
@@ -111,7 +111,7 @@ class KServeApi:
     def v2_metadata(self, exchange: Exchange) -> None:
         """GET /v2. One key is misspelled, since existing clients read it so."""
         document = {
-            "name": SERVER_NAME,
+            "name": self._server.config.server_name,
             "version": __version__,
             "extenstion": EXTENSIONS[:2],  # codespell:ignore extenstion
             "extensions": EXTENSIONS,
@@ -163,9 +163,25 @@ def has_key(exchange: Exchange, key: bytes) -> bool:
 
 
 def metadata(server: Server, model: Model) -> dict[str, Any]:
-    """A model as the protocol describes it; handlers do not declare their tensors."""
-    versions = [other.version for other in server.registry.versions(model.name)]
-    return {"name": model.name, "versions": versions, "platform": "pytorch", "inputs": [], "outputs": []}
+    """A model as the protocol describes it; its tensors if its handler declares them."""
+    return {
+        "name": model.name,
+        "versions": [other.version for other in server.registry.versions(model.name)],
+        "platform": platform_of(server, model),
+        "inputs": [describe_tensor(spec) for spec in model.inputs],
+        "outputs": [describe_tensor(spec) for spec in model.outputs],
+    }
+
+
+def platform_of(server: Server, model: Model) -> str:
+    """What computes a model, as `<project>_<format>`; under another server's name, the only word it has."""
+    if server.config.server_name != "flambeau":
+        return "pytorch"
+    return f"flambeau_{PLATFORMS.get(model.handler, 'pytorch')}"
+
+
+def describe_tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}
 
 
 def index_entry(model: Model) -> dict[str, str]:

@@ -107,6 +107,11 @@ class SentenceEmbedder:
             raise BadRequest(f"the model has no prompt {name!r}; it has {known}")
         return [self.model.prompts[name] + text for text in request.texts]
 
+    def tensor_metadata(self) -> Any:
+        """The tensors for KServe's metadata; the vectors travel as JSON text."""
+        texts = {"name": "input", "datatype": "BYTES", "shape": [-1]}
+        return {"inputs": [texts], "outputs": [{"name": "embeddings", "datatype": "BYTES", "shape": [1]}]}
+
     def describe_handle(self) -> Any:
         """Information for `GET /models/NAME?customized=true`."""
         return {
@@ -180,7 +185,8 @@ class Encoder(Protocol):
 def load_encoder(model: SentenceModel, gpu_id: int | None) -> Encoder:
     if model.weights.suffix == ".onnx":
         return OnnxEncoder(model.weights, model.modes, gpu_id)
-    return TorchEncoder(model, gpu_id)
+    is_bert = model.config.get("model_type") == "bert" and model.weights.suffix == ".safetensors"
+    return TorchEncoder(model, gpu_id) if is_bert else PretrainedEncoder(model, gpu_id)
 
 
 class TorchEncoder:
@@ -200,6 +206,28 @@ class TorchEncoder:
         with torch.inference_mode():
             is_token = torch.from_numpy(mask).to(self.device)
             hidden = self.bert(torch.from_numpy(ids).to(self.device), None if mask.all() else is_token)
+            vectors: Array = torch.cat(pool(hidden, is_token.float(), self.modes), 1).cpu().numpy()
+            return vectors
+
+
+class PretrainedEncoder:
+    """Any other encoder, built by transformers."""
+
+    def __init__(self, model: SentenceModel, gpu_id: int | None) -> None:
+        from flambeau.handlers.device import choose_device
+        from flambeau.handlers.loaders.pretrained import Runtime
+
+        self.device, _ = choose_device(gpu_id)
+        self.model = Runtime(folder=model.weights.parent, device=self.device).load_model("AutoModel")
+        self.modes = model.modes
+
+    def embed(self, ids: Array, mask: Array) -> Array:
+        import torch
+
+        with torch.inference_mode():
+            is_token = torch.from_numpy(mask).to(self.device)
+            result = self.model(input_ids=torch.from_numpy(ids).to(self.device), attention_mask=is_token.long())
+            hidden = result.last_hidden_state.float()
             vectors: Array = torch.cat(pool(hidden, is_token.float(), self.modes), 1).cpu().numpy()
             return vectors
 

@@ -10,15 +10,24 @@ from typing import Any, Literal
 
 from flambeau.errors import HandlerError
 
-WEIGHTS = ("model.safetensors", "model.onnx", "onnx/model.onnx")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "model.onnx",
+    "onnx/model.onnx",
+)
 DEFAULT_MAX_LENGTH = 512  # tokens, if no file has a limit
 MODES: Mapping[str, Mode] = {  # in the order in which several are joined
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_lasttoken": "last",
 }
 TINY = 1e-12
+SHIFTED_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer", "mpnet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +56,7 @@ def read_folder(folder: Path) -> SentenceModel:
     lengths = (
         settings.get("max_seq_length"),
         read_json(inner / "tokenizer_config.json").get("model_max_length"),
-        config.get("max_position_embeddings"),
+        num_positions(config),
     )
     return SentenceModel(
         weights=find_file(inner, *WEIGHTS),
@@ -60,6 +69,14 @@ def read_folder(folder: Path) -> SentenceModel:
         prompts=prompts.get("prompts") or {},
         default_prompt=prompts.get("default_prompt_name"),
     )
+
+
+def num_positions(config: Mapping[str, Any]) -> int | None:
+    """The positions that a text may have; some networks count them from the padding token's id on."""
+    positions: int | None = config.get("max_position_embeddings")
+    if positions is None or config.get("model_type") not in SHIFTED_POSITIONS:
+        return positions
+    return positions - int(config.get("pad_token_id", 1)) - 1
 
 
 def read_modules(folder: Path) -> dict[str, str]:
@@ -96,7 +113,7 @@ def find_file(folder: Path, *names: str) -> Path:
     raise HandlerError(f"there is no {' or '.join(names)} in {folder}; pack it with --extra-files, or set model_path")
 
 
-Mode = Literal["cls", "max", "mean", "mean_sqrt_len"]
+Mode = Literal["cls", "max", "mean", "mean_sqrt_len", "last"]
 
 
 def read_modes(document: Mapping[str, Any]) -> tuple[Mode, ...]:
@@ -121,6 +138,8 @@ def pool_one(hidden_BTD: Any, mask_BT1: Any, mode: Mode) -> Any:
     if mode == "max":
         found = (hidden_BTD - (1.0 - mask_BT1) * 1e9).max(1)
         return getattr(found, "values", found)  # torch returns (values, indices), NumPy the values
+    if mode == "last":
+        return (hidden_BTD * (mask_BT1 * (mask_BT1.cumsum(1) == mask_BT1.sum(1)[:, None]))).sum(1)
     total, count = (hidden_BTD * mask_BT1).sum(1), mask_BT1.sum(1)
     return total / (count if mode == "mean" else count**0.5)
 

@@ -34,8 +34,9 @@ class OutputSpec:
 class OpenInferenceEnvelope(BaseEnvelope):
     """The handler gets a single input under `data`, several under their names."""
 
-    def __init__(self, handle_fn: Callable[[Any, Context], Any]) -> None:
+    def __init__(self, handle_fn: Callable[[Any, Context], Any], declared: Mapping[str, str] | None = None) -> None:
         super().__init__(handle_fn)
+        self._declared = declared or {}  # outputs that the handler declares, name → datatype
         self._output_specs: list[OutputSpec] = []
 
     def parse_input(self, data: Sequence[Any]) -> list[Any]:
@@ -56,7 +57,7 @@ class OpenInferenceEnvelope(BaseEnvelope):
         context = self.context
         assert context is not None
         model = ((context.manifest or {}).get("model")) or {}
-        tensors = to_tensors(result, spec)
+        tensors = to_tensors(result, spec, self._declared)
         document = {
             "model_name": context.model_name,
             "model_version": str(model.get("modelVersion") or "1.0"),
@@ -109,20 +110,28 @@ def to_row(document: Mapping[str, Any]) -> dict[str, Any]:
     return {entry["name"]: entry["data"] for entry in inputs}
 
 
-def to_tensors(result: Any, spec: OutputSpec) -> list[Tensor]:
-    """A result as named tensors: a mapping by its keys, anything else under the requested or the input's name."""
+def to_tensors(result: Any, spec: OutputSpec, declared: Mapping[str, str]) -> list[Tensor]:
+    """A result as named tensors: a mapping by its keys, anything else under the declared or the input's name.
+
+    The name that a request asks for comes first.
+    """
     if isinstance(result, Mapping) and result:
         named = {str(name): value for name, value in result.items()}
     else:
-        only = [*spec.outputs] or ([*spec.input_names] if len(spec.input_names) == 1 else ["output"])
+        own = [*declared] if len(declared) == 1 else []
+        only = [*spec.outputs] or own or ([*spec.input_names] if len(spec.input_names) == 1 else ["output"])
         named = {only[0]: result}
     if missing := [name for name in spec.outputs if name not in named]:
         raise BadRequest(f"the model has no output {missing[0]!r}; it has {', '.join(named)}")
-    return [to_tensor(name, value) for name, value in named.items() if not spec.outputs or name in spec.outputs]
+    wanted = {name: value for name, value in named.items() if not spec.outputs or name in spec.outputs}
+    return [to_tensor(name, value, declared.get(name)) for name, value in wanted.items()]
 
 
-def to_tensor(name: str, value: Any) -> Tensor:
-    """A value as a tensor; one without a tensor's shape becomes one BYTES element with its JSON text."""
+def to_tensor(name: str, value: Any, declared: str | None = None) -> Tensor:
+    """A value as a tensor; one without a tensor's shape becomes one BYTES element with its JSON text.
+
+    Numbers without a dtype have the declared datatype, or the narrowest that holds them.
+    """
     if hasattr(value, "detach"):
         value = value.detach()
     kind = ALL_DATATYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
@@ -134,9 +143,15 @@ def to_tensor(name: str, value: Any) -> Tensor:
     if shape is None:
         value, shape, kind = json.dumps(value, default=str), [], "BYTES"
     flat = [*flatten(value)]
-    kind = kind or datatype_of(flat)
-    data = [float(element) for element in flat] if kind == "FP64" else flat
+    kind = kind or declared_kind(datatype_of(flat), declared)
+    data = [float(element) for element in flat] if kind.startswith("FP") else flat
     return {"name": name, "datatype": kind, "shape": shape or [1], "data": data}
+
+
+def declared_kind(found: str, declared: str | None) -> str:
+    """The declared datatype where numbers may have it: a float stays a float."""
+    same = declared is not None and (found.startswith("FP"), found == "BYTES") == (declared.startswith("FP"), False)
+    return declared if declared is not None and same else found
 
 
 def shape_of(value: Any) -> list[int] | None:

@@ -18,6 +18,9 @@ from flambeau.handlers.loaders.torch_export import load_exported
 from flambeau.handlers.loaders.weights import load_module
 from flambeau.handlers.options import accepts_data_only
 
+KSERVE_TYPES = {"bool": "BOOL", "uint8": "UINT8", "bfloat16": "BF16"}
+KSERVE_TYPES |= {f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)}
+KSERVE_TYPES |= {f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)}
 TOO_FEW_ROWS = re.compile(r"dim value is too small at 0, expected it to be >= (\d+)")
 
 
@@ -100,6 +103,33 @@ def load_onnx(path: Path, device: torch.device) -> Any:
     from flambeau.handlers.onnx.session import open_session
 
     return open_session(path, use_cuda=device.type == "cuda", threads=choose_threads(), gpu_id=device.index or 0)
+
+
+def program_tensors(model: Any) -> dict[str, list[dict[str, Any]]] | None:
+    """The inputs and outputs of one example, as an exported program or an ONNX file declares them."""
+    if isinstance(model, torch.fx.GraphModule):
+        inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
+        results = next(node for node in model.graph.nodes if node.op == "output").args[0]
+        outputs = [*results] if isinstance(results, (tuple, list)) else [results]
+        if not all(is_described(node) for node in (*inputs, *outputs)):
+            return None
+        return {"inputs": [*map(describe_node, inputs)], "outputs": [*map(describe_node, outputs)]}
+    if type(model).__name__ == "OnnxModel":  # by name: onnxruntime may not be installed
+        from flambeau.handlers.onnx.session import tensor_metadata
+
+        return tensor_metadata(model, with_batch_axis=False)
+    return None
+
+
+def is_described(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def describe_node(node: torch.fx.Node) -> dict[str, Any]:
+    value: torch.Tensor = node.meta["val"]
+    name = str(value.dtype).removeprefix("torch.")
+    shape = [size if isinstance(size, int) else -1 for size in value.shape[1:]]
+    return {"name": str(node.name), "datatype": KSERVE_TYPES.get(name, "BYTES"), "shape": shape}
 
 
 def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:

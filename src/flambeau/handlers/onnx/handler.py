@@ -14,7 +14,7 @@ from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.device import choose_threads
 from flambeau.handlers.onnx.inputs import InputLimits, InputSpec, RequestArrays, read_request_arrays, read_specs
 from flambeau.handlers.onnx.npy import Array, write_npy, write_npz
-from flambeau.handlers.onnx.session import OnnxModel, open_session
+from flambeau.handlers.onnx.session import OnnxModel, open_session, tensor_metadata
 from flambeau.handlers.options import read_handler_options, resolve_model_path
 from flambeau.handlers.request_rows import is_describe, refuse_explain, value_or_fields
 from flambeau.wire.example_requests import Expression, of_inputs, of_shape
@@ -99,6 +99,10 @@ class OnnxHandler:
                 raise BadRequest(f"the model does not accept these inputs: {clash}") from None
             raise
         return outputs
+
+    def tensor_metadata(self) -> Any:
+        """The tensors for KServe's metadata."""
+        return tensor_metadata(self.session)
 
     def describe_handle(self) -> Any:
         """Information for `GET /models/NAME?customized=true`."""

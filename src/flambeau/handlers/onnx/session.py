@@ -12,6 +12,8 @@ import onnxruntime
 from flambeau.errors import HandlerError
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+KINDS = {"float": "FP32", "double": "FP64", "float16": "FP16", "bfloat16": "BF16", "bool": "BOOL"}
+KINDS |= {f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64)}
 ERRORS_ONLY = 3  # onnxruntime's log level; its warnings at load are about the file, not about serving
 
 
@@ -36,6 +38,21 @@ class OnnxModel(onnxruntime.InferenceSession):  # type: ignore[misc]
                 found = "is given twice" if name in inputs else "is unknown"
                 raise TypeError(f"input {name!r} {found}; the model has {', '.join(names)}")
         return inputs | named
+
+
+def tensor_metadata(session: OnnxModel, *, with_batch_axis: bool = True) -> dict[str, list[dict[str, Any]]]:
+    """The inputs and outputs as KServe names them; a dimension without a fixed size is -1."""
+
+    def describe(spec: Any) -> dict[str, Any]:
+        kind = spec.type.removeprefix("tensor(").removesuffix(")")
+        shape = [size if isinstance(size, int) else -1 for size in spec.shape or ()]
+        datatype = KINDS.get(kind, "BYTES")  # a sequence or a map travels as JSON text
+        return {"name": spec.name, "datatype": datatype, "shape": shape if with_batch_axis else shape[1:]}
+
+    return {
+        "inputs": [describe(spec) for spec in session.get_inputs()],
+        "outputs": [describe(spec) for spec in session.get_outputs()],
+    }
 
 
 def open_session(path: Path, *, use_cuda: bool, threads: int, gpu_id: int = 0) -> OnnxModel:

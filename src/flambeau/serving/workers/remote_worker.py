@@ -20,7 +20,7 @@ from flambeau.serving.workers.rank_group import RankGroup
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.messages import Cancel, Failed, Flow, Part, Ready, Run, Samples, Stop, ToServer
+from flambeau.wire.messages import Cancel, Failed, Flow, Part, Ready, Run, Samples, Stop, TensorSpec, ToServer
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ class RemoteWorker:
         self.places = 0  # jobs it takes at a time, one by one; 0: as the model's settings say
         self.abilities: list[str] = []
         self.example = ""
+        self.inputs: list[TensorSpec] = []
+        self.outputs: list[TensorSpec] = []
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
         self.shares_memory = False
         self.service_s: float | None = None
@@ -253,6 +255,7 @@ class RemoteWorker:
         self._in_flight.answers_all = message.is_continuous or message.places > 0
         self.places, self.abilities, self.max_length = message.places, message.abilities, message.max_length
         self.example = message.example
+        self.inputs, self.outputs = message.inputs, message.outputs
         self.depth = self._in_flight.depth = message.depth
         self.shares_memory = message.can_share_memory
         self.is_ready = True

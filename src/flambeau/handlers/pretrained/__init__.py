@@ -1,0 +1,1 @@
+"""The transformers handler: Hugging Face models by task."""

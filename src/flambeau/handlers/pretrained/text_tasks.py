@@ -1,0 +1,242 @@
+"""Text classification, zero-shot classification, ranking and fill-mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flambeau.errors import BadRequest, HandlerError
+from flambeau.handlers.loaders.pretrained import Runtime
+from flambeau.handlers.onnx.npy import Array
+from flambeau.handlers.pretrained.task import TextTask, sigmoid, softmax
+from flambeau.handlers.pretrained.task_request import (
+    Kind,
+    TaskRequest,
+    check_keys,
+    only_of,
+    read_text,
+    read_texts,
+)
+
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {"softmax": softmax, "sigmoid": sigmoid, "none": lambda s: s}
+
+
+class TextClassification(TextTask):
+    """The most probable label of a text, or of a pair of texts; `top_k` gives more of them."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    known: ClassVar[Mapping[str, Kind]] = {"top_k": "count", "function_to_apply": (*FUNCTIONS,), "truncation": "flag"}
+    fields = ("text", "text_pair")
+
+    def prepare(self, request: TaskRequest) -> list[Any]:
+        truncates = bool(request.parameters.get("truncation"))
+        return [self.encode(*read_pair(item), truncates=truncates) for item in request.items]
+
+    def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
+        function = request.parameters.get("function_to_apply") or default_function(self.config)
+        ranked = [rank_labels(FUNCTIONS[function](logits), self.label) for logits in outputs]
+        if "top_k" in request.parameters:
+            best = [labels[: request.parameters["top_k"]] for labels in ranked]
+            return best if request.is_many else best[0]
+        firsts = [labels[0] for labels in ranked]
+        return firsts[0] if isinstance(request.inputs, Mapping) else firsts
+
+
+class ZeroShotClassification(TextTask):
+    """How well labels of the request describe a text: the network says whether the text entails each of them."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    known: ClassVar[Mapping[str, Kind]] = {
+        "candidate_labels": "texts",
+        "hypothesis_template": "text",
+        "multi_label": "flag",
+        "truncation": "flag",
+    }
+    fields = ("sequences",)
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        labels = {str(name).lower(): int(i) for name, i in self.config.label2id.items()}
+        found = [i for name, i in labels.items() if name.startswith("entail")]
+        if not found:
+            raise HandlerError(
+                f"zero-shot-classification needs a model with a label 'entailment'; {runtime.folder.name} has "
+                f"{', '.join(labels)}. Use task: text-classification"
+            )
+        self.entailment = found[0]
+        self.contradiction = -1 if self.entailment == 0 else 0
+
+    def prepare(self, request: TaskRequest) -> list[Any]:
+        labels = self.labels(request)
+        template = request.parameters.get("hypothesis_template") or "This example is {}."
+        if "{}" not in template:
+            raise BadRequest(f"hypothesis_template must contain {{}}, the place of the label; it is {template!r}")
+        truncates = bool(request.parameters.get("truncation"))
+        return [
+            self.encode(read_text(text), template.replace("{}", label), truncates=truncates)
+            for text in self.texts(request)
+            for label in labels
+        ]
+
+    def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
+        labels, texts = self.labels(request), self.texts(request)
+        logits_NLC = np.stack(outputs).reshape(len(texts), len(labels), -1)
+        if request.parameters.get("multi_label") or len(labels) == 1:
+            scores_NL = softmax(logits_NLC[..., [self.contradiction, self.entailment]])[..., 1]
+        else:
+            scores_NL = softmax(logits_NLC[..., self.entailment])
+        replies = []
+        for text, scores in zip(texts, scores_NL, strict=True):
+            order = [*reversed(scores.argsort())]
+            found = {"labels": [labels[i] for i in order], "scores": scores[order].tolist()}
+            replies.append({"sequence": text, **found})
+        return replies if request.is_many else replies[0]
+
+    @staticmethod
+    def texts(request: TaskRequest) -> Sequence[Any]:
+        inputs = request.inputs
+        return [inputs["sequences"]] if isinstance(inputs, Mapping) and "sequences" in inputs else request.items
+
+    @staticmethod
+    def labels(request: TaskRequest) -> list[str]:
+        given: list[str] = request.parameters.get("candidate_labels") or []
+        labels = [label.strip() for text in given for label in (text.split(",") if len(given) == 1 else [text])]
+        if not any(labels):
+            raise BadRequest('name the labels: "parameters": {"candidate_labels": ["sports", "politics"]}')
+        return [label for label in labels if label]
+
+
+class TextRanking(TextTask):
+    """The texts of a request by how well they answer its query, as text-embeddings-inference replies."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    known: ClassVar[Mapping[str, Kind]] = {
+        "raw_scores": "flag",
+        "return_text": "flag",
+        "top_k": "count",
+        "truncation": "flag",
+        "truncate": "flag",
+    }
+    fields = ("query", "texts", "documents")
+    input_shapes: ClassVar[Mapping[str, list[int]]] = {"query": [1], "texts": [-1]}
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        if self.config.num_labels != 1:
+            raise HandlerError(
+                f"text-ranking needs a model with one label; {runtime.folder.name} has {self.config.num_labels}. "
+                "Use task: text-classification"
+            )
+        section = getattr(self.config, "sentence_transformers", None) or {}
+        activation = section.get("activation_fn") or getattr(self.config, "sbert_ce_default_activation_function", None)
+        self.is_raw = str(activation).endswith("Identity")
+
+    def prepare(self, request: TaskRequest) -> list[Any]:
+        query, texts = self.read(request)
+        truncates = bool(request.parameters.get("truncation") or request.parameters.get("truncate"))
+        # The text is shortened, never the query, which comes first.
+        limits: dict[str, Any] = {"truncation": "only_second", "max_length": self.limit} if truncates else {}
+        return [self.encode(query, text, **limits) for text in texts]
+
+    def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
+        _, texts = self.read(request)
+        logits = np.concatenate(outputs)
+        scores = logits if self.is_raw or request.parameters.get("raw_scores") else sigmoid(logits)
+        order = sorted(range(len(texts)), key=lambda i: -scores[i])[: request.parameters.get("top_k")]
+        shown = bool(request.parameters.get("return_text"))
+        return [{"index": i, "score": float(scores[i])} | ({"text": texts[i]} if shown else {}) for i in order]
+
+    def read(self, request: TaskRequest) -> tuple[str, list[str]]:
+        found = request.inputs
+        if not isinstance(found, Mapping) or "query" not in found or not found.keys() & {"texts", "documents"}:
+            raise BadRequest('send {"query": "…", "texts": ["…", "…"]}')
+        check_keys(found, self.fields)
+        name = "texts" if "texts" in found else "documents"
+        return read_text(only_of(found["query"]), "query"), read_texts(found[name], name)
+
+
+class FillMask(TextTask):
+    """The most probable tokens in the place of a mask."""
+
+    auto_class = "AutoModelForMaskedLM"
+    per_token = True
+    known: ClassVar[Mapping[str, Kind]] = {"top_k": "count", "targets": "texts", "truncation": "flag"}
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        if self.tokenizer.mask_token_id is None:
+            raise HandlerError(f"fill-mask needs a mask token, and the tokenizer of {runtime.folder.name} has none")
+
+    def prepare(self, request: TaskRequest) -> list[Any]:
+        encodings = []
+        for item in request.items:
+            encoding = self.encode(read_text(item), truncates=bool(request.parameters.get("truncation")))
+            if self.tokenizer.mask_token_id not in encoding["input_ids"]:
+                raise BadRequest(f"the text has no {self.tokenizer.mask_token}; put it where a word is to be found")
+            encodings.append(encoding)
+        self.targets(request)
+        return encodings
+
+    def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
+        replies = [self.fill(e["input_ids"], logits, request) for e, logits in zip(inputs, outputs, strict=True)]
+        return replies if len(replies) > 1 else replies[0]
+
+    def fill(self, ids: list[int], logits_TV: Array, request: TaskRequest) -> Any:
+        """The proposals for one text; a list of lists if it has several masks."""
+        places = [place for place, token in enumerate(ids) if token == self.tokenizer.mask_token_id]
+        allowed = self.targets(request)
+        rows = []
+        for place in places:
+            scores = softmax(logits_TV[place])
+            candidates = np.asarray(allowed) if allowed is not None else np.arange(len(scores))
+            best = candidates[np.argsort(-scores[candidates], kind="stable")][: request.parameters.get("top_k") or 5]
+            rows.append([self.proposal(ids, place, int(token), scores, len(places) == 1) for token in best])
+        return rows[0] if len(rows) == 1 else rows
+
+    def proposal(self, ids: list[int], place: int, token: int, scores: Array, is_only: bool) -> dict[str, Any]:
+        filled = [*ids[:place], token, *ids[place + 1 :]]
+        filled = [other for other in filled if other != self.tokenizer.pad_token_id]
+        return {
+            "score": float(scores[token]),
+            "token": token,
+            "token_str": self.tokenizer.decode([token]),
+            "sequence": self.tokenizer.decode(filled, skip_special_tokens=is_only),
+        }
+
+    def targets(self, request: TaskRequest) -> list[int] | None:
+        """The tokens that the request allows; None for all."""
+        words = request.parameters.get("targets")
+        if words is None:
+            return None
+        found = []
+        for word in words:
+            ids = [self.tokenizer.get_vocab().get(word)]
+            if ids == [None]:
+                ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+            if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+                raise BadRequest(f"the target {word[:60]!r} is not one token of the model; name words that are")
+            found.append(ids[0])
+        return sorted(set(found))
+
+
+def read_pair(item: Any) -> tuple[str, str | None]:
+    """A text, or the two of `{"text": …, "text_pair": …}`."""
+    if not isinstance(item, Mapping):
+        return read_text(item), None
+    check_keys(item, ("text", "text_pair"))
+    pair = item.get("text_pair")
+    return read_text(item.get("text"), "text"), None if pair is None else read_text(pair, "text_pair")
+
+
+def default_function(config: Any) -> str:
+    """How scores are computed from logits, by the model's `problem_type` and number of labels."""
+    if config.problem_type == "regression":
+        return "none"
+    return "sigmoid" if config.problem_type == "multi_label_classification" or config.num_labels == 1 else "softmax"
+
+
+def rank_labels(scores: Array, label: Callable[[int], str]) -> list[dict[str, Any]]:
+    order = np.argsort(-scores, kind="stable")
+    return [{"label": label(int(i)), "score": float(scores[i])} for i in order]
