@@ -20,7 +20,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens of one sequence; None: the limit of the architecture
     max_step_tokens: int = 512  # tokens of one step: a longer prompt is computed in chunks
     block_size: int = 16  # tokens of one block of the KV cache
-    num_blocks: int | None = None  # None: as many as the memory allows
+    num_blocks: int | None = None  # None: from the memory and, on a CPU, the size of the model
     kv_cache_fraction: float = 0.9  # of the free GPU memory
     kv_cache_bytes: int | None = None  # size of the cache; None: computed from the free memory
     prefix_cache: bool = True

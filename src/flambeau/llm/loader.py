@@ -149,7 +149,8 @@ def load_network(
     use_fast_layers(model, dtype)
     # 4. The draft model, then the cache in the memory that is left.
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
-    num_blocks = num_blocks_for(local, config, device, dtype, draft.arch if draft else None)
+    drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
+    num_blocks = num_blocks_for(local, config, device, dtype, drafting, weight_bytes=weight_bytes)
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
@@ -159,6 +160,11 @@ def load_network(
         num_blocks=num_blocks,
         draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
     )
+
+
+def size_bytes(model: Transformer) -> int:
+    """The memory of the weights, quantized or not."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in (*model.parameters(), *model.buffers()))
 
 
 def load_draft(

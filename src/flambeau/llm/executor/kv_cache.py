@@ -18,6 +18,7 @@ from flambeau.llm.models.architecture import Architecture
 
 HOST_FRACTION = 0.25  # of the available memory of a CPU machine, which other processes need too …
 HOST_BYTES = 4 << 30  # … up to this limit, unless kv_cache_bytes is set
+SMALL_BYTES = 128 << 20  # on a CPU: what the cache of even the smallest model may take
 RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and cache
 
 
@@ -55,13 +56,22 @@ def num_blocks_for(
     device: torch.device,
     dtype: torch.dtype,
     draft: Architecture | None = None,
+    *,
+    weight_bytes: int = 0,
 ) -> int:
-    """As many blocks as the memory allows, but no more than all sequences at full length need; block 0 included."""
+    """As many blocks as the memory allows, but no more than all sequences at full length need; block 0 included.
+
+    On a CPU the cache is no larger than `weight_bytes`, one sequence of full length or SMALL_BYTES, whichever is
+    most: fewer sequences run at a time there, and the memory belongs to other processes as well.
+    """
     if config.num_blocks is not None:
         return config.num_blocks + 1
     length = min(config.max_model_len or arch.max_length, arch.max_length)
-    wanted = config.max_num_seqs * -(-length // config.block_size)
+    sequence_blocks = -(-length // config.block_size)
+    wanted = config.max_num_seqs * sequence_blocks
     size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
+    if device.type == "cpu" and config.kv_cache_bytes is None:
+        wanted = min(wanted, max(sequence_blocks, max(weight_bytes, SMALL_BYTES) // size_bytes))
     affordable = available_bytes(arch, config, device) // size_bytes
     if affordable < 1 and config.kv_cache_bytes is not None:
         raise LLMError(f"kv_cache_bytes is {config.kv_cache_bytes}, and one block takes {size_bytes}; raise it")

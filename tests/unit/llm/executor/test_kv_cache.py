@@ -1,0 +1,57 @@
+"""How large the KV cache is unless the configuration says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.executor import kv_cache
+from flambeau.llm.executor.kv_cache import SMALL_BYTES, block_bytes, num_blocks_for
+from support.tiny_models import ARCH
+
+CPU, BLOCK_SIZE = torch.device("cpu"), 16
+SMALL = replace(ARCH, num_layers=4, num_heads=8, num_kv_heads=2, head_size=32, max_length=1024)
+BLOCK_BYTES = block_bytes(SMALL, BLOCK_SIZE, torch.float32)  # 32 KiB
+PLENTY = 64 << 30
+
+
+@pytest.fixture(autouse=True)
+def _plenty_of_memory(monkeypatch):
+    pages = {"SC_AVPHYS_PAGES": PLENTY // 4096, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(kv_cache.os, "sysconf", pages.__getitem__)
+
+
+def cache_bytes(arch=SMALL, *, weight_bytes=0, draft=None, **options) -> int:
+    """The size of the cache without block 0."""
+    config = EngineConfig(block_size=BLOCK_SIZE, **options)
+    num_blocks = num_blocks_for(arch, config, CPU, torch.float32, draft, weight_bytes=weight_bytes) - 1
+    return num_blocks * sum(block_bytes(each, BLOCK_SIZE, torch.float32) for each in (arch, draft) if each)
+
+
+def test_a_small_model_on_a_cpu_has_a_small_cache_although_memory_is_plenty():
+    assert cache_bytes(weight_bytes=10 << 20) == SMALL_BYTES
+    assert cache_bytes(weight_bytes=10 << 20, max_num_seqs=8) == 8 * 1024 // BLOCK_SIZE * BLOCK_BYTES < SMALL_BYTES
+
+
+def test_its_draft_has_a_part_of_it():
+    assert SMALL_BYTES - 2 * BLOCK_BYTES < cache_bytes(draft=replace(SMALL, num_layers=1)) <= SMALL_BYTES
+
+
+def test_a_larger_model_has_a_cache_of_the_size_of_its_weights_up_to_the_limit_of_the_host():
+    long = replace(SMALL, max_length=32768)
+    assert cache_bytes(long, weight_bytes=1 << 30) == 1 << 30
+    assert cache_bytes(long, weight_bytes=30 << 30) == 4 << 30
+
+
+def test_one_sequence_of_full_length_fits():
+    long = replace(SMALL, max_length=1 << 20)
+    assert cache_bytes(long, weight_bytes=10 << 20) == (1 << 20) // BLOCK_SIZE * BLOCK_BYTES
+    assert cache_bytes(long, weight_bytes=10 << 20, max_model_len=2048) == SMALL_BYTES
+
+
+def test_what_is_configured_holds():
+    assert cache_bytes(weight_bytes=10 << 20, kv_cache_bytes=1 << 30) == 256 * 64 * BLOCK_BYTES == 512 << 20
+    assert cache_bytes(weight_bytes=10 << 20, num_blocks=9000) == 9000 * BLOCK_BYTES
