@@ -96,12 +96,12 @@ def test_job_that_kills_workers_is_found_and_its_neighbors_are_answered(start):
     assert server.describe("faulty")["workers"][0]["restarts"] == 2
 
 
-def test_job_whose_worker_is_killed_from_outside_is_tried_once_more_and_no_third_time(start):
+def test_job_whose_worker_is_killed_from_outside_is_tried_four_times_at_most(start):
     server = start("faulty.py").wait_ready()
     reply = server.predict("faulty", order("kill"))
     assert reply.status == 500
     assert "SIGKILL" in reply.cause
-    assert server.describe("faulty")["workers"][0]["restarts"] == 2
+    assert server.describe("faulty")["workers"][0]["restarts"] == 4
 
 
 def test_worker_that_hangs_is_replaced_and_its_client_told(start):

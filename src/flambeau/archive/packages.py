@@ -31,6 +31,7 @@ NEEDS: Mapping[str, PackageGroup] = MappingProxyType(
         "text_classifier": TORCH,
         "onnx": PackageGroup(("onnxruntime", "numpy"), "onnx"),
         "gpt_handler": LLM,
+        "transformers": PackageGroup(("torch", "numpy", "transformers"), "transformers"),
         "sentence_embedder": PackageGroup(("numpy", "tokenizers"), "embed"),
         "dali_image_classifier": PackageGroup((*VISION.modules, "nvidia.dali")),
     }

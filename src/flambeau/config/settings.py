@@ -215,6 +215,9 @@ SERVER_SETTINGS = (
         Setting("grpc_host", Text(), "Address of gRPC inference.", unset="host"),
         Setting("grpc_management_host", Text(), "Address of gRPC management.", unset="host"),
         Setting("open_inference", Switch(), "Serve the KServe v2 API.", "open_inference"),
+        Setting(
+            "strict_calls", Switch(), "Refuse parameters and KServe bodies that are not understood.", "strict_calls"
+        ),
     ),
     *_group(
         "TLS",

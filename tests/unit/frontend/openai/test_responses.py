@@ -21,6 +21,7 @@ class Client:
     """Keeps what it is sent."""
 
     common = b""
+    counts_bytes = False
     is_draining = False
 
     def __init__(self):

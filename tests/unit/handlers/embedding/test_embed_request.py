@@ -60,7 +60,7 @@ def test_options_travel_with_the_texts():
         ({"input": "a", "dimensions": True}, "dimensions must be a whole number"),
         ({"input": "a", "usage": 1}, "usage must be true or false"),
         (bytearray(b"\xff\xfe"), "not UTF-8"),
-        (bytearray(b'{"text": '), "not valid JSON .* text/plain"),
+        (bytearray(b'{"text": '), "not valid JSON: .* text/plain"),
         (["a"] * 11, r"11 texts; the limit is 10 \(max_texts\)"),
         ("\ud800", "half a surrogate pair"),
     ],
