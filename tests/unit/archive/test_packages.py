@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 OFFERED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 OWN = {"flambeau", "msgspec", "yaml"}  # every installation has them
-LATER = {"onnxruntime", "tokenizers", "nvidia.dali"}  # imported when the model is loaded
+LATER = {"transformers", "onnxruntime", "tokenizers", "nvidia.dali"}  # imported when the model is loaded
 
 
 def imported(module, seen):
