@@ -195,7 +195,11 @@ def example_models(overrides: ModelOverrides) -> Iterator[InitialModel]:
     """The built-in examples: an image model, and a language model if its packages are installed."""
     from flambeau.examples import digits, shakespeare
 
-    yield from find_models(digits.archive(), overrides)
+    if missing := digits.missing():
+        raise ConfigError(
+            f"the example model needs {missing[0]}: pip install 'flambeau[example]', or give a model to serve"
+        )
+    yield InitialModel(path=digits.FOLDER, name=digits.NAME, handler="handler.py")
     if missing := shakespeare.missing():
         logger.warning("the example language model needs %s: pip install 'flambeau[llm]'", ", ".join(missing))
     else:
