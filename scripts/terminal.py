@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "terminal.svg"
 COLUMNS, LINE_HEIGHT, CHARACTER_WIDTH, MARGIN = 108, 19, 7.8, 16
 READY = "is ready"
-COLORS = {"green": "#1a7f37", "cyan": "#0969da", "magenta": "#8250df", "yellow": "#9a6700", "red": "#cf222e"}
+COLORS = {1: "#cf222e", 2: "#1a7f37", 3: "#9a6700", 5: "#8250df", 6: "#0969da"}  # by their ANSI numbers
 PLAIN, DIM, PROMPT, PAPER, EDGE = "#1f2328", "#656d76", "#bc4c00", "#f6f8fa", "#d0d7de"
 
 
@@ -111,11 +111,17 @@ def wrapped(line: Text) -> list[Text]:
 def row_element(row: Text, y: float) -> str:
     spans = []
     for begin, end, style in pieces(row):
-        color = DIM if style.dim else COLORS.get(style.color.name, style.color.name) if style.color else None
+        color = DIM if style.dim else color_of(style)
         attributes = (f' fill="{color}"' if color else "") + (' font-weight="bold"' if style.bold else "")
         x = MARGIN + begin * CHARACTER_WIDTH
         spans.append(f'<tspan x="{x:g}"{attributes}>{escape(row.plain[begin:end])}</tspan>')
     return f'<text y="{y:g}" xml:space="preserve">{"".join(spans)}</text>'
+
+
+def color_of(style: Style) -> str | None:
+    if style.color is None:
+        return None
+    return style.color.name if style.color.number is None else COLORS.get(style.color.number)
 
 
 def pieces(row: Text) -> list[tuple[int, int, Style]]:

@@ -34,6 +34,11 @@
     │   └── InvalidInput         the worker rejected the request itself
     ├── WorkerDied               the worker exited before it answered
     ├── HandlerError             the handler could not be found, loaded or called
+    ├── ClientError              raised by the Python client
+    │   ├── ApiError             the server answered with an error
+    │   ├── NoConnection         no server answers, or it closed the connection before it answered
+    │   └── CallTimedOut         the answer took longer than the client waits
+    ├── ServerNotStarted         a server started from Python has exited, or a model of it could not be loaded
     └── PredictionException      raised by a handler to answer with its own status and text
 
 No class here depends on HTTP or gRPC; each frontend has one table of statuses. `is_final` means that a retry would fail
@@ -319,3 +324,59 @@ def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
         return None
     plain = name.lower().replace("-", "_")
     return next(iter(difflib.get_close_matches(plain, known, 1, cutoff=cutoff)), None)
+
+
+def brief_cause(cause: str) -> str:
+    """One line of a cause: the exception at the end of a traceback, or how a worker exited."""
+    lines = [line.strip() for line in cause.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if any(line.startswith("Traceback (") for line in lines) else lines[0]
+
+
+# ---- of the Python client ----
+
+
+class ClientError(FlambeauError):
+    """A call of the Python client failed."""
+
+
+class ApiError(ClientError):
+    """The server answered with an error; its text ends with the cause in one line."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        kind: str = "",
+        cause: str = "",
+        request_id: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        text = f"{message} (HTTP {status})"
+        if told := brief_cause(cause):
+            text = f"{text}: {told}"
+        super().__init__(text)
+        self.message = message
+        self.status = status
+        self.kind = kind  # the class of the error, as the server names it
+        self.cause = cause  # a traceback, or how a worker exited; empty unless the server shows details
+        self.request_id = request_id  # of the server's log
+        self.retry_after_s = retry_after_s
+
+
+class NoConnection(ClientError):
+    """No server answers, or it closed the connection before the end of its answer."""
+
+
+class CallTimedOut(ClientError):
+    """The answer, or the next part of it, took longer than the client waits."""
+
+
+class ServerNotStarted(FlambeauError):
+    """A server that was started from Python has exited, or a model of it could not be loaded."""
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(f"{message}\n{cause}" if cause else message)
+        self.cause = cause  # the last lines of the server or of the worker

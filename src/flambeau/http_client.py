@@ -39,8 +39,8 @@ class HttpReply:
         return "\n".join(self.json.get("cause", []))
 
 
-def connect(url: str, timeout_s: float | None = None) -> http.client.HTTPConnection:
-    """A connection to the server at `url`, which is opened by the first request."""
+def host_and_port(url: str) -> tuple[str, int | None, bool]:
+    """The host and the port in the address of a server, and whether it speaks TLS."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -48,7 +48,13 @@ def connect(url: str, timeout_s: float | None = None) -> http.client.HTTPConnect
         host = None
     if host is None or parts.scheme not in ("http", "https"):
         raise ConfigError(f"{url!r} is not a server's address; write http://host:port")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return host, port, parts.scheme == "https"
+
+
+def connect(url: str, timeout_s: float | None = None) -> http.client.HTTPConnection:
+    """A connection to the server at `url`, which is opened by the first request."""
+    host, port, is_tls = host_and_port(url)
+    kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
     return kind(host, port, timeout=timeout_s)
 
 

@@ -12,6 +12,7 @@ import pytest
 from flambeau.examples import shakespeare
 from support.running import RunningServer
 from support.snippets import run, snippets
+from support.terminal import Terminal
 
 TARGET = shakespeare.FOLDER / "target"
 
@@ -27,8 +28,11 @@ class LanguageServer(RunningServer):
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("llm") / "log"
     draft = str(shakespeare.FOLDER / "draft")
-    arguments = (str(TARGET), "--name", "checkpoint", "--draft", draft, "--max-num-seqs", "8")
-    server = LanguageServer(log, *arguments, env={"OMP_NUM_THREADS": "1"})
+    settings = log.parent / "f.yaml"
+    settings.write_text("job_queue_size: 60\ncors_allowed_origin: '*'\n")
+    arguments = (str(TARGET), "--name", "checkpoint", "--draft", draft, "--config", str(settings))
+    variables = {"FLAMBEAU_MAX_NUM_SEQS": "8", "FLAMBEAU_RESPONSE_TIMEOUT": "77"}
+    server = LanguageServer(log, *arguments, env={"OMP_NUM_THREADS": "1", **variables})
     yield server.wait_ready()
     server.stop()
 
@@ -76,6 +80,41 @@ def test_chat_remembers_what_was_said(server, tmp_path):
     alone = run_here('flambeau llm chat "Who art thou?" --max-tokens 8 --temperature 0', server, tmp_path)
     assert answers.endswith(alone)
     assert len(answers) > len(alone)
+
+
+def test_settings_of_serve_hold_for_llm_serve(server):
+    described = server.describe("checkpoint")
+    assert described["responseTimeout"] == 77
+    assert described["jobQueueStatus"]["remainingCapacity"] == 60
+    assert server.request("GET", "/ping").headers["access-control-allow-origin"] == "*"
+
+
+def test_chat_edits_lines_remembers_them_and_obeys_commands(server, tmp_path):
+    env = {"FLAMBEAU_URL": server.url, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
+    command = ["llm", "chat", "--max-tokens", "4", "--temperature", "0"]
+    with Terminal(*command, folder=tmp_path, env=env) as terminal:
+        terminal.type("/help\n", until="/save FILE")
+        terminal.type("/system Be brief.\n", until="the system message is set")
+        terminal.type("/system\n", until="Be brief.")
+        left = "\x1b[D"
+        terminal.type(f"Good row.{left * 4}mor\n", until="\n")  # arrow keys move the cursor
+        terminal.type("/svae talk.json\n", until="did you mean /save?")
+        terminal.type("/sa\t talk.json\n", until="3 messages are in talk.json")  # Tab completes a command
+        terminal.type("/save talk.json\n", until="talk.json exists; name another file")
+        terminal.type("/clear\n", until="a new conversation begins")
+        terminal.type("\x04")
+    system, asked, answer = json.loads((tmp_path / "talk.json").read_text())
+    assert (system, asked) == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Good morrow."},
+    )
+    assert answer["role"] == "assistant"
+    with Terminal(*command, folder=tmp_path, env=env) as terminal:
+        terminal.type("\x1b[A" * 3 + "\n", until="did you mean /save?")  # the history of the chat before
+        terminal.type("/quit\n")
+    history = tmp_path / "flambeau" / "chat_history"
+    assert "Good morrow." in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
 
 
 def test_chat_with_nobody_says_what_to_do(tmp_path):

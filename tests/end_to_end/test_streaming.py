@@ -121,3 +121,62 @@ def test_async_handlers_send_chunks_to_their_own_requests(start):
     server = start("async_chunks.py").wait_ready()
     replies = server.at_once(lambda body: server.predict("async_chunks", body), [b"a", b"b", b"c"])
     assert [reply.result().body for reply in replies] == [f"{x}0 {x}1 {x}2 end".encode() for x in "abc"]
+
+
+# ---- server-sent events ----
+
+
+def open_events(server, model, order, accept="text/event-stream"):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    headers = {"Content-Type": "application/json", "Accept": accept}
+    connection.request("POST", f"/predictions/{model}", json.dumps(order).encode(), headers)
+    return connection, connection.getresponse()
+
+
+def read_event(response):
+    """The lines of one event."""
+    lines = []
+    while (line := response.readline().decode()) not in ("\n", ""):
+        lines.append(line.rstrip("\n"))
+    return lines
+
+
+def test_each_part_is_an_event_when_the_client_accepts_them(share, tmp_path):
+    server = share("streamer.py")
+    gate = tmp_path / "gate"
+    connection, response = open_events(server, "streamer", {"n": 3, "until": str(gate)})
+    assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
+    first = read_event(response)
+    assert (first[0].split()[:2], first[1:]) == (["data:", "0"], ["data: "])  # the part ends with a line break
+    gate.touch()
+    assert [read_event(response)[0].split()[1] for _ in range(2)] == ["1", "2"]
+    assert read_event(response) == ["event: end", "data: {}"]
+    assert response.read() == b""
+    connection.close()
+
+
+@pytest.mark.parametrize("fault", ["fail at", "die at"])
+def test_stream_of_events_that_fails_ends_with_an_error_event(share, fault):
+    server = share("streamer.py")
+    connection, response = open_events(server, "streamer", {"n": 10, "pause": 0.02, fault: 2})
+    events = []
+    while event := read_event(response):
+        events.append(event)
+    assert [event[0].split()[1] for event in events[:2]] == ["0", "1"]
+    assert events[-1][0] == "event: error"
+    error = json.loads(events[-1][1].removeprefix("data: "))["error"]
+    assert error["code"] == (503 if fault == "fail at" else 500)
+    connection.close()
+    server.wait_ready()
+
+
+def test_without_such_an_accept_header_a_stream_is_as_before(share):
+    server = share("streamer.py")
+    for accept in ("*/*", "text/event-stream;q=0", "application/json"):
+        connection, response = open_events(server, "streamer", {"n": 2}, accept)
+        assert response.getheader("content-type") is None
+        assert response.read().count(b"data:") == 0
+        connection.close()
+    connection, response = open_events(server, "streamer", {"n": 10, "fail at": 0})
+    assert (response.status, response.getheader("content-type")) == (503, "application/json")
+    connection.close()

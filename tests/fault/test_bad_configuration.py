@@ -12,7 +12,8 @@ from support.archives import pack_handler
 from support.command import Command
 from support.running import HANDLERS, path
 
-SERVE = [sys.executable, "-m", "flambeau.cli.main", "serve", "--port", "0", "--management-port", "0"]
+PORTS = ["--port", "0", "--management-port", "0", "--metrics-port", "0"]
+SERVE = [sys.executable, "-m", "flambeau.cli.main", "serve", *PORTS]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from house import LAZY, LOAD, RULES, TYPE, House, knots, walk  # noqa: E402
 
 SERVER_SIDE = (
     "cli",
+    "client",
     "handler_checks",
     "testing",
     "frontend",
@@ -27,6 +28,7 @@ SERVER_SIDE = (
     "metrics",
     "errors",
     "file_import",
+    "websocket_frames",
 )
 ALLOWED = {  # who may import whom, at load time
     "cli": {
@@ -48,6 +50,7 @@ ALLOWED = {  # who may import whom, at load time
         "logs",
         "metrics",
         "wire",
+        "websocket_frames",
         "errors",
         "llm",
         "(root)",
@@ -55,7 +58,8 @@ ALLOWED = {  # who may import whom, at load time
     "serving": {"archive", "config", "logs", "metrics", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "wire", "errors", "file_import", "(root)"},
     "handler_checks": {"worker", "wire"},
-    "testing": {"archive", "config", "http_client", "worker", "wire", "(root)"},
+    "client": {"http_client", "websocket_frames", "errors"},
+    "testing": {"archive", "client", "config", "http_client", "worker", "wire", "(root)"},
     "handlers": {"llm", "metrics", "wire", "errors", "file_import"},
     "llm": set(),
     "__main__": {"cli"},
@@ -66,6 +70,7 @@ ALLOWED = {  # who may import whom, at load time
     "metrics": {"errors"},
     "wire": {"llm"},
     "http_client": {"errors"},
+    "websocket_frames": set(),
     "errors": set(),
     "file_import": set(),
     "(root)": set(),

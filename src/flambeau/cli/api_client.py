@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode
 
+from flambeau.cli.options import management_beside
 from flambeau.errors import BadRequest, FlambeauError, Unavailable
 from flambeau.http_client import connect
 
@@ -35,11 +36,19 @@ def send(
         response = connection.getresponse()
     except OSError as error:
         raise Unavailable(
-            f"no server answers at {url} ({error.strerror or error}); start one with `flambeau serve`"
+            f"no server answers at {url} ({error.strerror or error}); start one with `flambeau serve`{guess_hint(url)}"
         ) from None
     if response.status >= 400:
         raise to_error(response.status, response.read())
     return response
+
+
+def guess_hint(url: str) -> str:
+    """The remedy if the address of the management API was guessed from that of the inference API."""
+    inference = os.environ.get("FLAMBEAU_URL")
+    if not inference or url == inference or url != management_beside(inference):
+        return ""
+    return f", or set FLAMBEAU_MANAGEMENT_URL: this is the port after that of {inference}"
 
 
 def to_error(status: int, body: bytes) -> RequestFailed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from flambeau.config.server import KEY_VARIABLES, Address, ServerConfig, with_field
+from flambeau.config.server import ANY_VERSION, KEY_VARIABLES, Address, ServerConfig, with_field
 from flambeau.config.settings import DEFAULTS, EVERY, PREFIX, Setting
 from flambeau.config.value_types import FilePath, InvalidEntry, ModelEntry, ModelList, Whole, mismatch, unknown
 from flambeau.config.yaml_file import LinedMapping, read_lined
@@ -145,7 +145,7 @@ def to_server_config(settings: Settings, table: Iterable[Setting]) -> ServerConf
     """The configuration of the server; an error if two settings contradict each other."""
     config = DEFAULTS
     for setting in table:
-        if setting.field not in ("", "cors") and settings.is_given(setting.name):
+        if setting.field not in ("", "cors", "models") and settings.is_given(setting.name):
             config = with_field(config, setting.field, settings[setting.name])
     is_tls = settings["certificate_file"] is not None or settings["keystore"] is not None
     listeners = {name: _listener(settings, name, port, is_tls=is_tls) for name, port in _LISTENERS.items()}
@@ -156,10 +156,29 @@ def to_server_config(settings: Settings, table: Iterable[Setting]) -> ServerConf
         is_tls=is_tls if settings["grpc_tls"] is None else settings["grpc_tls"],
     )
     cors = tuple((header, settings[name]) for name, header in _CORS.items() if settings[name])
+    models = {name: {ANY_VERSION: _with_key_names(own)} for name, own in (settings["model_defaults"] or {}).items()}
     inference, management = (listeners[name] or Address() for name in ("inference", "management"))
     return replace(
-        config, inference=inference, management=management, metrics=listeners["metrics"], grpc=grpc, cors=cors
+        config,
+        inference=inference,
+        management=management,
+        metrics=listeners["metrics"],
+        grpc=grpc,
+        cors=cors,
+        models=models,
     )
+
+
+def _with_key_names(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a model by the keys of model-config.yaml."""
+    keys = {
+        "workers": ("minWorkers", "maxWorkers"),
+        "batch_size": ("batchSize",),
+        "max_batch_delay": ("maxBatchDelay",),
+        "response_timeout": ("responseTimeout",),
+        "startup_timeout": ("startupTimeout",),
+    }
+    return {key: value for name, value in own.items() for key in keys[name]}
 
 
 def _listener(settings: Settings, name: str, port: str, *, is_tls: bool) -> Address | None:

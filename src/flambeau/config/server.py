@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
+ANY_VERSION = ""  # in `models`
 MAX_HOST = 253  # characters, of DNS
 MAX_SOCKET_PATH_BYTES = 107  # of Linux
 MAX_SHOWN = 80  # characters of an invalid value in its error message
@@ -204,6 +205,7 @@ class ServerConfig:
     safe_weights: bool = False  # reject model files of formats that can run code; no model can override it
     worker_transport: Literal["unix", "tcp"] = "unix"
     shared_memory_from_bytes: int = 128 * 1024
+    pages: bool = False  # GET / answers, and there are /docs, /openapi.json and /health
     suggests_names: bool = False  # an error for an unknown model ends with a similar name
     names_json: bool = False  # whole replies that are a JSON object or list have that content type
     error_details: bool | None = None  # None: only if every listener is on loopback
@@ -217,6 +219,11 @@ class ServerConfig:
     watch: bool = False  # reload handlers whose code changes
     hidden_env: str = ""  # workers do not inherit variables whose full name matches
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # settings by name and version
+
+    def settings_of_model(self, name: str, version: str) -> Mapping[str, Any]:
+        """What `models` has for a model; empty if nothing."""
+        versions = self.models.get(name, {})
+        return versions.get(version) or versions.get(ANY_VERSION, {})
 
     @property
     def public(self) -> tuple[Address, ...]:

@@ -14,6 +14,7 @@ from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.config.value_types import (
     Choice,
     FilePath,
+    ModelDefaults,
     ModelList,
     Number,
     RegularExpression,
@@ -27,7 +28,7 @@ from flambeau.config.value_types import (
 PREFIX = "FLAMBEAU_"
 MASK = "********"
 # names_json: a reply that is JSON is labeled so. auto_detect: metrics of handlers need no entry in metrics.yaml.
-DEFAULTS = ServerConfig(names_json=True, suggests_names=True, measure=MetricsConfig(auto_detect=True))
+DEFAULTS = ServerConfig(pages=True, names_json=True, suggests_names=True, measure=MetricsConfig(auto_detect=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Setting:
         value: Any = DEFAULTS
         for part in self.field.split("."):
             value = None if value is None else getattr(value, part)
-        return None if value in ("", ()) else value
+        return None if value in ("", (), {}) else value
 
     def show(self, value: Any) -> str:
         """A value for readers: as a variable would hold it, or masked; empty for None."""
@@ -106,6 +107,14 @@ MODEL_SETTINGS = _group(
     Setting("startup_timeout", _wait, "Seconds a worker may take to load its model.", unset="120", is_basic=True),
 )
 
+_DEFAULT_TYPES: dict[str, ValueType] = {  # by the name of a setting of a model
+    "workers": Whole(at_least=1, at_most=MAX_WORKERS),
+    "batch_size": Whole(at_least=1, at_most=65_536),
+    "max_batch_delay": Whole(at_least=1),
+    "response_timeout": _size,
+    "startup_timeout": _size,
+}
+
 SERVER_SETTINGS = (
     *_group(
         "Models",
@@ -127,6 +136,12 @@ SERVER_SETTINGS = (
             "Install the requirements of each model for its workers.",
             "install_dependencies",
             is_basic=True,
+        ),
+        Setting(
+            "model_defaults",
+            ModelDefaults(_DEFAULT_TYPES),
+            "Settings by model name, for models whose model-config.yaml does not have them.",
+            "models",
         ),
         Setting("default_handler", Text(), "Handler of archives that name none.", "default_handler"),
         Setting("envelope", Text(), "Envelope around every handler.", "service_envelope"),

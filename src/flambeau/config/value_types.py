@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from flambeau.errors import suggest
+from flambeau.errors import json_problem, suggest
 
 LARGEST = 2**31 - 1
 MAX_SHOWN = 80  # characters of a value in an error
@@ -241,20 +242,46 @@ class ModelList:
             return ModelEntry(Path(entry))
         if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
             raise InvalidEntry((i,), "a model is a path, or a mapping with a path")
-        settings: dict[str, Any] = {}
-        for key, value in entry.items():
-            if key == "path":
-                continue
-            if key not in self.types:
-                raise InvalidEntry((i, key), unknown(str(key), ("path", *self.types), "a setting of a model"))
-            try:
-                settings[key] = self.types[key].read(value)
-            except ValueError as error:
-                raise InvalidEntry((i, key), mismatch(key, value, self.types[key], error)) from None
-        return ModelEntry(Path(entry["path"]), settings)
+        own = {key: value for key, value in entry.items() if key != "path"}
+        return ModelEntry(Path(entry["path"]), read_entry(i, own, self.types))
 
     def show(self, value: Any) -> str:
         return ",".join(str(entry.path) for entry in value)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """Settings by model name, as a mapping or as JSON; `types` has the settings."""
+
+    types: Mapping[str, ValueType]
+    expected: str = "a mapping from names of models to mappings of settings"
+    metavar: str = "JSON"
+
+    def read(self, value: object) -> dict[str, dict[str, Any]]:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"as JSON: {json_problem(error)}") from None
+        if not isinstance(value, dict) or not all(isinstance(entry, dict) for entry in value.values()):
+            raise ValueError
+        return {str(name): read_entry(name, entry, self.types) for name, entry in value.items()}
+
+    def show(self, value: Any) -> str:
+        return json.dumps(value)
+
+
+def read_entry(place: str | int, entry: Mapping[Any, Any], types: Mapping[str, ValueType]) -> dict[str, Any]:
+    """The settings in a mapping; `place` is its key or position in errors."""
+    settings: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key not in types:
+            raise InvalidEntry((place, key), unknown(str(key), types, "a setting of a model"))
+        try:
+            settings[key] = types[key].read(value)
+        except ValueError as error:
+            raise InvalidEntry((place, key), mismatch(key, value, types[key], error)) from None
+    return settings
 
 
 def mismatch(name: str, value: object, expected: ValueType, error: ValueError) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from flambeau.config.server import Address
-from flambeau.frontend.authorization import Keys
+from flambeau.frontend.authorization import Keys, Kind
+from flambeau.frontend.console.api import ConsoleApi
 from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.health import HealthApi, MetricsApi
 from flambeau.frontend.http.inference import InferenceApi, is_invoke
 from flambeau.frontend.http.kserve import KServeApi
 from flambeau.frontend.http.management import ManagementApi, TokenApi, guard
+from flambeau.frontend.http.openapi import Operation
+from flambeau.frontend.http.pages import PagesApi
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
+from flambeau.frontend.http.websocket import WebSocketApi
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI
 from flambeau.frontend.openai.api import OpenAiApi
 from flambeau.serving.server import Server
@@ -32,19 +36,33 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
     }
+    playground = {**InferenceApi(server).routes(), **OpenAiApi(server, kserve.v1).routes()}
+    console = ConsoleApi(server, keys, {path: playground[path] for path in ("predictions", "explanations", "v1")})
+    if config.pages:
+        management.update(console.routes())
+        pages = PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys, management["readyz"], console.home)
+        management.update(pages.routes())
     management = guard(management, keys, "management", config)
     inference = {
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
         **InferenceApi(server).routes(),
+        **WebSocketApi(server).routes(),
         **HealthApi(server).routes(),
         **kserve.routes(),
         **OpenAiApi(server, kserve.v1).routes(),
         **extension_routes(server, "inference"),
     }
+    if config.pages:
+        own: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI]}
+        inference.update(PagesApi(server, own, OPENAI, keys, inference["readyz"]).routes())
     inference = guard(inference, keys, "inference", config)
     if config.management == config.inference:
         inference["models"] = SharedModelsPath(inference["models"], management["models"])
         inference.update(DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes())
+        if config.pages:
+            both: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI], "management": MANAGEMENT}
+            pages = PagesApi(server, both, OPENAI, keys, inference["readyz"], console.home)
+            inference.update({**pages.routes(), **console.routes()})
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
     if config.metrics is not None:
         apis[config.metrics].update(MetricsApi(server).routes())

@@ -47,6 +47,7 @@ class ModelTraffic:
         self.queue = Histogram(SECONDS)
         self.batch_sizes = Histogram(SIZES)
         self.by_class: dict[int, Histogram] = {}
+        self.handler_s = 0.0  # of all batches
         self.num_ahead = 0  # jobs sent to workers that have not started them
         self.prediction_ms: float | None = None  # of the last batch
         self._counts: dict[str | None, RequestCounts] = {}
@@ -86,6 +87,7 @@ class ModelTraffic:
 
     def predicted(self, handler_s: float, ids: list[str]) -> None:
         """Record the handler's time for a batch."""
+        self.handler_s += handler_s
         self.prediction_ms = handler_s * 1000
         if self.host.log_prediction is not None:
             self.host.log_prediction(self.name, self.prediction_ms, ",".join(ids))

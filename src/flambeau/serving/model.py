@@ -122,6 +122,10 @@ class Model:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
 
+    def end_sequence(self, id: str) -> None:
+        """End a sequence whose client has gone, so that another can take its place."""
+        self._dispatcher.end_sequence(id)
+
     def _check_recovery(self, requested_version: str | None) -> None:
         """Without a ready worker: start those of a sleeping model; raise if the job would wait in vain."""
         pool = self.pool

@@ -142,7 +142,7 @@ def settings_of(
 ) -> ModelConfig:
     """The defaults, overridden by `models` of the server's configuration, the model's YAML and then `overrides`."""
     manifest = source.manifest or Manifest(model_name="")
-    if settings := server.models.get(name, {}).get(manifest.version):
+    if settings := server.settings_of_model(name, manifest.version):
         config = config.with_settings(settings, workers=workers)
     if named := manifest.config_file:
         config = config.with_options(read_options(source.folder / named), f"{named} of {name}")

@@ -88,6 +88,16 @@ class Telemetry:
             metrics = [metric for metric in metrics if metric.name in LEGACY]
         return to_text(metrics, wanted)
 
+    def totals_by_model(self, name: str) -> dict[str, float]:
+        """The values of a metric of handlers, added up for each model."""
+        totals: dict[str, float] = {}
+        for metric in self._metrics.all():
+            if metric.name == name:
+                for labels, value in metric.values.items():
+                    model = dict(labels).get("ModelName", "")
+                    totals[model] = totals.get(model, 0.0) + value
+        return totals
+
     def _fill(self, counts: Iterable[RequestCounts], load_times: Iterable[tuple[str, float]]) -> None:
         """Update the metrics that are counted elsewhere."""
         for name in ("Requests2XX", "Requests4XX", "Requests5XX"):

@@ -23,7 +23,8 @@ def model_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cal
     Paths are relative to the test's folder, else to the current folder. The call returns when the models are ready;
     if one is not, the test fails with the server's log. Servers stop at the end of the test.
     """
-    from flambeau.testing.server import START_S, ModelServer, to_arguments
+    from flambeau.client.local_server import to_arguments
+    from flambeau.testing.server import START_S, ModelServer
 
     running: list[ModelServer] = []
     numbers = itertools.count()

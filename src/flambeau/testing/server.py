@@ -147,18 +147,6 @@ class ModelServer:
             raise AssertionError(f"the server did not stop in {timeout} s:\n{self.log}") from None
 
 
-def to_arguments(options: Mapping[str, Any]) -> list[str]:
-    """`batch_size=4, watch=True` as `--batch-size 4 --watch`; None leaves an option out."""
-    words: list[str] = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if value is True or value is False:
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            words += [f"--{flag}", str(value)]
-    return words
-
-
 # Below the ports of outgoing connections (32768 and up on Linux, 49152 elsewhere) and of torch's rendezvous (29500).
 PORTS = range(12_000, 29_000)
 

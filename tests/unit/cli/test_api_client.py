@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.cli.api_client import guess_type, to_error
+from flambeau.cli.api_client import guess_hint, guess_type, to_error
 
 
 @pytest.mark.parametrize("body", [b'{"error": {"message": "why"}}', b'{"code": 400, "message": "why"}', b"why"])
@@ -16,3 +16,11 @@ def test_content_type_is_guessed_by_name_then_by_content():
     assert guess_type("cat.png", b"{}") == "image/png"
     assert guess_type("-", b"{}") == "application/json"
     assert guess_type("-", b"{") == "application/octet-stream"
+
+
+def test_guessed_address_comes_with_the_variable_that_names_it(monkeypatch):
+    monkeypatch.setenv("FLAMBEAU_URL", "http://h:9")
+    assert "FLAMBEAU_MANAGEMENT_URL" in guess_hint("http://h:10")
+    assert guess_hint("http://h:9") == guess_hint("http://other:10") == ""
+    monkeypatch.delenv("FLAMBEAU_URL")
+    assert guess_hint("http://h:10") == ""

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from flambeau.cli.api_client import RequestFailed
-from flambeau.cli.llm_chat import find_text_model, read_events
+from flambeau.cli.llm_chat import COMMANDS, Conversation, complete_command, find_text_model, read_events
 from flambeau.errors import ConfigError
 
 
@@ -30,6 +30,24 @@ def test_address_that_is_not_the_inference_api_is_an_error():
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(ConfigError, match="is not the address of an inference API"):
             find_text_model(f"http://127.0.0.1:{server.server_port}")
+
+
+def test_commands_of_a_conversation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    talk = Conversation("Be brief.")
+    talk.messages.append({"role": "user", "content": "é"})
+    assert talk.run("/save talk.json") == "2 messages are in talk.json"
+    assert json.loads((tmp_path / "talk.json").read_text(encoding="utf-8")) == talk.messages
+    assert talk.run("/save") == "name a file: /save FILE"
+    assert talk.run("/save no/such/file") == "no/such/file cannot be written: No such file or directory"
+    assert talk.run("/system") == "Be brief."
+    talk.run("/clear")
+    assert talk.messages == [{"role": "system", "content": "Be brief."}]
+    talk.run("/system Rhyme.")
+    assert talk.system == "Rhyme."
+    assert talk.run("/xyz") == "/xyz is not a command; /help lists them"
+    assert all(command in talk.run("/help") for command in COMMANDS)
+    assert [complete_command("/s", i) for i in range(3)] == ["/system", "/save", None]
 
 
 def test_events_become_text_and_errors_are_raised():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from flambeau.cli.options import check_checkpoint
+from flambeau.cli.main import app
+from flambeau.cli.options import check_checkpoint, management_beside
+from flambeau.config.settings import SERVE
 from flambeau.errors import ConfigError
 
 
@@ -54,6 +58,39 @@ def test_help_has_no_types_of_python(words):
 def test_both_commands_that_serve_can_be_opened_without_keys():
     for words in (("serve",), ("llm", "serve")):
         assert "--allow-unprotected" in help_of(*words)
+
+
+def test_help_shows_the_basic_settings_by_group_and_help_all_every_one():
+    basic, everything = (CliRunner().invoke(app, ["serve", word]).output for word in ("--help", "--help-all"))
+    groups = [line.removesuffix(":") for line in everything.splitlines() if line.endswith(":") and line[0] != " "]
+    assert groups == ["Options", *dict.fromkeys(setting.group for setting in SERVE)]
+    for setting in (one for one in SERVE if not one.is_argument):
+        shown = re.compile(rf"^  {setting.flag}(?![\w-])", re.MULTILINE)
+        assert shown.search(everything), setting.flag
+        assert bool(shown.search(basic)) == setting.is_basic, setting.flag
+
+
+def test_help_of_the_command_loads_no_settings():
+    program = (
+        "import sys, flambeau.cli.main as main\n"
+        "sys.argv = ['flambeau', '--help']\n"
+        "try: main.main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit(any(name in sys.modules for name in ('flambeau.config.settings', 'yaml', 'torch')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("inference", "management"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8081"),
+        ("https://[::1]:8443/", "https://[::1]:8444"),
+        ("https://models.example.com", "https://models.example.com"),
+    ],
+)
+def test_management_api_is_beside_the_inference_api(inference, management):
+    assert management_beside(inference) == management
 
 
 def test_error_quotes_the_value():

@@ -40,6 +40,23 @@ def test_what_is_missing_is_named(registry):
         registry.find("b", "9")
 
 
+@pytest.mark.parametrize(
+    ("suggests", "asked", "message"),
+    [
+        (True, "cat-modle", "Model not found: cat-modle; did you mean Cat_Model?"),
+        (True, "zzz", "Model not found: zzz"),
+        (True, "x" * 10_000, "Model not found: " + "x" * 10_000),
+        (False, "cat-modle", "Model not found: cat-modle"),
+    ],
+)
+def test_similar_name_is_suggested_where_that_is_on(suggests, asked, message):
+    registry = Registry(suggests=suggests)
+    registry.add(SimpleNamespace(name="Cat_Model", version="1"))
+    with pytest.raises(ModelNotFound) as error:
+        registry.find(asked)
+    assert str(error.value) == message
+
+
 def test_version_cannot_be_registered_twice(registry):
     with pytest.raises(ModelExists, match="Model version 1 is already registered for model a"):
         registry.add(SimpleNamespace(name="a", version="1"))

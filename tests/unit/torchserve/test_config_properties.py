@@ -49,6 +49,7 @@ def test_addresses_have_ports_of_their_own_by_scheme():
 
 def test_grpc_settings():
     assert not TORCHSERVE.names_json
+    assert not TORCHSERVE.pages
     assert TORCHSERVE.grpc.inference == Address("127.0.0.1", 7070)
     config = server(
         grpc_inference_address="0.0.0.0",

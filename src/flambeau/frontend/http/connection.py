@@ -23,6 +23,7 @@ from flambeau.errors import Unavailable
 from flambeau.frontend.http.exchange import Exchange, is_request_id, new_request_id, target_of
 from flambeau.frontend.http.listener import Listener, address_of
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
+from flambeau.frontend.http.websocket import SocketSession, UpgradeExchange, WebSocketConnection, is_websocket
 from flambeau.logs.writer import remote_of
 from flambeau.serving.job import RequestBody
 from flambeau.serving.reply_budget import resume_below_bytes
@@ -39,6 +40,7 @@ SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is received before its se
 LINGER_S = 2.0  # how long the response to a rejected request may take to reach its client
 MAX_REFUSED = 64  # connections of a port that are told at a time that there is no room; others are only closed
 RETRY_AFTER_S = 5
+SWITCHING = 101
 MAX_UNREAD_BYTES = 64 << 20  # of a response that cannot be paused; with more, its connection is closed
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: the kernel drops what it holds, and resets the connection
@@ -276,6 +278,43 @@ class HttpConnection(asyncio.BufferedProtocol):
             if exchange.body is not None:
                 self._waiting_bytes += exchange.body.size_bytes
             self._wait_for_turn()
+
+    def on_upgrade(self, rest: bytes) -> bool:
+        """Let the application answer a request for a WebSocket, if no other request waits."""
+        if self._parser.is_discarding:
+            return True
+        if self._active is not None or self._waiting or self._is_slow or self._parser.content_length:
+            return False
+        exchange = self._exchange()
+        if not is_websocket(exchange):
+            return False
+        upgrade = UpgradeExchange(exchange, partial(self._switch, rest))
+        self._active = upgrade
+        if not self.listener.app.upgrade(upgrade):
+            self._active = None
+            return False
+        self._parser.discard()
+        return True
+
+    def _switch(self, rest: bytes, exchange: UpgradeExchange, session: SocketSession) -> None:
+        """Hand the client over to a WebSocketConnection."""
+        transport, listener = self._transport, self.listener
+        if transport is None:
+            return
+        if listener.access_log is not None:
+            seconds = time.monotonic() - exchange.arrived
+            listener.access_log.http(
+                self._remote(), exchange.method, exchange.path, exchange.query, exchange.version, SWITCHING, seconds
+            )
+        transport.write(exchange.head())
+        listener.connections.discard(self)
+        opened = WebSocketConnection(listener, transport, self._address, self._remote(), session)
+        session.start(opened)
+        self._active = self._transport = None
+        self._loop.call_soon(self._parser.close)  # not yet: it is parsing
+        transport.set_protocol(opened)
+        if rest:
+            opened.receive(rest)
 
     def _exchange(self) -> Exchange:
         """The current request as an exchange, without its body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -17,6 +18,8 @@ from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Kind, Part, header
 
+# Server-sent events in a streamed reply: none, the handler's own, or one made of each part as the client accepts them.
+NO_EVENTS, OWN_EVENTS, MADE_EVENTS = range(3)
 JSON_STARTS = frozenset((b"{\n", b"[\n", b"{}", b"[]"))
 
 logger = logging.getLogger(__name__)
@@ -124,13 +127,13 @@ def is_invoke(segments: list[str]) -> bool:
 class Prediction:
     """Writes a job's reply to its exchange: whole if it is a single part, else as a stream."""
 
-    __slots__ = ("_details", "_has_events", "exchange", "model")
+    __slots__ = ("_details", "_events", "exchange", "model")
 
     def __init__(self, exchange: Exchange, model: Model, details: bool) -> None:
         self.exchange = exchange
         self.model = model
         self._details = details
-        self._has_events = False  # the reply is a stream of server-sent events
+        self._events = NO_EVENTS
 
     def on_parts(self, parts: list[Part]) -> None:
         exchange, first = self.exchange, parts[0]
@@ -140,9 +143,19 @@ class Prediction:
                 exchange.respond(first.status, first.body, first.headers or (), first.phrase)
                 return
             headers = first.headers or ()
-            self._has_events = is_event_stream(header(headers, "content-type") or "")
+            if is_event_stream(header(headers, "content-type") or ""):
+                self._events = OWN_EVENTS
+            elif accepts_events(exchange.header("accept") or ""):
+                self._events = MADE_EVENTS
+                headers = [*(each for each in headers if each[0].lower() != "content-type"), *EVENT_HEADERS]
             exchange.start(first.status, [*headers, ("ts_stream_next", "true")], first.phrase)
-        exchange.send([part.body for part in parts], ends=parts[-1].last)
+        ends = parts[-1].last
+        if self._events == MADE_EVENTS:
+            exchange.send(
+                [*(to_event(part.body) for part in parts if part.body), END_EVENT if ends else b""], ends=ends
+            )
+        else:
+            exchange.send([part.body for part in parts], ends=ends)
 
     def on_error(self, error: FlambeauError) -> None:
         """Respond with the error. A stream of events that has started ends with an error event; any other response
@@ -150,7 +163,7 @@ class Prediction:
         """
         self.log(error)
         exchange = self.exchange
-        if exchange.is_started and self._has_events and not isinstance(error, ReplyNotRead):
+        if exchange.is_started and self._events and not isinstance(error, ReplyNotRead):
             exchange.send([error_event(error, details=self._details)], ends=True)
         elif exchange.is_started:
             exchange.abort()
@@ -185,8 +198,38 @@ def is_json_document(body: bytes) -> bool:
     return body[:2] in JSON_STARTS and body[-1:] in (b"}", b"]")
 
 
+EVENT_STREAM = "text/event-stream"
+# Proxies such as nginx would collect the events otherwise.
+EVENT_HEADERS = (("content-type", f"{EVENT_STREAM}; charset=utf-8"), ("x-accel-buffering", "no"))
+END_EVENT = b"event: end\ndata: {}\n\n"
+
+
+def accepts_events(accept: str) -> bool:
+    """Whether an Accept header names server-sent events; `*/*` does not."""
+    for choice in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in choice.split(";"))
+        if kind == EVENT_STREAM:
+            return not any(part.startswith("q=0") and not part.strip("q=0.") for part in parameters)
+    return False
+
+
+def to_event(body: bytes) -> bytes:
+    """A part of a reply as a server-sent event. Text that the format cannot carry unchanged is base64."""
+    if b"\r" in body or not is_text(body):
+        return b"event: base64\ndata: %b\n\n" % base64.b64encode(body)
+    return b"data: %b\n\n" % body.replace(b"\n", b"\ndata: ")
+
+
+def is_text(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def is_event_stream(content_type: str) -> bool:
-    return content_type.lower().startswith("text/event-stream")
+    return content_type.lower().startswith(EVENT_STREAM)
 
 
 def submit(reply: Prediction, job: Job, version: str | None) -> None:

@@ -42,6 +42,9 @@ class HttpApp(Protocol):
     def handle(self, exchange: Exchange) -> None:
         """Respond now, or later from a task of the exchange."""
 
+    def upgrade(self, exchange: Exchange) -> bool:
+        """Respond to a request for another protocol; False: it is an ordinary request here."""
+
     def admit(self, exchange: Exchange) -> None:
         """Raise the error that rejects a request before its body has arrived."""
 

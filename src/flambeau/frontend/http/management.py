@@ -16,7 +16,9 @@ from flambeau.frontend.http.router import ANYTHING, Endpoint, not_allowed, not_f
 from flambeau.frontend.management_parameters import DESCRIBE, LIST, REGISTER, SCALE, read_parameters, registration_of
 from flambeau.serving.server import Server
 
-OPEN_ROUTES = frozenset({"", "api-description", "livez", "readyz", "startupz", "token"})
+OPEN_ROUTES = frozenset(
+    {"", "api-description", "console", "docs", "health", "livez", "openapi.json", "readyz", "startupz", "token"}
+)
 
 
 class ManagementApi:

@@ -34,6 +34,9 @@ class RequestReceiver(Protocol):
     def on_request(self) -> None:
         """The request is complete."""
 
+    def on_upgrade(self, rest: bytes) -> bool:
+        """The request is for another protocol, in which `rest` is; False: it is treated as an ordinary one."""
+
 
 class RequestParser:
     """Parses one request after another; its attributes hold the current one."""
@@ -87,7 +90,8 @@ class RequestParser:
             try:
                 self._http.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                self._feed_without_upgrade(data, upgrade.args[0])
+                if not self._receiver.on_upgrade(bytes(data[upgrade.args[0] :])):
+                    self._feed_without_upgrade(data, upgrade.args[0])
         except httptools.HttpParserCallbackError as error:
             if isinstance(error.__context__, MalformedRequest):
                 raise error.__context__ from None

@@ -29,6 +29,7 @@ class GuardedEndpoint(Protocol):
 
 
 ANYTHING = "*"  # the route of every other path
+UPGRADE = "upgrade/"  # before the first segment of a path whose requests may change the protocol
 
 
 class Router:
@@ -61,6 +62,20 @@ class Router:
             return
         if work is not None:
             exchange.run(self._guard(exchange, work))
+
+    def upgrade(self, exchange: Exchange) -> bool:
+        """Respond to a request for another protocol; False: this path has none, and the request is an ordinary one."""
+        segments = segments_of(exchange.path)
+        endpoint = self.routes.get(UPGRADE + segments[0])
+        if endpoint is None:
+            return False
+        try:
+            if self._host_check is not None:
+                self._host_check.check(exchange.host, exchange.origin)
+            endpoint(exchange, segments)
+        except Exception as error:
+            self._respond_error(exchange, error)
+        return True
 
     def admit(self, exchange: Exchange) -> None:
         """Raise the error that rejects a large body: a missing key, a foreign page, or a path that takes no body."""

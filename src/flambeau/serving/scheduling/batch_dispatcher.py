@@ -144,6 +144,9 @@ class BatchDispatcher:
     def on_worker_exit(self) -> None:
         self.feed()
 
+    def end_sequence(self, id: str) -> None:
+        """There are none."""
+
     def close(self) -> None:
         self._timer.cancel()
 

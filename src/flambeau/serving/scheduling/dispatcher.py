@@ -69,6 +69,9 @@ class Dispatcher(Protocol):
     def add(self, job: Job) -> str:
         """Queue a job; return why it is rejected, or an empty text."""
 
+    def end_sequence(self, id: str) -> None:
+        """End a sequence; without effect if there is none of this name."""
+
     def feed(self) -> None:
         """Send as many batches as the workers can take now."""
 

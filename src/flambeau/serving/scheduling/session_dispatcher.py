@@ -13,6 +13,7 @@ from flambeau.wire.messages import Part
 
 LOST = "The worker that held this sequence has ended."
 CLOSED = "Its handler has closed this sequence."
+CLOSED_BY_CLIENT = "The client of this sequence has gone."
 EXPIRED = "This sequence has expired (sequenceMaxIdleMSec, sequenceTimeoutMSec)."
 
 
@@ -123,6 +124,11 @@ class SessionDispatcher:
             if is_lost(session.worker):
                 self._end(session, LOST)
         self.feed()
+
+    def end_sequence(self, id: str) -> None:
+        if (session := self._queue.named(id)) is not None:
+            self._end(session, CLOSED_BY_CLIENT)
+            self.feed()
 
     def _on_reply(self, session: Session, parts: list[Part]) -> None:
         for ended in self._queue.on_reply(session, parts, self._loop.time()):

@@ -184,6 +184,9 @@ class Sessions(JobQueue):
         """The open session that a request names."""
         return self._open.get(value_of(headers, self._names.id))
 
+    def named(self, id: str) -> Session | None:
+        return self._open.get(id)
+
     def rejection(self, headers: Headers) -> str:
         """Why a job with these headers is rejected; empty if it is not."""
         session = self.find(headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import WorkersFailed
@@ -12,7 +12,7 @@ from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.scaling_policy import ScalingLimits
-from flambeau.serving.workers.supervisor import Slot, Supervisor
+from flambeau.serving.workers.supervisor import PastExit, Slot, Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,11 @@ class WorkerPool:
     @property
     def num_restarts(self) -> int:
         return self._supervisor.num_restarts
+
+    @property
+    def recent_exits(self) -> Iterable[PastExit]:
+        """The last unexpected exits of workers, the oldest first."""
+        return self._supervisor.recent_exits
 
     @property
     def load_s(self) -> float | None:

@@ -73,6 +73,7 @@ class RemoteWorker:
         self._on_samples = on_samples
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
         self._traffic = traffic
+        self._output = output
         self._events = events
         self._reports_batches = events.reports_batches
         self._name = spec.name
@@ -101,6 +102,11 @@ class RemoteWorker:
     def has_exited(self) -> bool:
         """Whether the process is gone. `is_ready` tells it a moment later, but costs no system call."""
         return self._process.has_exited
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """What it printed last."""
+        return self._output.tail.lines()
 
     @property
     def num_batches(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,7 @@ from flambeau.serving.workers.remote_worker import RemoteWorker
 
 logger = logging.getLogger(__name__)
 
+KEPT_EXITS = 20
 STEADY_S = 30.0  # a worker that was ready this long, or answered anything, ends a series of failures
 
 
@@ -74,6 +76,15 @@ class Slot:
         self.failures += 1
 
 
+@dataclass(frozen=True, slots=True)
+class PastExit:
+    """A worker's unexpected exit, with its time."""
+
+    at: float
+    worker: WorkerRef
+    exit: WorkerExit
+
+
 class Supervisor:
     """Starts the worker of a slot, restarts it with a back-off, and stops it."""
 
@@ -90,6 +101,7 @@ class Supervisor:
     ) -> None:
         self.num_restarts = 0  # of all slots, including those that are gone
         self.load_s: float | None = None  # how long the last worker took to load
+        self.recent_exits: deque[PastExit] = deque(maxlen=KEPT_EXITS)
         self._last_logged: WorkerExit | None = None
         self._new_worker = new_worker
         self._on_started = on_started
@@ -108,6 +120,7 @@ class Supervisor:
             if self.load_s is not None:  # it was loaded before: its files may be replaced right now
                 worker_exit = replace(worker_exit, is_final=False)
             self._events.worker_exited(slot.ref, worker_exit)
+            self.recent_exits.append(PastExit(time.time(), slot.ref, worker_exit))
             self.num_restarts += 1
             is_repeated = self._is_repeated(slot, worker_exit)
             slot.note_exit(worker_exit, was_ready=was_ready, was_useful=was_useful)

@@ -33,6 +33,9 @@ class Receiver:
         self.num_too_large += 1
         self.parser.discard()
 
+    def on_upgrade(self, rest):
+        return False
+
     def on_request(self):
         parser = self.parser
         self.requests.append((parser.method, parser.target, bytes(parser.content), parser.keeps_alive))

@@ -31,7 +31,7 @@ async def test_timer_calls_once_and_can_be_started_again():
 @pytest.mark.parametrize("dispatcher", [BatchDispatcher, SessionDispatcher])
 def test_every_dispatcher_has_every_method(dispatcher):
     methods = [name for name, _ in inspect.getmembers(Dispatcher, inspect.isfunction) if not name.startswith("_")]
-    assert methods == ["add", "close", "feed", "on_worker_exit", "tick"]
+    assert methods == ["add", "close", "end_sequence", "feed", "on_worker_exit", "tick"]
     for name in methods:
         ours, wanted = inspect.signature(getattr(dispatcher, name)), inspect.signature(getattr(Dispatcher, name))
         assert ours == wanted

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
-from flambeau.config.server import KEY_VARIABLES, SequenceHeaders
+from flambeau.config.server import SECRET_VARIABLES, SequenceHeaders
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
@@ -222,8 +222,8 @@ def test_model_is_sent_when_the_connection_stands(new_loop, num_ranks, numbers, 
         assert [event for one, event in events if one is channel] == ["stands", LOAD]
 
 
-def test_environment_has_no_key(monkeypatch):
-    for variable in KEY_VARIABLES.values():
+def test_environment_has_no_secret(monkeypatch):
+    for variable in SECRET_VARIABLES:
         monkeypatch.setenv(variable, "secret")
     load = Load("m", "1.0", "/model", "h.py", 1, None, True, True, 1000)
     environment = environment_for(load, threads=1, hidden="", sequence_headers=SequenceHeaders())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.testing.server import to_arguments
+from flambeau.client.local_server import to_arguments
 
 
 def test_options_become_arguments():

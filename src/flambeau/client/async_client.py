@@ -1,0 +1,302 @@
+"""AsyncClient: calls a running server from the tasks of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
+
+from flambeau.client import calls
+from flambeau.client.calls import Call, ClientSettings, Health, Message, Result, StreamReader
+from flambeau.client.sessions import AsyncClientSession, upgrade
+from flambeau.client.transport import AsyncPool
+from flambeau.errors import ClientError
+from flambeau.http_client import HttpReply
+
+POLL_S = 0.05
+
+
+class AsyncClient:
+    """`Client` for the tasks of one event loop, with the same arguments, methods and errors."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        management_url: str | None = None,
+        key: str | None = None,
+        management_key: str | None = None,
+        key_file: str | os.PathLike[str] | None = None,
+        timeout_s: float | None = 60,
+        retries: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        settings = ClientSettings.read(url, management_url, key, management_key, key_file, timeout_s, retries)
+        self._settings = settings
+        self._tls = tls
+        self._inference = AsyncPool(settings.url, tls)
+        self._management = AsyncPool(settings.management_url, tls) if settings.management_url else None
+        self.models = AsyncModels(self)
+
+    @property
+    def url(self) -> str:
+        return self._settings.url
+
+    # ---- models ----
+
+    async def predict(
+        self,
+        model: str,
+        data: Any = b"",
+        *,
+        version: str | None = None,
+        content_type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """A model's answer to bytes, a text or a value of JSON: a value if it is JSON, else text or bytes."""
+        return await self.call(calls.prediction(model, data, version, content_type, headers), timeout_s)
+
+    async def stream(
+        self,
+        model: str,
+        data: Any = b"",
+        *,
+        version: str | None = None,
+        content_type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[str | bytes]:
+        """The parts of a model's answer as they arrive; `timeout_s` is for each of them."""
+        call = calls.prediction(model, data, version, content_type, {"accept": calls.EVENTS, **(headers or {})})
+        async with aclosing(self._stream(call, timeout_s)) as received:
+            async for reader, chunk in received:
+                for part in reader.parts(chunk):
+                    yield part
+
+    async def session(
+        self,
+        model: str,
+        *,
+        version: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncClientSession:
+        """A WebSocket to a model, for messages in both directions."""
+        wait_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        call, key = upgrade(model, version, headers)
+        connection = await self._inference.take(self._deadline(timeout_s))
+        return await AsyncClientSession.open(connection, call, self._settings.keys, key, wait_s)
+
+    async def generate(
+        self, prompt: str, *, model: str | None = None, timeout_s: float | None = None, **options: Any
+    ) -> str:
+        """The text that a language model adds to a prompt; the options are those of /v1/completions."""
+        return await self.call(calls.completion(prompt, model, options), timeout_s)
+
+    async def stream_generate(
+        self, prompt: str, *, model: str | None = None, timeout_s: float | None = None, **options: Any
+    ) -> AsyncIterator[str]:
+        """`generate` in pieces, as they are made."""
+        async with aclosing(
+            self._stream(calls.completion(prompt, model, {**options, "stream": True}), timeout_s)
+        ) as received:
+            async for reader, chunk in received:
+                for part in reader.texts(chunk, calls.completion_text):
+                    yield part
+
+    async def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> str:
+        """The reply of a language model; a text is one message of the user."""
+        return await self.call(calls.chat(messages, model, options), timeout_s)
+
+    async def stream_chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> AsyncIterator[str]:
+        """`chat` in pieces, as they are made."""
+        async with aclosing(
+            self._stream(calls.chat(messages, model, {**options, "stream": True}), timeout_s)
+        ) as received:
+            async for reader, chunk in received:
+                for part in reader.texts(chunk, calls.chat_text):
+                    yield part
+
+    # ---- the server ----
+
+    async def health(self, *, timeout_s: float | None = None) -> Health:
+        """Whether every model can answer."""
+        return calls.health_of(await self._send(calls.health(), timeout_s))
+
+    async def wait_ready(self, timeout_s: float = 60) -> None:
+        """Wait until every model can answer; raises CallTimedOut with the reason if it takes longer."""
+        deadline = time.monotonic() + timeout_s
+        found, reason = None, ""
+        while time.monotonic() < deadline:
+            try:
+                found = await self.health(timeout_s=deadline - time.monotonic())
+                if found.is_ready:
+                    return
+            except ClientError as error:
+                reason = str(error)
+            await asyncio.sleep(POLL_S)
+        raise calls.not_ready(found, reason, timeout_s)
+
+    async def call(self, call: Call[Result], timeout_s: float | None = None) -> Result:
+        """Send a call and read its answer; the clients' methods build calls."""
+        return call.read(calls.check(await self._send(call, timeout_s)))
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> HttpReply:
+        """Send any request to the inference API and return its response, whatever its status."""
+        return await self._send(
+            Call(method=method, path=path, read=calls.as_whole, body=body, headers=headers or {}), timeout_s
+        )
+
+    async def close(self) -> None:
+        await self._inference.close()
+        if self._management is not None:
+            await self._management.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- input and output ----
+
+    async def _send(self, call: Call[Any], timeout_s: float | None) -> HttpReply:
+        deadline = self._deadline(timeout_s)
+        pool, request = await self._pool(call, deadline), call.request(self._settings.keys)
+        for attempt in range(self._settings.retries + 1):
+            connection = await pool.take(deadline)
+            try:
+                await connection.send(request, deadline)
+                reply = await connection.read_whole(deadline)
+            except BaseException:
+                connection.close()
+                raise
+            pool.give_back(connection)
+            delay_s = calls.retry_delay_s(reply, attempt, self._settings.retries)
+            if delay_s is None or (deadline is not None and time.monotonic() + delay_s >= deadline):
+                break
+            await asyncio.sleep(delay_s)
+        return reply
+
+    async def _stream(
+        self, call: Call[Any], timeout_s: float | None
+    ) -> AsyncGenerator[tuple[StreamReader, bytes], None]:
+        deadline = self._deadline(timeout_s)
+        pool = await self._pool(call, deadline)
+        connection = await pool.take(deadline)
+        try:
+            await connection.send(call.request(self._settings.keys), deadline)
+            head = await connection.read_head(deadline)
+            if head.status >= 400:
+                raise calls.error_of(await connection.read_whole(deadline))
+            reader = StreamReader(head)
+            while data := await connection.read(self._deadline(timeout_s)):
+                yield reader, data
+        finally:
+            pool.give_back(connection)  # one that is not at its end is closed, which cancels the request
+
+    async def _pool(self, call: Call[Any], deadline: float | None) -> AsyncPool:
+        if call.api == "inference":
+            return self._inference
+        if self._management is None:
+            connection = await self._inference.take(deadline)
+            await connection.send(calls.root().request(self._settings.keys), deadline)
+            found = calls.management_url_of(await connection.read_whole(deadline), self._settings.url)
+            self._inference.give_back(connection)
+            self._management = AsyncPool(found, self._tls)
+        return self._management
+
+    def _deadline(self, timeout_s: float | None) -> float | None:
+        seconds = self._settings.timeout_s if timeout_s is None else timeout_s
+        return None if seconds is None else time.monotonic() + seconds
+
+
+class AsyncModels:
+    """The models of a server: its management API."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def list(self) -> list[dict[str, Any]]:
+        """The name and the source of each model."""
+        found: list[dict[str, Any]] = []
+        token: str | None = None
+        while True:
+            page = await self._client.call(calls.management("GET", "/models", calls.unchanged, next_page_token=token))
+            found += page["models"]
+            token = page.get("nextPageToken")
+            if token is None:
+                return found
+
+    async def describe(self, name: str, version: str | None = None) -> dict[str, Any]:
+        """Settings, workers and their last failures."""
+        return await self._client.call(calls.management("GET", calls.path_of("models", name, version), calls.first_of))
+
+    async def register(
+        self,
+        source: str,
+        *,
+        name: str | None = None,
+        handler: str | None = None,
+        workers: int = 1,
+        batch_size: int | None = None,
+        max_batch_delay_ms: int | None = None,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Register a file or folder of the model store, or an allowed URL; returns what was done, in words."""
+        return await self._client.call(
+            calls.registration(source, name, handler, workers, batch_size, max_batch_delay_ms, wait), timeout_s
+        )
+
+    async def scale(
+        self,
+        name: str,
+        workers: int,
+        *,
+        version: str | None = None,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Change the number of workers."""
+        return await self._client.call(calls.scaling(name, version, workers, wait), timeout_s)
+
+    async def set_default(self, name: str, version: str) -> str:
+        """Choose the version for requests that name none."""
+        path = calls.path_of("models", name, version, "set-default")
+        return await self._client.call(calls.management("PUT", path, calls.status_of))
+
+    async def unregister(self, name: str, version: str | None = None) -> str:
+        """Remove a model after it has answered the requests it accepted."""
+        path = calls.path_of("models", name, version)
+        return await self._client.call(calls.management("DELETE", path, calls.status_of))

@@ -1,0 +1,131 @@
+// The console: follows the server's events and shows the view that the address names.
+import { call, events, failure, hasKey, headers, setKey, toast, h, put, replace } from "/console/elements.js";
+import { ModelView, Overview } from "/console/models.js";
+import { Playground } from "/console/playground.js";
+
+const STALE_MS = 3000; // without an event for so long, the page says that it is not current
+
+const main = document.getElementById("main");
+const connection = document.getElementById("connection");
+
+export const server = { state: null, fields: [], kept: 300, samples: new Map() };
+let view = null;
+let following = null;
+let lastEvent = 0;
+
+// ---- the address ----
+
+function parts() {
+  return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+}
+
+function open() {
+  const [name, model, version] = parts();
+  const watched = name === "model" ? `${model}/${version}` : "";
+  view = name === "model" ? new ModelView(server, model, version) : name === "play" ? new Playground(server, model, version) : new Overview(server);
+  for (const link of document.querySelectorAll("[data-nav]")) {
+    const isHere = link.dataset.nav === (name === "play" ? "play" : "overview");
+    isHere ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+  }
+  document.title = `${view.title} · Flambeau`;
+  replace(main, view.node);
+  window.scrollTo(0, 0);
+  if (server.state) view.update();
+  if (following && following.watched !== watched) follow(watched);
+}
+
+// ---- events ----
+
+async function follow(watched) {
+  following?.abort.abort();
+  const mine = { watched, abort: new AbortController() };
+  following = mine;
+  while (following === mine) {
+    try {
+      const response = await fetch(`/console/events?model=${encodeURIComponent(watched)}`, { headers: headers(), signal: mine.abort.signal });
+      if (!response.ok) throw await failure(response.status, await response.text());
+      for await (const event of events(response)) {
+        if (following !== mine) return;
+        take(event);
+      }
+      show("warn", "the server is stopping");
+    } catch (error) {
+      if (following !== mine) return;
+      if ([400, 401, 403].includes(error.status)) {
+        await askKey(error.message);
+        continue;
+      }
+      show("bad", "not connected");
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
+
+function take(event) {
+  const document = JSON.parse(event.data);
+  lastEvent = Date.now();
+  if (event.name === "history") {
+    server.fields = document.fields;
+    server.kept = document.kept;
+    server.samples = new Map(Object.entries(document.models));
+  } else if (event.name === "state") {
+    const isFresh = server.state === null;
+    server.state = document;
+    const present = new Set();
+    for (const model of document.models) {
+      const name = `${model.name}/${model.version}`;
+      present.add(name);
+      const samples = server.samples.get(name) || [];
+      samples.push(model.sample);
+      if (samples.length > server.kept) samples.shift();
+      server.samples.set(name, samples);
+    }
+    for (const name of server.samples.keys()) if (!present.has(name)) server.samples.delete(name);
+    const failed = document.models.filter((model) => model.state === "failed").length + document.missing.length;
+    if (document.ready) show("good", "ready");
+    else show(failed ? "bad" : "warn", failed ? `${failed} of ${document.models.length + document.missing.length} failed` : "not ready");
+    view.update(isFresh);
+  }
+}
+
+function show(kind, text) {
+  connection.className = `pill ${kind}`;
+  put(connection, text);
+}
+
+setInterval(() => {
+  if (lastEvent && Date.now() - lastEvent > STALE_MS) show("bad", `no news for ${Math.round((Date.now() - lastEvent) / 1000)} s`);
+}, 1000);
+
+// ---- the key ----
+
+function askKey(reason) {
+  return new Promise((resolve) => {
+    const field = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
+    const dialog = h("dialog", { "aria-labelledby": "key-title", onclose: () => { dialog.remove(); resolve(); } },
+      h("form", { method: "dialog", onsubmit: () => setKey(field.value.trim()) },
+        h("h2", { id: "key-title" }, "This server asks for its management key"),
+        h("label", { for: "key" }, "Key (it stays in this tab until it is closed)"), field,
+        hasKey() ? h("p", { class: "problem" }, reason) : null,
+        h("div", { class: "actions" }, h("button", { class: "primary" }, "Continue"))));
+    dialog.addEventListener("cancel", (event) => event.preventDefault());
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+// ---- light and dark ----
+
+const chosen = localStorage.getItem("flambeau-theme");
+if (chosen) document.documentElement.dataset.theme = chosen;
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  localStorage.setItem("flambeau-theme", root.dataset.theme);
+});
+
+window.addEventListener("hashchange", open);
+window.addEventListener("unhandledrejection", (event) => toast(String(event.reason?.message || event.reason)));
+open();
+follow(parts()[0] === "model" ? parts().slice(1, 3).join("/") : "");

@@ -1,0 +1,557 @@
+"""WebSocketConnection: a client's connection after its upgrade. ModelSession: its messages are requests to one model.
+
+Each message is a job, and each part of the reply is a message. See docs/decisions/0016-websockets.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from flambeau import websocket_frames as frames
+from flambeau.errors import BadRequest, FlambeauError, JobFailed, WorkerDied, brief_cause
+from flambeau.frontend.http.errors import status_and_type
+from flambeau.frontend.http.exchange import Exchange, Header
+from flambeau.frontend.http.listener import Listener
+from flambeau.frontend.http.router import UPGRADE, Endpoint, not_found
+from flambeau.serving.job import Job, RequestBody, priority_named
+from flambeau.serving.model import Model
+from flambeau.serving.reply_budget import resume_below_bytes
+from flambeau.serving.scheduling.sessions import value_of
+from flambeau.serving.server import Server
+from flambeau.wire.messages import Part
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 64 * 1024
+MAX_WAITING = 8  # messages behind the one that is answered; nothing is read meanwhile
+MAX_UNREAD_BYTES = 64 << 20  # of replies that cannot be paused; with more, the connection is closed
+PING_S, PONG_S = 20.0, 20.0  # silence before a ping, and before a client that does not answer it is given up
+CLOSE_S = 2.0  # for the client to answer a close frame
+FAILED_FROM = 400  # statuses that are errors
+ERROR_CODES = 4000  # the close code of an error is this plus its HTTP status
+PROTOCOL = "flambeau"
+KEY_PROTOCOL = "flambeau.key."  # a page cannot send headers, so it offers its key as a protocol
+VERSION = "13"
+_NOT_PASSED_ON = frozenset({"authorization", "connection", "content-length", "content-type", "upgrade"})
+
+# One buffer serves every connection: received bytes are consumed before the next read.
+_memory = bytearray(RECEIVE_BYTES)
+_buffer = memoryview(_memory)
+
+
+class SocketSession(Protocol):
+    """What the messages of a connection are for."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a reply is owed."""
+
+    def start(self, connection: WebSocketConnection) -> None: ...
+
+    def on_message(self, payload: bytes, *, is_text: bool) -> None: ...
+
+    def on_closed(self) -> None:
+        """Cancel what runs; the client has gone."""
+
+    def pause(self, excess_bytes: int) -> None:
+        """The client does not read."""
+
+    def resume(self) -> None: ...
+
+    def proceed(self) -> None:
+        """Answer the next message, which waited for the client to read."""
+
+
+class UpgradeExchange(Exchange):
+    """A request to speak WebSocket. It is answered by `accept`, or like any other request."""
+
+    __slots__ = ("_on_accept",)
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        on_accept: Callable[[UpgradeExchange, SocketSession], None],
+    ) -> None:
+        super().__init__(
+            exchange._connection, exchange.method, exchange.path, exchange.headers, exchange.version, exchange.arrived
+        )
+        self.query = exchange.query
+        self.request_id = exchange.request_id
+        self.priority, self.host, self.origin = exchange.priority, exchange.host, exchange.origin
+        self.keeps_alive = False
+        self._on_accept = on_accept
+        offered = [name.strip() for name in (self.header("sec-websocket-protocol") or "").split(",")]
+        key = next((name.removeprefix(KEY_PROTOCOL) for name in offered if name.startswith(KEY_PROTOCOL)), "")
+        if key and self.header("authorization") is None:
+            self.headers = [*self.headers, ("authorization", f"Bearer {key}")]
+
+    def accept(self, session: SocketSession) -> None:
+        """Switch protocols; the session gets the messages from now on."""
+        self._on_accept(self, session)
+
+    def check_handshake(self) -> None:
+        """Raise BadRequest unless this is a handshake of the only version there is."""
+        if self.header("sec-websocket-version") != VERSION:
+            raise BadRequest(f"The WebSocket version must be {VERSION} (Sec-WebSocket-Version).")
+        if not frames.is_key(self.header("sec-websocket-key") or ""):
+            raise BadRequest("Sec-WebSocket-Key must be 16 bytes in base64.")
+
+    def head(self) -> bytes:
+        """The response that switches protocols."""
+        lines = [
+            "HTTP/1.1 101 Switching Protocols",
+            "upgrade: websocket",
+            "connection: Upgrade",
+            f"sec-websocket-accept: {frames.accept_key(self.header('sec-websocket-key') or '')}",
+            f"x-request-id: {self.request_id}",
+        ]
+        offered = (self.header("sec-websocket-protocol") or "").split(",")
+        if PROTOCOL in map(str.strip, offered):
+            lines.append(f"sec-websocket-protocol: {PROTOCOL}")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
+
+
+def is_websocket(exchange: Exchange) -> bool:
+    """Whether a request to change the protocol means this one."""
+    return exchange.method == "GET" and (exchange.header("upgrade") or "").lower() == "websocket"
+
+
+class WebSocketConnection(asyncio.BufferedProtocol):
+    """One client: frames in, frames out, with the limits of its listener."""
+
+    __slots__ = (
+        "_address",
+        "_has_paused",
+        "_is_closing",
+        "_is_paused",
+        "_is_slow",
+        "_loop",
+        "_pinged_at",
+        "_reader",
+        "_remote",
+        "_session",
+        "_since",
+        "_transport",
+        "_unsent_bytes",
+        "listener",
+        "unfinished_bytes",
+    )
+
+    def __init__(
+        self, listener: Listener, transport: asyncio.Transport, address: str, remote: str, session: SocketSession
+    ) -> None:
+        self.listener = listener
+        self._transport = transport
+        self._address = address  # under which the connection is counted
+        self._remote = remote
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._reader = frames.FrameReader(max_bytes=listener.limits.max_body_bytes, is_masked=True)
+        self._since = self._loop.time()
+        self._pinged_at: float | None = None
+        self._is_closing = False  # a close frame was sent
+        self._is_paused = False  # nothing is read
+        self._is_slow = False  # the client reads more slowly than replies come
+        self._has_paused = False  # the jobs of the session wait for the client
+        self._unsent_bytes = -1  # of a closing connection, at the previous sweep
+        self.unfinished_bytes = 0  # large bodies are counted for HTTP only
+        listener.connections.add(self)
+
+    # ---- callbacks of asyncio ----
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.receive(bytes(_buffer[:nbytes]))
+
+    def receive(self, data: bytes) -> None:
+        self._since = self._loop.time()
+        self._pinged_at = None
+        try:
+            for frame in self._reader.feed(data):
+                self._on_frame(frame)
+                if self._transport.is_closing():
+                    return
+        except frames.FrameError as error:
+            self.close(error.code, str(error))
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        listener = self.listener
+        listener.connections.discard(self)
+        listener.unread.release(self)
+        if listener.addresses is not None:
+            listener.addresses.remove(self._address)
+        self._is_closing = True
+        self._session.on_closed()
+
+    def pause_writing(self) -> None:
+        self._is_slow = True
+        self._hold()
+
+    def resume_writing(self) -> None:
+        self._is_slow = False
+        if self._transport.is_closing():
+            return
+        if self._has_paused:
+            self._has_paused = False
+            self._transport.set_write_buffer_limits()  # with much unread, this calls `pause_writing` again
+            self._session.resume()
+        if not self._is_slow:
+            self.listener.unread.release(self)
+            self._session.proceed()
+
+    # ---- frames ----
+
+    def _on_frame(self, frame: frames.Frame) -> None:
+        if frame.opcode == frames.CLOSE:
+            code, _ = frames.read_close(frame.payload)
+            if not self._is_closing:
+                self._is_closing = True
+                echoed = b"" if code == frames.NO_STATUS else frames.close_payload(code)
+                self._write(frames.encode_frame(frames.CLOSE, echoed))
+                self._session.on_closed()
+            self._transport.close()
+        elif self._is_closing:
+            return
+        elif frame.opcode == frames.PING:
+            if not self._is_slow:
+                self._write(frames.encode_frame(frames.PONG, frame.payload))
+        elif frame.opcode in (frames.TEXT, frames.BINARY):
+            self._session.on_message(frame.payload, is_text=frame.opcode == frames.TEXT)
+
+    def send(self, payload: bytes, *, is_text: bool) -> None:
+        """Send a message; without effect if the client has gone."""
+        if not self._is_closing:
+            self._write(frames.encode_frame(frames.TEXT if is_text else frames.BINARY, payload))
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Close with a reason; the client has a moment to answer."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._write(frames.encode_frame(frames.CLOSE, frames.close_payload(code, reason)))
+        self._session.on_closed()
+        self.read_on()
+        self._loop.call_later(CLOSE_S, self._transport.close)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(data)
+        if self._is_slow:
+            self._hold(len(data))
+
+    def _hold(self, added_bytes: int = 0) -> None:
+        """Count what is held for the client, and pause its replies if it is much."""
+        transport, unread, now = self._transport, self.listener.unread, self._loop.time()
+        held = transport.get_write_buffer_size()
+        unread.hold(self, held, now, added_bytes=added_bytes)
+        pause_above = unread.pause_above_bytes
+        if held > MAX_UNREAD_BYTES:
+            self.cut(f"stopped reading; {MAX_UNREAD_BYTES} bytes are held for it")
+        elif held > pause_above and not self._has_paused:
+            self._has_paused = True
+            resume_below = resume_below_bytes(pause_above)
+            transport.set_write_buffer_limits(max(pause_above, 1), resume_below)
+            self._session.pause(held - resume_below)
+        if unread.is_exceeded:
+            self.listener.cut_greedy(now)
+
+    # ---- for the session ----
+
+    @property
+    def is_slow(self) -> bool:
+        return self._is_slow
+
+    @property
+    def is_draining(self) -> bool:
+        return self.listener.is_draining
+
+    def pause_reading(self) -> None:
+        if not self._is_paused and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    # ---- for the listener ----
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._session.is_busy
+
+    @property
+    def is_busy(self) -> bool:
+        return self._session.is_busy or self._transport.get_write_buffer_size() > 0
+
+    @property
+    def since(self) -> float:
+        return self._since
+
+    def uncount(self) -> None:
+        """Nothing is counted."""
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def cut(self, reason: str) -> None:
+        self.listener.unread.release(self)
+        if not self._transport.is_closing():
+            logger.warning("the client %s %s; its WebSocket is closed", self._remote, reason)
+        self._transport.abort()
+
+    def close_if_idle(self) -> None:
+        """The server stops."""
+        if not self._session.is_busy:
+            self.close(frames.GOING_AWAY, "the server stops")
+            self._transport.close()
+
+    def close_if_stale(self, now: float) -> None:
+        """Ping a silent client; give up one that does not answer, or does not read its last bytes."""
+        if self._transport.is_closing():
+            unsent = self._transport.get_write_buffer_size()
+            if unsent == self._unsent_bytes:
+                self._transport.abort()
+            self._unsent_bytes = unsent
+        elif self._is_slow:
+            self._hold()
+        elif (
+            self._reader.is_reading and not self._is_paused and now - self._since > self.listener.limits.read_timeout_s
+        ):
+            self.close(frames.PROTOCOL_ERROR, "the rest of the message did not arrive in time")
+        elif self._pinged_at is not None:
+            if now - self._pinged_at > PONG_S:
+                self._transport.abort()
+        elif now - self._since > PING_S and not self._is_paused:
+            self._pinged_at = now
+            self._write(frames.encode_frame(frames.PING, b""))
+
+    def _is_late(self, now: float) -> bool:
+        """Whether the rest of a message did not arrive in time."""
+        is_waiting = self._reader.is_reading and not self._is_paused
+        return is_waiting and now - self._since > self.listener.limits.read_timeout_s
+
+
+class WebSocketApi:
+    """GET /predictions/{model}[/{version}[/{more}]] with `Upgrade: websocket`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> dict[str, Endpoint]:
+        return {UPGRADE + "predictions": self.predictions}
+
+    def predictions(self, exchange: Exchange, segments: list[str]) -> None:
+        if not isinstance(exchange, UpgradeExchange) or len(segments) < 2:
+            not_found(exchange)
+            return
+        exchange.check_handshake()
+        version = segments[2] if len(segments) > 2 else None
+        model = self._server.registry.find(segments[1], version)
+        priority = None if exchange.priority is None else priority_named(exchange.priority)
+        exchange.accept(ModelSession(self._server, model, version, exchange, "/".join(segments[3:]), priority))
+
+
+class ModelSession:
+    """The messages of one connection as requests to one model, in order.
+
+    One at a time is answered. A model with sequences gets them as one sequence, which ends with the connection; with
+    continuous batching as well, a message may join while the one before it is answered.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        model: Model,
+        version: str | None,
+        exchange: Exchange,
+        url_path: str = "",
+        priority: int | None = None,
+    ) -> None:
+        self._model = model
+        self._version = version
+        self._request_id = exchange.request_id
+        self._url_path = url_path
+        self._priority = priority
+        self._headers: list[Header] = [
+            each
+            for each in exchange.headers
+            if each[0].lower() not in _NOT_PASSED_ON and not each[0].lower().startswith("sec-websocket-")
+        ]
+        self._content_type = exchange.header("content-type")
+        self._waiting: deque[tuple[bytes, bool]] = deque()
+        self._waiting_bytes = 0
+        self._details = server.config.shows_error_details
+        self._max_waiting_bytes = server.config.max_request_bytes
+        self._running: dict[SocketReply, Job] = {}
+        self._num_messages = 0
+        config = model.config
+        self._max_running = 1
+        self._sequence = ""
+        if config.sequence_batching:
+            names = server.config.sequence_headers
+            if not value_of(self._headers, names.id):
+                self._sequence = f"ws-{self._request_id}"
+                self._start = (names.start, "true")
+                self._headers.append((names.id, self._sequence))
+            if config.continuous_batching:
+                self._max_running = 1 + config.sequence_queue_size
+        self._connection: WebSocketConnection | None = None
+
+    def start(self, connection: WebSocketConnection) -> None:
+        self._connection = connection
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def on_message(self, payload: bytes, *, is_text: bool) -> None:
+        assert self._connection is not None
+        if self._connection.is_draining:
+            self._connection.close(frames.GOING_AWAY, "the server stops")
+            return
+        self._waiting.append((payload, is_text))
+        self._waiting_bytes += len(payload)
+        self.proceed()
+        if len(self._waiting) >= MAX_WAITING or self._waiting_bytes > self._max_waiting_bytes:
+            self._connection.pause_reading()
+
+    def proceed(self) -> None:
+        """Submit as many of the waiting messages as may run now."""
+        connection = self._connection
+        while connection is not None and self._waiting and len(self._running) < self._max_running:
+            if connection.is_slow:
+                return
+            payload, is_text = self._waiting.popleft()
+            self._waiting_bytes -= len(payload)
+            self._submit(payload, is_text=is_text)
+        if connection is not None and len(self._waiting) < MAX_WAITING:
+            connection.read_on()
+
+    def _submit(self, payload: bytes, *, is_text: bool) -> None:
+        reply = SocketReply(self, self._model, is_text=is_text)
+        headers = [*self._headers, ("content-type", self._content_type or type_of(payload, is_text=is_text))]
+        if self._sequence and not self._num_messages:
+            headers.append(self._start)
+        self._num_messages += 1
+        job = Job(
+            reply,
+            request_id=f"{self._request_id}-{self._num_messages}",
+            headers=headers,
+            body=RequestBody(payload),
+            arrived=time.monotonic(),
+            url_path=self._url_path,
+        )
+        if self._priority is not None:
+            job.priority = self._priority
+        self._running[reply] = job
+        try:
+            self._model.add(job, requested_version=self._version)
+        except FlambeauError as error:
+            reply.on_error(error)
+
+    def send(self, payload: bytes, *, is_text: bool) -> None:
+        if self._connection is not None:
+            self._connection.send(payload, is_text=is_text)
+
+    def on_replied(self, reply: SocketReply) -> None:
+        """A reply is complete: continue with the next message."""
+        self._running.pop(reply, None)
+        connection = self._connection
+        if connection is None:
+            return
+        if connection.is_draining and not self._running and not self._waiting:
+            connection.close(frames.GOING_AWAY, "the server stops")
+        else:
+            self.proceed()
+
+    def on_failed(self, reply: SocketReply, error: FlambeauError) -> None:
+        """Close with the error: what follows may depend on the message that failed."""
+        job = self._running.pop(reply, None)
+        if isinstance(error, JobFailed) and error.cause and job is not None:
+            logger.warning("request %s to %s: %s\n%s", job.request_id, self._model, error, error.cause.rstrip())
+        if self._connection is not None:
+            self._connection.close(ERROR_CODES + status_and_type(error)[0], self._reason(error))
+
+    def _reason(self, error: FlambeauError) -> str:
+        """The text of an error; with its cause in one line, where the server shows details."""
+        cause = brief_cause(error.cause) if self._details and isinstance(error, (JobFailed, WorkerDied)) else ""
+        return f"{str(error).rstrip('.')}: {cause}" if cause else str(error)
+
+    def on_closed(self) -> None:
+        self._connection = None
+        self._waiting.clear()
+        running, self._running = self._running, {}
+        for job in running.values():
+            job.cancel()
+        if self._sequence:
+            self._model.end_sequence(self._sequence)
+            self._sequence = ""
+
+    def pause(self, excess_bytes: int) -> None:
+        for job in self._running.values():
+            job.pause(excess_bytes)
+
+    def resume(self) -> None:
+        for job in self._running.values():
+            job.resume()
+
+
+class SocketReply:
+    """Sends each part of one job's reply as a message; an empty one ends the reply."""
+
+    __slots__ = ("_is_started", "_is_text", "_model", "_session")
+
+    def __init__(self, session: ModelSession, model: Model, *, is_text: bool) -> None:
+        self._session = session
+        self._model = model
+        self._is_text = is_text  # of the request; the reply is the same if it can be
+        self._is_started = False
+
+    def on_parts(self, parts: list[Part]) -> None:
+        first = parts[0]
+        if not self._is_started:
+            self._is_started = True
+            self._model.answers[first.status] += 1
+            if first.status >= FAILED_FROM:
+                text = first.body.decode("utf-8", "replace")
+                self._session.on_failed(self, JobFailed(text, status=first.status))
+                return
+        for part in parts:
+            if part.body:
+                self._session.send(part.body, is_text=self._is_text and is_utf8(part.body))
+        if parts[-1].last:
+            self._session.send(b"", is_text=self._is_text)
+            self._session.on_replied(self)
+
+    def on_error(self, error: FlambeauError) -> None:
+        if not self._is_started:
+            self._model.answers[status_and_type(error)[0]] += 1
+        self._session.on_failed(self, error)
+
+
+def type_of(payload: bytes, *, is_text: bool) -> str:
+    """The content type of a message, for the handler: a text that looks like an object or a list is JSON."""
+    if not is_text:
+        return "application/octet-stream"
+    return "application/json" if payload.lstrip()[:1] in (b"{", b"[") else "text/plain; charset=utf-8"
+
+
+def is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
