@@ -74,14 +74,15 @@ class Flambeau:
 
 @dataclass(frozen=True, slots=True)
 class TorchServe:
-    """TorchServe as installed in a virtual environment, as shipped or tuned for a small machine."""
+    """The `torchserve` command of a virtual environment, as shipped or tuned for a small machine."""
 
     venv: Path
     is_tuned: bool
+    label: str = "torchserve"
 
     @property
     def name(self) -> str:
-        return "torchserve-tuned" if self.is_tuned else "torchserve"
+        return f"{self.label}-tuned" if self.is_tuned else self.label
 
     def is_installed(self) -> bool:
         return (self.venv / "bin" / "torchserve").exists()
@@ -121,6 +122,10 @@ class TorchServe:
 PEERS: dict[str, Callable[[Path, Path], Peer]] = {
     "flambeau": lambda python, _: Flambeau(python),
     "flambeau-before": lambda _python, _venv: Flambeau(Path(os.environ.get(BEFORE, BEFORE)), "flambeau-before"),
+    # Flambeau under TorchServe's command line, with the logs that TorchServe writes by default.
+    "flambeau-torchserve": lambda python, _: TorchServe(
+        python.parent.parent, is_tuned=False, label="flambeau-torchserve"
+    ),
     "torchserve": lambda _, venv: TorchServe(venv, is_tuned=False),
     "torchserve-tuned": lambda _, venv: TorchServe(venv, is_tuned=True),
 }

@@ -198,7 +198,7 @@ def test_snapshot_written_by_torchserve_is_restored(command):
         f"management_address=http\\://127.0.0.1\\:{command.management_port}\nmodel_snapshot={escaped}\n"
     )
     (command.folder / "20261115102149533-startup.cfg").write_text(text)
-    command.started("--ts-config", "20261115102149533-startup.cfg")
+    command.started("--ts-config", "20261115102149533-startup.cfg", "--disable-token-auth")
     assert command.models() == ["first"]
     assert command.describe("first")["minWorkers"] == 2
 
@@ -208,7 +208,7 @@ def test_snapshot_written_by_hand_on_one_port(command):
     (command.folder / "config.properties").write_text(
         f"inference_address=http://127.0.0.1:{command.port}\nmanagement_address=http://127.0.0.1:{command.port}\n"
         f"metrics_address=http://127.0.0.1:{command.metrics_port}\nenable_metrics_api=true\ninstall_py_dep_per_model=true\n"
-        "grpc_inference_port=0\ngrpc_management_port=0\nnumber_of_netty_threads=4\njob_queue_size=10\n"
+        "disable_token_authorization=true\ngrpc_inference_port=0\ngrpc_management_port=0\nnumber_of_netty_threads=4\njob_queue_size=10\n"
         "model_store=store\n"
         'model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"parrot":{"1.0":{"defaultVersion":true,'
         '"marName":"echo.mar","minWorkers":1,"maxWorkers":5,"batchSize":1,"maxBatchDelay":5000,"responseTimeout":120}}}}\n'
@@ -280,17 +280,28 @@ def test_public_bind_switched_off_by_name_starts_with_a_warning(command):
 @pytest.mark.parametrize(
     ("line", "words", "env", "state"),
     [
-        ("", [], {}, "off"),
         ("disable_token_authorization=false", [], {}, "on"),
         ("", ["--enable-token-auth"], {}, "on"),
         ("", [], {"TS_DISABLE_TOKEN_AUTHORIZATION": "false"}, "on"),
         ("disable_token_authorization=false", ["--disable-token-auth"], {}, "off"),
     ],
 )
-def test_keys_on_a_loopback_address_only_when_asked_for(command, line, words, env, state):
+def test_keys_on_a_loopback_address_as_set(command, line, words, env, state):
     command.configure(line)
     command.started("--ncs", *words, env=env)
     assert f"Token authorization: {state}" in command.log
+
+
+def test_keys_are_written_and_required_on_loopback_by_default(command):
+    config = command.configure()
+    config.write_text(config.read_text().replace("disable_token_authorization=true", ""))
+    command.started("--ncs", "--models", "echo.mar")
+    keys = json.loads((command.folder / "key_file.json").read_text())
+    assert "key_file.json" in next(line for line in command.log.splitlines() if "Token authorization: on" in line)
+    for call, kind in ((command.call, "inference"), (command.manage, "management")):
+        path = "/predictions/echo" if kind == "inference" else "/models/echo"
+        key = {"Authorization": f"Bearer {keys[kind]['key']}"}
+        assert (call("GET", path).status, call("GET", path, headers=key).status) == (400, 200)
 
 
 def test_our_own_command_refuses_a_public_bind_without_keys(command):

@@ -7,20 +7,25 @@ import json
 import subprocess
 import sys
 import types
+from contextlib import suppress
+from unittest import mock
 
 import numpy
 import pytest
 
 from flambeau.worker.context import Context
+from model_archiver.model_packaging import package_model
+from ts.model_service_worker import TorchModelServiceWorker
+from workflow_archiver.workflow_packaging import generate_workflow_archive
 
 NAMES = {
     "ts": ["__version__"],
     "ts.context": ["Context", "RequestProcessor"],
-    "ts.service": ["PREDICTION_METRIC", "PredictionException", "Service", "emit_metrics"],
+    "ts.service": ["PREDICTION_METRIC", "PredictionException", "Service", "create_predict_response", "emit_metrics"],
     "ts.async_service": ["AsyncService"],
     "ts.model_loader": ["ModelLoader", "ModelLoaderFactory", "TsModelLoader"],
     "ts.model_service.model_service": ["ModelService", "SingleNodeService"],
-    "ts.model_service_worker": ["TorchModelServiceWorker"],
+    "ts.model_service_worker": ["ModelLoaderFactory", "TorchModelServiceWorker", "retrieve_msg"],
     "ts.protocol.otf_message_handler": [
         "create_load_model_response",
         "create_predict_response",
@@ -251,3 +256,29 @@ def test_yaml_is_read_and_prediction_exceptions_tell_their_code(tmp_path):
     assert get_yaml_config(tmp_path / "a.yaml") == {"a": [1]}
     assert str(PredictionException("not here", 404)) == "not here : 404"
     assert CLEANUP_REGEX.sub("", "<b>a</b>&amp;") == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("ts.model_service_worker.retrieve_msg", lambda: TorchModelServiceWorker.handle_connection(mock.Mock(), None)),
+        (
+            "ts.model_service_worker.ModelLoaderFactory",
+            lambda: TorchModelServiceWorker.load_model(mock.Mock(), {"modelName": "m", "modelPath": "p"}),
+        ),
+        (
+            "model_archiver.model_packaging.ModelExportUtils",
+            lambda: package_model(mock.Mock(export_path=".", force=False), ""),
+        ),
+        ("workflow_archiver.workflow_packaging.ArgParser", generate_workflow_archive),
+    ],
+)
+def test_name_that_a_test_patches_is_the_one_that_the_code_uses(name, call):
+    with mock.patch(name) as patched:
+        patched.side_effect = patched.validate_inputs.side_effect = StopIteration
+        patched.get_model_loader.side_effect = patched.workflow_archiver_args_parser.side_effect = StopIteration
+        with suppress(StopIteration):
+            call()
+    assert patched.mock_calls
+    module, _, attribute = name.rpartition(".")
+    assert not isinstance(getattr(importlib.import_module(module), attribute), mock.Mock)

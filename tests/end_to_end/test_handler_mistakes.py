@@ -230,6 +230,15 @@ def test_handler_that_cannot_batch_is_named_once(server, register, source, sente
     assert "set batchSize: 1" in found[0]
 
 
+@pytest.mark.parametrize("source", ["yield None", "return [(None for _ in range(1))]"])
+def test_yielded_none_is_an_error(server, register, source):
+    model, reply = register(f"{FUNCTION}    {source}\n")
+    assert reply.status == 200, reply.body
+    answer = server.predict(model, {"a": 1})
+    assert (answer.status, answer.json["message"]) == (503, INVALID)
+    assert "(handler.py:1) yielded None, expected text, bytes or JSON" in answer.json["cause"][0]
+
+
 def test_yielded_dicts_are_noticed(server, register):
     name, _ = register(f"{FUNCTION}    yield {{'token': 'a'}}\n    yield {{'token': 'b'}}\n")
     assert server.predict(name, b"{}", kind=JSON).status == 200

@@ -225,6 +225,7 @@ def handle(data, context):
     if kind == "own":
         context.set_response_content_type(0, "application/vnd.api+json")
     results = {"object": {"a": 1}, "list": [1], "empty": {}, "text": "[text]", "bytes": b"[1, 2]"}
+    results |= {"number": -1.5, "small": 1e-7, "true": True, "words": "12 monkeys"}
     return [results.get(kind, {"b": 2})]
 """
 
@@ -233,7 +234,8 @@ def test_json_results_have_their_content_type_and_others_have_none(start, tmp_pa
     (tmp_path / "kinds.py").write_text(KINDS_OF_RESULTS)
     server = start(tmp_path / "kinds.py").wait_ready()
     own = {"own": "application/vnd.api+json"}
-    expected = own | dict.fromkeys(("object", "list", "empty"), "application/json") | {"text": None, "bytes": None}
+    expected = own | dict.fromkeys(("object", "list", "empty", "number", "small", "true"), "application/json")
+    expected |= dict.fromkeys(("text", "bytes", "words"))
     found = {kind: server.predict("kinds", kind).headers.get("content-type") for kind in expected}
     assert found == expected
 

@@ -119,6 +119,7 @@ def test_start_prints_the_addresses_of_every_api_and_misspelled_variables(server
     host = "https://127.0.0.1"
     for address in (
         f"management API {host}:{server.management_port}",
+        f"console {host}:{server.management_port}/,",
         f"metrics {host}:{server.metrics_port}/metrics",
         f"OpenAI base URL {host}:{server.port}/v1",
     ):

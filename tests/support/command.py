@@ -43,9 +43,9 @@ class Command:
         self.configure()
 
     def configure(self, *lines: str, file: str = "config.properties") -> Path:
-        """Write a config file: the ports, and these lines."""
+        """Write a config file: the ports, no keys unless the lines say otherwise, and these lines."""
         config = self.folder / file
-        config.write_text("\n".join([*self.listeners, *lines, ""]))
+        config.write_text("\n".join([*self.listeners, "disable_token_authorization=true", *lines, ""]))
         return config
 
     def run(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -104,18 +104,27 @@ class Command:
             time.sleep(0.02)
         raise AssertionError(f"it did not come true in {timeout:g} s:\n{self.log}")
 
-    def call(self, method: str, target: str, body: bytes | None = None, *, port: int | None = None) -> Reply:
+    def call(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        *,
+        port: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
         """Send a request to the inference API, or to another port."""
         url = f"http://127.0.0.1:{port or self.port}{target}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, method=method), timeout=60) as answer:
+            request = urllib.request.Request(url, body, dict(headers or {}), method=method)
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return Reply(answer.status, dict(answer.headers), answer.read())
         except urllib.error.HTTPError as error:
             with error:
                 return Reply(error.code, dict(error.headers), error.read())
 
-    def manage(self, method: str, target: str) -> Reply:
-        return self.call(method, target, port=self.management_port)
+    def manage(self, method: str, target: str, *, headers: Mapping[str, str] | None = None) -> Reply:
+        return self.call(method, target, port=self.management_port, headers=headers)
 
     def models(self) -> list[str]:
         return [model["modelName"] for model in self.manage("GET", "/models").json["models"]]

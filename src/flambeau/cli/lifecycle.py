@@ -97,6 +97,8 @@ async def serve_until_signal(
 def describe_addresses(config: ServerConfig, opened: Mapping[Address, Address]) -> str:
     """The addresses of the other APIs for the log; `opened` has the actual ports."""
     parts = [f"management API {opened[config.management]}"]
+    if config.pages and config.management.path is None:
+        parts.append(f"console {opened[config.management]}/")
     if config.metrics is not None:
         parts.append(f"metrics {opened[config.metrics]}/metrics")
     if config.inference.path is None:

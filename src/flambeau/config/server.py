@@ -177,6 +177,9 @@ class ServerConfig:
     allow_unprotected: bool = False  # allows public listeners without authorization
     model_api: bool = True  # models may be registered and unregistered over the APIs
     open_inference: bool = True  # serve the Open Inference Protocol's health and metadata calls
+    # False: calls are read as existing clients send them. Parameters that are not understood count as absent, KServe
+    # paths pass other bodies on to the handler, and answers have the old codes and order.
+    strict_calls: bool = True
     model_store: Path | None = None
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
@@ -207,7 +210,7 @@ class ServerConfig:
     shared_memory_from_bytes: int = 128 * 1024
     pages: bool = False  # GET / answers, and there are /docs, /openapi.json and /health
     suggests_names: bool = False  # an error for an unknown model ends with a similar name
-    names_json: bool = False  # whole replies that are a JSON object or list have that content type
+    names_json: bool = False  # whole replies that are JSON values have that content type
     error_details: bool | None = None  # None: only if every listener is on loopback
     install_dependencies: bool = False  # install the requirements of archives
     first_distribution_port: int = 29500  # for workers that are groups of processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,11 +11,14 @@ from typing import Any
 
 from flambeau.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 MAX_YAML_BYTES = 1 << 20
 MAX_YAML_DEPTH = 100
 MAX_YAML_NODES = 50_000  # values, keys and references
 MAX_MERGED = 10_000  # entries added by all merge keys (<<) of a file
 MAX_SHOWN = 60  # characters of a line in an error message
+MAX_REPEATED = 10  # warnings of keys that are set twice
 MAX_DIGITS = 1000  # of a number: one in base 60 takes quadratic time
 
 
@@ -104,13 +108,22 @@ def load_yaml(content: bytes, name: str) -> Any:
 
     try:
         _check_shape(content, name)
-        return yaml.load(content, Loader=_loader())
+        loader = _loader()(content)
+        try:
+            document = loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{name} is not valid YAML: {_place_of(error, content)}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{name} is not valid YAML: its references are nested too deeply") from None
+    for key, first, last in loader.repeated[:MAX_REPEATED]:
+        logger.warning(
+            "%s: %s is set in line %d and again in line %d, which counts; delete one", name, key, first, last
+        )
+    return document
 
 
 def _place_of(error: Any, content: bytes) -> str:
@@ -159,7 +172,13 @@ def _loader() -> Any:
         _depth = 0
         _num_merged = 0
 
+        def __init__(self, content: bytes) -> None:
+            super().__init__(content)
+            self.repeated: list[tuple[str, int, int]] = []  # keys that are set twice, with both lines
+
         def flatten_mapping(self, node: Any) -> None:
+            if not self._depth:
+                self._note_repeated(node)
             self._depth += 1
             super().flatten_mapping(node)  # recurses into each merged mapping before copying its entries
             self._depth -= 1
@@ -168,6 +187,15 @@ def _loader() -> Any:
                 if self._num_merged > MAX_MERGED:
                     text = f"its merge keys (<<) add more than {MAX_MERGED} entries"
                     raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+
+        def _note_repeated(self, node: Any) -> None:
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                    line = key.start_mark.line + 1
+                    if key.value in lines:
+                        self.repeated.append((key.value[:MAX_SHOWN], lines[key.value], line))
+                    lines[key.value] = line
 
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:

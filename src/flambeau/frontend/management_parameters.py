@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from flambeau.config.model import MAX_WORKERS
 from flambeau.errors import BadRequest
 from flambeau.frontend.operations import PAGE, Registration
 from flambeau.serving.registry import MAX_HANDLER, MAX_NAME
+
+logger = logging.getLogger(__name__)
 
 LARGEST = 2**31 - 1  # of 32 bits, as in the messages of gRPC
 MAX_BATCH_SIZE = 65_536
@@ -32,6 +35,7 @@ class CallParameter:
     default: Any = None
     low: int = 0  # limits of a whole number
     high: int = LARGEST
+    lenient_low: int | None = None  # lower numbers that lenient reading accepts
     max_length: int = MAX_NAME  # characters of a text
     choices: tuple[str, ...] = ()  # documented here; the operation words the error
     is_required: bool = False  # documented here; the operation words the error
@@ -58,10 +62,25 @@ class CallParameter:
             return self._read_whole(value)
         return self._read_flag(value) if self.kind == "flag" else self._read_text(value)
 
+    def read_leniently(self, value: Any) -> Any:
+        """The value as existing clients rely on: a number that is not understood counts as absent, a flag as false.
+
+        Each is a warning. A number above the limit is still an error.
+        """
+        try:
+            return self.read(value)
+        except BadRequest as error:
+            number = to_whole(value) if self.kind == "whole" else None
+            if self.kind == "text" or (number is not None and number > self.high):
+                raise
+            if number is not None and self.lenient_low is not None and number >= self.lenient_low:
+                return number
+            used = False if self.kind == "flag" else self.default
+            logger.warning("%s. It is ignored%s", error, "" if used is None else f": {used} is used")
+            return used
+
     def _read_whole(self, value: Any) -> int:
-        is_number = type(value) is int or (type(value) is float and value.is_integer())  # JSON has one type for both
-        is_text = type(value) is str and _WHOLE.fullmatch(value.strip())
-        number = int(value) if is_number or is_text else None
+        number = to_whole(value)
         if number is None or not self.low <= number <= self.high:
             bounds = f"from {self.low} to {self.high}" if self.low >= -1 else "of 32 bits"
             raise BadRequest(f"{self.name} is {shown(value)}; it must be a whole number {bounds}")
@@ -85,9 +104,18 @@ class CallParameter:
         return value
 
 
-def read_parameters(table: Iterable[CallParameter], given: Mapping[str, Any]) -> dict[str, Any]:
+def read_parameters(table: Iterable[CallParameter], given: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
     """The value of each parameter of a call, by name; raises BadRequest. Unknown ones are ignored."""
-    return {one.name: one.read(given.get(one.name)) for one in table}
+    if strict:
+        return {one.name: one.read(given.get(one.name)) for one in table}
+    return {one.name: one.read_leniently(given.get(one.name)) for one in table}
+
+
+def to_whole(value: Any) -> int | None:
+    """A whole number, or its text; None for anything else."""
+    is_number = type(value) is int or (type(value) is float and value.is_integer())  # JSON has one type for both
+    is_text = type(value) is str and _WHOLE.fullmatch(value.strip())
+    return int(value) if is_number or is_text else None
 
 
 def shown(value: Any) -> str:
@@ -113,10 +141,10 @@ URL = CallParameter(
     is_location=True,
 )
 RESPONSE_TIMEOUT = CallParameter(
-    name="response_timeout", kind="whole", low=1, doc="Seconds a worker may take to answer."
+    name="response_timeout", kind="whole", low=1, lenient_low=0, doc="Seconds a worker may take to answer."
 )
 STARTUP_TIMEOUT = CallParameter(
-    name="startup_timeout", kind="whole", low=1, doc="Seconds a worker may take to load the model."
+    name="startup_timeout", kind="whole", low=1, lenient_low=0, doc="Seconds a worker may take to load the model."
 )
 S3_SSE_KMS = CallParameter(
     name="s3_sse_kms", kind="flag", default=False, doc="Sign the download with the server's AWS keys."
@@ -132,7 +160,9 @@ REGISTER = (
     CallParameter(name="max_batch_delay", kind="whole", doc="Milliseconds a worker may wait for a batch to fill."),
     RESPONSE_TIMEOUT,
     STARTUP_TIMEOUT,
-    CallParameter(name="initial_workers", kind="whole", high=MAX_WORKERS, doc="Workers to start."),
+    CallParameter(
+        name="initial_workers", kind="whole", high=MAX_WORKERS, lenient_low=-LARGEST, doc="Workers to start."
+    ),
     CallParameter(
         name="synchronous", kind="flag", default=True, doc="Wait until the workers have started; true by default."
     ),
@@ -140,12 +170,23 @@ REGISTER = (
 )
 SCALE = (
     CallParameter(
-        name="min_worker", kind="whole", default=1, high=MAX_WORKERS, doc="The fewest workers; 1 by default."
+        name="min_worker",
+        kind="whole",
+        default=1,
+        high=MAX_WORKERS,
+        lenient_low=-LARGEST,
+        doc="The fewest workers; 1 by default.",
     ),
-    CallParameter(name="max_worker", kind="whole", high=MAX_WORKERS, doc="The most workers; min_worker by default."),
-    CallParameter(name="number_gpu", kind="whole", doc="Accepted, without effect."),
+    CallParameter(
+        name="max_worker",
+        kind="whole",
+        high=MAX_WORKERS,
+        lenient_low=-LARGEST,
+        doc="The most workers; min_worker by default.",
+    ),
+    CallParameter(name="number_gpu", kind="whole", lenient_low=-LARGEST, doc="Accepted, without effect."),
     CallParameter(name="synchronous", kind="flag", default=False, doc="Wait until the workers have started."),
-    CallParameter(name="timeout", kind="whole", low=-1, doc="Accepted, without effect."),
+    CallParameter(name="timeout", kind="whole", low=-1, lenient_low=-LARGEST, doc="Accepted, without effect."),
     CallParameter(name="model_version", kind="text", doc="The version, if the path names none."),
 )
 DESCRIBE = (CallParameter(name="customized", kind="flag", default=False, doc="Include the handler's own description."),)

@@ -6,14 +6,14 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from flambeau.config.model import MAX_WORKERS, ModelConfig
-from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable
+from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable, WorkersFailed
 from flambeau.logs.line_formats import masked
 from flambeau.metrics.system import resident_bytes
 from flambeau.serving.crash_recovery import WorkerExit
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 PAGE = 100
+FIRST_BUCKETS = 16
 NO_GPUS: Mapping[int, str] = MappingProxyType({})
 
 
@@ -70,7 +71,9 @@ async def register(server: Server, registration: Registration) -> OperationResul
         response_timeout_s=defaults.default_response_timeout_s
         if registration.response_timeout_s is None
         else registration.response_timeout_s,
-        startup_timeout_s=registration.startup_timeout_s or defaults.default_startup_timeout_s,
+        startup_timeout_s=defaults.default_startup_timeout_s
+        if registration.startup_timeout_s is None
+        else registration.startup_timeout_s,
         queue_size=defaults.job_queue_size,
     )
     overrides: dict[str, Any] = {}  # these two override the model's own YAML
@@ -102,7 +105,19 @@ async def scale(
     server: Server, name: str, version: str | None, minimum: int, maximum: int, *, synchronous: bool
 ) -> OperationResult:
     check_workers(minimum)
-    await run_to_end(server.scale(name, version, minimum, maximum, wait=synchronous))
+    if not server.config.strict_calls:
+        if minimum < 0 and maximum == minimum:
+            server.registry.find(name, version)
+            raise WorkersFailed(f"min_worker is {minimum}; it cannot be less than 0.", cause="")
+        minimum = max(0, minimum) if maximum >= 0 else minimum
+    try:
+        await run_to_end(server.scale(name, version, minimum, maximum, wait=synchronous))
+    except WorkersFailed as error:
+        if version or server.config.strict_calls:
+            raise
+        # The text names the version of the call, and clients match it.
+        text = f"Failed to start workers for model {name} version: null"
+        raise WorkersFailed(text, cause=error.cause, out_of_memory=error.out_of_memory) from error
     if not synchronous:
         return OperationResult(202, "Processing worker updates...")
     named = f", version: {version}" if version else ""
@@ -138,6 +153,8 @@ async def describe(server: Server, name: str, version: str | None, *, customized
     """Settings, workers and their last failures, of one version or of `all`."""
     details = server.config.shows_error_details
     models = server.registry.versions(name) if version == "all" else [server.registry.find(name, version)]
+    if not server.config.strict_calls:
+        models = in_hash_order(models)
     on_gpu = any(slot.device is not None for model in models for slot in model.pool.slots)
     gpus = await asyncio.to_thread(gpu_usage) if on_gpu else {}
     if version == "all":
@@ -147,6 +164,22 @@ async def describe(server: Server, name: str, version: str | None, *, customized
     if customized and (metadata := await ask_handler(model)):
         document["customizedMetadata"] = metadata
     return [document]
+
+
+def in_hash_order(models: Sequence[Model]) -> list[Model]:
+    """Versions in the order of the hash table that clients know the list from: by bucket, then by registration."""
+    num_buckets = FIRST_BUCKETS
+    while len(models) >= num_buckets * 3 // 4:
+        num_buckets *= 2
+    return sorted(models, key=lambda model: spread_hash(model.version) % num_buckets)
+
+
+def spread_hash(text: str) -> int:
+    """The 31-based hash of 32 bits over UTF-16 units, its upper half mixed into the lower."""
+    value = 0
+    for unit in memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H"):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value ^ value >> 16
 
 
 def check_model_api(server: Server) -> None:

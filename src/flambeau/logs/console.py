@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 from collections.abc import Callable
 
 PATIENCE_S = 0.5  # how long a console may block before lines are dropped
 PIPE_BYTES = 4096  # a pipe that is ready accepts this much without blocking
+FILE_BYTES = 1 << 20  # a file accepts everything; each write hands the interpreter to another thread
 
 
 class Console:
@@ -22,6 +24,7 @@ class Console:
         self._descriptor = descriptor
         self._is_blocked = False
         self._rest = b""  # of a line that was accepted in part
+        self._room = room_of(descriptor)
 
     @property
     def accepts_at_once(self) -> bool:
@@ -45,7 +48,7 @@ class Console:
         sent = 0
         try:
             while sent < len(data) and self._is_ready(0.0 if self._is_blocked else PATIENCE_S):
-                sent += os.write(self._descriptor, data[sent : sent + PIPE_BYTES])
+                sent += os.write(self._descriptor, data[sent : sent + self._room])
         except OSError:
             pass  # a closed terminal, a full disk
         else:
@@ -65,3 +68,11 @@ class Console:
             return bool(poller.poll(timeout_s * 1000))
         except OSError:
             return True  # the write reports it
+
+
+def room_of(descriptor: int) -> int:
+    """How many bytes can be written at once without blocking, when the descriptor is ready."""
+    try:
+        return FILE_BYTES if stat.S_ISREG(os.fstat(descriptor).st_mode) else PIPE_BYTES
+    except OSError:  # a closed console; the write reports it
+        return PIPE_BYTES

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
 SERVER, ACCESS, MODEL = "SERVER", "ACCESS_LOG", "MODEL_LOG"
 TS_METRICS, MODEL_METRICS = "TS_METRICS", "MODEL_METRICS"
+_SHORT = frozenset((ACCESS, TS_METRICS, MODEL_METRICS))  # logs whose own files have short lines
 
 # URL parameters that grant access: signatures of S3, Google and Azure, tokens, passwords. A URL inside the query of
 # another URL may be percent-encoded.
@@ -23,14 +25,44 @@ _CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
 _LEVELS = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 
 
-def short_line(stamp: str, message: str) -> str:
-    """`<time> - <message>`: the access log and the two metrics logs."""
-    return f"{stamp} - {message}\n"
+class LineFormat:
+    """What lines of one kind have in common; it is made once, not for every line.
+
+    A full line is `<time> [<LEVEL>] <thread> <logger> - <message>`: ts_log, model_log and the console. A short one is
+    `<time> - <message>`: the access log and the two metrics logs. `to_text` makes the message of what is logged as
+    values: it gets the values, and the second in which they were logged.
+    """
+
+    __slots__ = ("_second", "_text", "channel", "full", "level", "own", "thread", "to_text")
+
+    def __init__(
+        self,
+        channel: str,
+        level: int = logging.INFO,
+        thread: str = "main",
+        logger: str = "",
+        to_text: Callable[..., str] = str,
+    ) -> None:
+        self.channel = channel
+        self.level = level
+        self.thread = thread
+        self.to_text = to_text
+        self.full = f" [{level_name(level)}] {thread} {logger or channel} - "  # between time and message
+        self.own = " - " if channel in _SHORT else self.full  # the same in the log's own file
+        self._second = -1
+        self._text = ""
+
+    def text_at(self, second: int) -> str:
+        """The message of a line without values: it is the same for a whole second."""
+        if second != self._second:
+            self._second, self._text = second, self.to_text(second)
+        return self._text
 
 
-def full_line(stamp: str, level: int, thread: str, logger: str, message: str) -> str:
-    """`<time> [<LEVEL>] <thread> <logger> - <message>`: ts_log, model_log and the console."""
-    return f"{stamp} [{level_name(level)}] {thread} {logger} - {message}\n"
+@lru_cache(1000)
+def message_format(channel: str, level: int, thread: str, logger: str) -> LineFormat:
+    """The format of lines that are logged as text."""
+    return LineFormat(channel, level, thread, logger)
 
 
 def terminal_line(created: float, level: int, message: str) -> str:

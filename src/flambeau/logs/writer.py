@@ -17,11 +17,11 @@ from flambeau.logs.line_formats import (
     MODEL_METRICS,
     SERVER,
     TS_METRICS,
-    full_line,
+    LineFormat,
     local_time,
     masked,
+    message_format,
     printable,
-    short_line,
     terminal_line,
     tidy,
 )
@@ -34,15 +34,13 @@ GATHER_S = 0.005  # pause between two writes, so that lines are written together
 GATHER_MANY_S = 0.05  # the same under load: each wake-up of this thread takes the interpreter from the server
 MANY = 50
 QUIET_S = 0.2  # below MANY lines in this time, there is no pause
-AT_A_TIME = 500
+AT_A_TIME = 1000  # about a millisecond, in which the server waits for the interpreter
 BYTES_AT_A_TIME = 1 << 20
 NOTE_S = 1.0  # between two attempts to report dropped lines
 
-_SHORT = frozenset((ACCESS, TS_METRICS, MODEL_METRICS))
-
-# A text, several lines of output, or a function with its arguments; the time is appended to them.
+# A text, several lines of output, or the values that the format makes a text of.
 Payload = str | list[bytes] | tuple[Any, ...]
-Entry = tuple[str, float, int, str, str, Payload, int]  # channel, time, level, thread, logger, payload, bytes
+Entry = tuple[LineFormat, float, Payload, int]  # format, time, payload, bytes
 
 
 class Logs:
@@ -72,35 +70,45 @@ class Logs:
         # Several threads add, only the writing one takes: the difference may be off by an entry until it is empty.
         self._added_bytes = self._taken_bytes = 0
         self._wake = threading.Event()
+        self._will_write = False  # the writing thread has yet to look for entries
         self._is_closing = self._is_closed = False
         self._reported_dropped = 0
         self._starting = threading.Lock()
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def put(self, channel: str, level: int, thread: str, logger: str, payload: Payload, num_bytes: int = 0) -> None:
-        """Log an entry; never blocks. `num_bytes` is the size of what a tuple refers to, if it may be large."""
+    def put(self, channel: str, level: int, thread: str, logger: str, payload: str | list[bytes]) -> None:
+        """Log a text or several lines of output; never blocks."""
+        self.add(message_format(channel, level, thread, logger), payload, bytes_of(payload))
+
+    def add(self, line: LineFormat, payload: Payload, num_bytes: int = 0) -> None:
+        """Log an entry; never blocks. Each request logs several, so this only stores them.
+
+        `num_bytes` is the size of the payload, if it may be large.
+        """
         size = ENTRY_BYTES + num_bytes
-        if not isinstance(payload, tuple):  # every request logs a tuple
-            size += bytes_of(payload)
         if self._added_bytes - self._taken_bytes + size > MAX_WAITING_BYTES:
             self.num_dropped += len(payload) if type(payload) is list else 1
             return
         self._added_bytes += size
-        self._waiting.append((channel, time.time(), level, thread, logger, payload, size))
+        self._waiting.append((line, time.time(), payload, size))
+        if not self._will_write:
+            self._wake_up()
+
+    def _wake_up(self) -> None:
         if self._is_closed:  # from the end of the process
             self._write_all()
             return
-        if not self._wake.is_set():
-            self._wake.set()
-            if self._thread is None:
-                self._start()
+        self._will_write = True
+        self._wake.set()
+        if self._thread is None:
+            self._start()
 
     def put_now(self, channel: str, level: int, thread: str, logger: str, text: str) -> None:
         """Log a rare event: immediately if that cannot block, else like `put`."""
         if not self._waiting and not self._is_closed and self._writing.acquire(blocking=False):
             try:
-                if self._write_at_once((channel, time.time(), level, thread, logger, text, 0)):
+                if self._write_at_once((message_format(channel, level, thread, logger), time.time(), text, 0)):
                     return
             finally:
                 self._writing.release()
@@ -115,6 +123,9 @@ class Logs:
             if self._thread.is_alive():
                 return  # the thread continues until the process ends
         self._is_closed = True
+        self._will_write = False
+        if self._waiting:  # added while the thread ended
+            self._write_all()
         files, self._files = self._files, {}
         for file in files.values():
             file.close()
@@ -132,6 +143,7 @@ class Logs:
         while True:
             self._wake.wait(NOTE_S if self._has_gap else None)
             self._wake.clear()
+            self._will_write = False  # before it looks: what is added from now on wakes it again
             is_last = self._is_closing
             try:
                 count = self._write_all()
@@ -149,12 +161,13 @@ class Logs:
 
     def _write_all(self) -> int:
         count = 0
-        while batch := self._next_batch():
+        while self._waiting:
+            batch, num_bytes = self._next_batch()
             try:
                 with self._writing:
                     self._write(batch)
             finally:
-                self._taken_bytes += sum(entry[-1] for entry in batch)
+                self._taken_bytes += num_bytes
             count += len(batch)
             time.sleep(0)  # yield the interpreter to the server
         self._taken_bytes = self._added_bytes
@@ -162,13 +175,17 @@ class Logs:
             self._report_dropped()
         return count
 
-    def _next_batch(self) -> list[Entry]:
+    def _next_batch(self) -> tuple[list[Entry], int]:
         batch: list[Entry] = []
         num_bytes = 0
-        while self._waiting and len(batch) < AT_A_TIME and num_bytes < BYTES_AT_A_TIME:
-            batch.append(self._waiting.popleft())
-            num_bytes += batch[-1][-1]
-        return batch
+        waiting = self._waiting
+        for _ in range(min(len(waiting), AT_A_TIME)):
+            entry = waiting.popleft()
+            batch.append(entry)
+            num_bytes += entry[-1]
+            if num_bytes > BYTES_AT_A_TIME:
+                break
+        return batch, num_bytes
 
     def _write(self, batch: list[Entry]) -> None:
         console, files = self._format_all(batch)
@@ -201,13 +218,13 @@ class Logs:
 
     @staticmethod
     def _note(text: str, level: int = logging.WARNING) -> Entry:
-        return SERVER, time.time(), level, "logs", __name__, text, 0
+        return message_format(SERVER, level, "logs", __name__), time.time(), text, 0
 
     def _console_note(self, lost: int) -> bytes:
-        text, now = dropped_text(lost), time.time()
+        line, now, text, _ = self._note(dropped_text(lost))
         if self.is_terminal:
-            return terminal_line(now, logging.WARNING, text).encode()
-        return full_line(local_time(now), logging.WARNING, "logs", __name__, text).encode()
+            return terminal_line(now, line.level, str(text)).encode()
+        return f"{local_time(now)}{line.full}{text}\n".encode()
 
     def _write_at_once(self, entry: Entry) -> bool:
         """Write to the console only: whether it accepts the line can be known; for a disk it cannot."""
@@ -220,37 +237,39 @@ class Logs:
         return True
 
     def _format_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
-        console: list[str] = []
+        if self._levels:
+            batch = [entry for entry in batch if entry[0].level >= self._levels.get(entry[0].channel, 0)]
         files: dict[str, list[str]] = {channel: [] for channel in self._files}
-        for entry in batch:
-            self._format(entry, console, files)
-        formatted = {channel: encode(lines) for channel, lines in files.items() if lines}
-        is_same = not self.is_terminal and SERVER in files  # the server's file then equals the console
-        return formatted.get(SERVER, b"") if is_same else encode(console), formatted
+        lines: list[str] = files.pop(SERVER, [])
+        if self._files or not self.is_terminal:
+            self._format(batch, lines, files)
+        formatted = {channel: encode(own) for channel, own in files.items() if own}
+        every = encode(lines)
+        if lines and SERVER in self._files:
+            formatted[SERVER] = every
+        return encode(terminal_lines(batch)) if self.is_terminal else every, formatted
 
-    def _format(self, entry: Entry, console: list[str], files: dict[str, list[str]]) -> None:
-        channel, created, level, thread, logger, payload, _ = entry
-        if level < self._levels.get(channel, 0):
-            return
-        if type(payload) is list:
-            messages = [line.decode("utf-8", "replace") for line in payload]
-        elif type(payload) is tuple:
-            messages = [payload[0](*payload[1:], created)]
-        else:
-            messages = [str(payload)]
-        if self.is_terminal:
-            is_output = channel == MODEL
-            console += [f"{thread} {m}\n" if is_output else terminal_line(created, level, m) for m in messages]
-            if not files:
-                return
-        stamp = local_time(created)
-        lines = [full_line(stamp, level, thread, logger, message) for message in messages]
-        if SERVER in files:
-            files[SERVER] += lines
-        elif not self.is_terminal:
-            console += lines
-        if channel in files and channel != SERVER:
-            files[channel] += [short_line(stamp, m) for m in messages] if channel in _SHORT else lines
+    @staticmethod
+    def _format(batch: list[Entry], lines: list[str], files: dict[str, list[str]]) -> None:
+        """Add every line to `lines`, and those of logs with files of their own to `files`.
+
+        Under load this loop takes most of the time of the logs: it calls no more than it must.
+        """
+        since = until = 0.0  # of the millisecond that `stamp` names
+        stamp, second = "", 0
+        for line, created, payload, _ in batch:
+            if not since <= created < until:
+                since, until = created, (int(created * 1000) + 1) / 1000
+                stamp, second = local_time(created), int(created)
+            if type(payload) is tuple:
+                text = line.to_text(*payload, second) if payload else line.text_at(second)
+            elif type(payload) is list:
+                text = f"\n{stamp}{line.full}".join([one.decode("utf-8", "replace") for one in payload])
+            else:
+                text = str(payload)
+            lines.append(f"{stamp}{line.full}{text}\n")
+            if (own := files.get(line.channel)) is not None:
+                own.append(f"{stamp}{line.own}{text}\n")
 
     def _append(self, channel: str, data: bytes) -> None:
         file = self._files[channel]
@@ -267,6 +286,20 @@ class Logs:
 def bytes_of(payload: str | list[bytes]) -> int:
     """What a text or several lines take in memory, roughly."""
     return len(payload) if isinstance(payload, str) else sum(map(len, payload)) + LINE_BYTES * len(payload)
+
+
+def terminal_lines(batch: list[Entry]) -> list[str]:
+    lines: list[str] = []
+    for line, created, payload, _ in batch:
+        if type(payload) is list:
+            texts = [one.decode("utf-8", "replace") for one in payload]
+        elif type(payload) is tuple:
+            texts = [line.to_text(*payload, int(created))]
+        else:
+            texts = [str(payload)]
+        is_output = line.channel == MODEL
+        lines += [f"{line.thread} {one}\n" if is_output else terminal_line(created, line.level, one) for one in texts]
+    return lines
 
 
 def dropped_text(number: int) -> str:
@@ -297,31 +330,34 @@ def encode(lines: list[str]) -> bytes:
     return "".join(lines).encode("utf-8", "backslashreplace")
 
 
+def http_line(
+    remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float, _: int = 0
+) -> str:
+    target = printable(f"{path}?{masked(query)}" if query else path or "-")
+    return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {seconds * 1000:.0f}'
+
+
+def grpc_line(peer: str, method: str, code: int, seconds: float, _: int = 0) -> str:
+    return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {seconds * 1000:.0f}'
+
+
 class AccessLog:
     """Logs each call: client, request, status and duration."""
 
+    _HTTP = LineFormat(ACCESS, to_text=http_line)
+    _GRPC = LineFormat(ACCESS, to_text=grpc_line)
+
     def __init__(self, logs: Logs) -> None:
-        self._put = logs.put
+        self._add = logs.add
 
     def http(self, remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float) -> None:
         """Log an HTTP exchange; the logs' thread formats the line."""
-        payload = (http_line, remote, method, path, query, version, status, seconds)
-        self._put(ACCESS, logging.INFO, "main", ACCESS, payload, len(path) + len(query))
+        values = (remote, method, path, query, version, status, seconds)
+        self._add(self._HTTP, values, len(path) + len(query))
 
     def grpc(self, peer: str, method: str, code: int, seconds: float) -> None:
         """Log a gRPC call: `peer` and `method` in grpc's form, `code` as a number."""
-        self._put(ACCESS, logging.INFO, "main", ACCESS, (grpc_line, peer, method, code, seconds))
-
-
-def http_line(
-    remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float, created: float
-) -> str:
-    target = printable(f"{path}?{masked(query)}" if query else path or "-")
-    return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {max(0, round(seconds * 1000))}'
-
-
-def grpc_line(peer: str, method: str, code: int, seconds: float, created: float) -> str:
-    return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {max(0, round(seconds * 1000))}'
+        self._add(self._GRPC, (peer, method, code, seconds))
 
 
 def remote_of(peer: object) -> str:

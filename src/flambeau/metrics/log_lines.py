@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 
 from flambeau.metrics.definitions import Definition, Sample
 from flambeau.metrics.registry import plain
@@ -17,33 +16,47 @@ _LINE = re.compile(
 )
 
 
-def server_line(definition: Definition, value: float, label_values: Iterable[str], host: str, seconds: float) -> str:
-    """A line of ts_metrics.log. The host, the last dimension, has its own field."""
-    return f"{_measured(definition, value, label_values)}|#hostname:{host},timestamp:{int(seconds)}"
+class MetricText:
+    """The texts of one series in a metrics log; all that is the same for every value is made once."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, definition: Definition, label_values: Iterable[str], host: str) -> None:
+        pairs = zip(definition.dimensions, label_values, strict=False)  # the host, the last one, has its own field
+        self._before = f"{definition.name}.{definition.unit}:"
+        self._after = f"|#{','.join([f'{key}:{_one_line(text)}' for key, text in pairs])}|#hostname:{host},"
+
+    def of_server(self, value: float, second: int) -> str:
+        """A line of ts_metrics.log."""
+        return f"{self._before}{plain(value)}{self._after}timestamp:{second}"
+
+    def of_time(self, value: float, second: int) -> str:
+        """The same of a time, to three decimals; every request has several."""
+        return f"{self._before}{trimmed(f'{value:.3f}')}{self._after}timestamp:{second}"
+
+    def of_event(self, second: int) -> str:
+        """The same of something that happened once."""
+        return f"{self._before}1.0{self._after}timestamp:{second}"
+
+    def of_model(self, value: float, ids: str, second: int) -> str:
+        """A line of model_metrics.log."""
+        return f"{self._before}{plain(value)}{self._after}requestID:{_one_line(ids)},timestamp:{second}"
+
+    def of_prediction(self, value: float, ids: str, second: int) -> str:
+        """The same of a time, to two decimals; every batch has one."""
+        return f"{self._before}{trimmed(f'{value:.2f}')}{self._after}requestID:{_one_line(ids)},timestamp:{second}"
 
 
-def model_line(
-    definition: Definition, value: float, label_values: Iterable[str], host: str, ids: str, seconds: float
-) -> str:
-    """A line of model_metrics.log."""
-    measured = _measured(definition, value, label_values)
-    return f"{measured}|#hostname:{host},requestID:{_one_line(ids)},timestamp:{int(seconds)}"
+def trimmed(decimals: str) -> str:
+    """Without zeros at the end: `repr(round(value, 3))` of a number that is not huge, in half the time."""
+    if decimals[-1] != "0":
+        return decimals
+    text = decimals.rstrip("0")
+    return f"{text}0" if text[-1] == "." else text
 
 
 def _one_line(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
-
-
-def _measured(definition: Definition, value: float, label_values: Iterable[str]) -> str:
-    head, named = _frame(definition.name, definition.unit, definition.dimensions, tuple(label_values))
-    return f"{head}{plain(value)}|#{named}"
-
-
-@lru_cache(10_000)
-def _frame(name: str, unit: str, dimensions: tuple[str, ...], label_values: tuple[str, ...]) -> tuple[str, str]:
-    """The text before and after the value; cached, since it is the same for every value of a series."""
-    pairs = zip(dimensions, label_values, strict=False)
-    return f"{name}.{unit}:", ",".join([f"{key}:{_one_line(text)}" for key, text in pairs])
 
 
 def parse_line(line: str) -> Sample | None:

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Protocol
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+HOST = ("Host",)  # the label of metrics of the whole server
 
-# Logs one value of the server: name, value, label values without the host.
-LogValue = Callable[[str, float, tuple[str, ...]], None]
-# Logs the time of a handler: model, milliseconds, request ids of the batch.
-LogPrediction = Callable[[str, float, str], None]
+LogEvent = Callable[[], None]
+LogTime = Callable[[float], None]
+LogPrediction = Callable[[float, str], None]  # the milliseconds of a handler, the request ids of its batch
+
+
+class MetricsLog(Protocol):
+    """Where values are logged when they are counted. The function of a series is made once, not found each time.
+
+    Labels are values, without the host.
+    """
+
+    def events(self, name: str, labels: tuple[str, ...]) -> LogEvent:
+        """Log that something happened."""
+
+    def times(self, name: str, labels: tuple[str, ...]) -> LogTime:
+        """Log times in the unit of the metric, to three decimals."""
+
+    def predictions(self, model: str) -> LogPrediction: ...
 
 
 class Histogram:
@@ -27,14 +43,32 @@ class Histogram:
 class RequestCounts:
     """Requests of a model that named one version, or none."""
 
-    __slots__ = ("labels", "latency_us", "num_answered", "num_requests", "queue_us")
+    __slots__ = ("labels", "latency_us", "log", "num_answered", "num_requests", "queue_us")
 
-    def __init__(self, labels: tuple[str, ...]) -> None:
+    def __init__(self, labels: tuple[str, ...], log: MetricsLog | None = None) -> None:
         self.labels = labels
+        self.log = None if log is None else RequestLog(log, labels)
         self.num_requests = 0
         self.num_answered = 0  # successfully
         self.latency_us = 0.0
         self.queue_us = 0.0
+
+
+class RequestLog:
+    """Logs what is counted of each request."""
+
+    __slots__ = ("_latency", "_queue_latency", "_queue_time", "requested")
+
+    def __init__(self, log: MetricsLog, labels: tuple[str, ...]) -> None:
+        self.requested = log.events("ts_inference_requests_total", labels)
+        self._latency = log.times("ts_inference_latency_microseconds", labels)
+        self._queue_latency = log.times("ts_queue_latency_microseconds", labels)
+        self._queue_time = log.times("QueueTime", HOST)
+
+    def answered(self, total_s: float, queue_s: float) -> None:
+        self._latency(total_s * 1e6)
+        self._queue_latency(queue_s * 1e6)
+        self._queue_time(queue_s * 1000)
 
 
 class ModelTraffic:
@@ -43,7 +77,7 @@ class ModelTraffic:
     def __init__(self, name: str, host: HostTraffic) -> None:
         self.name = name
         self.host = host
-        self.log_value = host.log_value
+        self.log_prediction = None if host.log is None else host.log.predictions(name)
         self.queue = Histogram(SECONDS)
         self.batch_sizes = Histogram(SIZES)
         self.by_class: dict[int, Histogram] = {}
@@ -58,8 +92,8 @@ class ModelTraffic:
         if counts is None:
             counts = self._counts[version] = self.host.counts_of(self.name, version or "default")
         counts.num_requests += 1
-        if self.log_value is not None:
-            self.log_value("ts_inference_requests_total", 1.0, counts.labels)
+        if counts.log is not None:
+            counts.log.requested()
         return counts
 
     def answered(self, counts: RequestCounts, total_s: float, queue_s: float, status: int) -> None:
@@ -77,10 +111,8 @@ class ModelTraffic:
             counts.num_answered += 1
             counts.latency_us += total_s * 1e6
             counts.queue_us += queue_s * 1e6
-            if self.log_value is not None:
-                self.log_value("ts_inference_latency_microseconds", round(total_s * 1e6, 3), counts.labels)
-                self.log_value("ts_queue_latency_microseconds", round(queue_s * 1e6, 3), counts.labels)
-                self.log_value("QueueTime", round(queue_s * 1000, 3), ("Host",))
+            if counts.log is not None:
+                counts.log.answered(total_s, queue_s)
 
     def _times(self, status_class: int) -> Histogram:
         return self.by_class.setdefault(status_class, Histogram(SECONDS))
@@ -89,13 +121,13 @@ class ModelTraffic:
         """Record the handler's time for a batch."""
         self.handler_s += handler_s
         self.prediction_ms = handler_s * 1000
-        if self.host.log_prediction is not None:
-            self.host.log_prediction(self.name, self.prediction_ms, ",".join(ids))
+        if self.log_prediction is not None:
+            self.log_prediction(self.prediction_ms, ",".join(ids))
 
     def loaded(self, worker: str, seconds: float) -> None:
         """Record a worker's load time."""
-        if self.log_value is not None:
-            self.log_value("WorkerLoadTime", float(round(seconds * 1000)), (worker, "Host"))
+        if self.host.log is not None:
+            self.host.log.times("WorkerLoadTime", (worker, *HOST))(round(seconds * 1000))
 
     def batch_done(self, size: int, overhead_s: float) -> None:
         """Count a batch, and its time outside of the handler."""
@@ -103,16 +135,17 @@ class ModelTraffic:
         sizes.counts[bisect_left(SIZES, size)] += 1
         sizes.total += size
         self.host.worker_thread_ms = overhead_ms = overhead_s * 1000 if overhead_s > 0 else 0.0
-        if self.log_value is not None:
-            self.log_value("WorkerThreadTime", round(overhead_ms, 3), ("Host",))
+        if self.host.log_worker_thread is not None:
+            self.host.log_worker_thread(overhead_ms)
 
 
 class HostTraffic:
     """Counters shared by all models and listeners of a server."""
 
-    def __init__(self, log_value: LogValue | None = None, log_prediction: LogPrediction | None = None) -> None:
-        self.log_value = log_value
-        self.log_prediction = log_prediction
+    def __init__(self, log: MetricsLog | None = None) -> None:
+        self.log = log
+        self.log_worker_thread = None if log is None else log.times("WorkerThreadTime", HOST)
+        self._log_class = None if log is None else [log.events(status_metric(digit), HOST) for digit in range(10)]
         self.by_class = [0] * 10  # HTTP responses of all listeners, by the first digit of the status
         # By model and version. They are kept when a model is unregistered: counters never decrease.
         self.counts: dict[tuple[str, str], RequestCounts] = {}
@@ -121,13 +154,14 @@ class HostTraffic:
 
     def counts_of(self, model: str, version: str) -> RequestCounts:
         """The counts of a model for requests that named this version, or `default`."""
-        return self.counts.setdefault((model, version), RequestCounts((model, version)))
+        return self.counts.setdefault((model, version), RequestCounts((model, version), self.log))
 
     def responded(self, status: int) -> None:
         """Count an HTTP response."""
-        self.by_class[status // 100 if status < 1000 else 9] += 1
-        if self.log_value is not None:
-            self.log_value(status_metric(status // 100), 1.0, ("Host",))
+        first_digit = status // 100 if status < 1000 else 9
+        self.by_class[first_digit] += 1
+        if self._log_class is not None:
+            self._log_class[first_digit]()
 
 
 def status_metric(status_class: int) -> str:

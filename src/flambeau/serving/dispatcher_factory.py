@@ -50,9 +50,10 @@ def new_dispatcher(
 def batch_limits(config: ModelConfig) -> BatchLimits:
     """How many jobs leave together. Jobs join a continuous batch one by one, unless its ranks run in lockstep."""
     joins_one_by_one = config.continuous_batching and not keeps_step(config)
+    size = 1 if joins_one_by_one else config.num_together
     return BatchLimits(
-        size=1 if joins_one_by_one else config.num_together,
-        delay_s=config.batch_delay_s if config.schedule in ("batches", "sequences") else None,
+        size=size,
+        delay_s=config.batch_delay_s if size > 1 and config.schedule in ("batches", "sequences") else None,
         concurrency=config.num_together if config.continuous_batching else config.concurrency,
     )
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
 from socket import gethostname
+from types import MethodType
+from typing import Concatenate
 
 from flambeau.config.server import MetricsConfig
-from flambeau.logs.line_formats import MODEL_METRICS, TS_METRICS
+from flambeau.logs.line_formats import MODEL_METRICS, TS_METRICS, LineFormat
 from flambeau.logs.writer import Logs
 from flambeau.metrics.definitions import BUNDLED, Definition, Sample, read_definitions
-from flambeau.metrics.log_lines import model_line, server_line
+from flambeau.metrics.log_lines import MetricText
 from flambeau.metrics.registry import MetricFamily, MetricsRegistry, to_text
 from flambeau.metrics.system import Reading
-from flambeau.metrics.traffic import HostTraffic, ModelTraffic, RequestCounts, status_metric
+from flambeau.metrics.traffic import (
+    HostTraffic,
+    LogEvent,
+    LogPrediction,
+    LogTime,
+    ModelTraffic,
+    RequestCounts,
+    status_metric,
+)
 
 LEGACY = ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
 
@@ -34,7 +44,7 @@ class Telemetry:
             auto_detect=config.auto_detect,
         )
         self._logs_lines = config.mode != "prometheus"
-        self.traffic = HostTraffic(*(self._log_value, self._log_prediction) if self._logs_lines else ())
+        self.traffic = HostTraffic(self if self._logs_lines else None)
 
     # ---- recording ----
 
@@ -43,9 +53,8 @@ class Telemetry:
         for sample in samples:
             definition = self._metrics.take(sample, model)
             if definition is not None and self._logs_lines:
-                values = tuple(text for _, text in sample[4])
-                payload = (model_line, definition, sample[3], values, self._host, sample[5])
-                self._logs.put(MODEL_METRICS, logging.INFO, "main", MODEL_METRICS, payload, sum(map(len, values)))
+                line = model_line(definition, tuple(text for _, text in sample[4]), self._host)
+                self._logs.add(line, (sample[3], sample[5]), len(sample[5]))
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
         """Record readings of the host; a device is the last label before the host."""
@@ -53,18 +62,38 @@ class Telemetry:
             labels = ("Host",) if device is None else ("Host", device)
             metric = self._metrics.server_metric(name, "gauge")
             if metric is not None and metric.add(value, (*labels, self._host)):
-                self._log_value(name, value, labels)
+                line = self._server_line(name, labels, MetricText.of_server)
+                if line is not None:
+                    self._logs.add(line, (value,))
 
-    def _log_prediction(self, model: str, milliseconds: float, ids: str) -> None:
-        self.add_samples([prediction(model, milliseconds, ids)], model)
+    # ---- log lines ----
 
-    def _log_value(self, name: str, value: float, labels: tuple[str, ...]) -> None:
-        """Log one value of the server, if the configuration defines the metric."""
+    def events(self, name: str, labels: tuple[str, ...]) -> LogEvent:
+        add, line = self._logs.add, self._server_line(name, labels, MetricText.of_event)
+        return (lambda: None) if line is None else (lambda: add(line, ()))
+
+    def times(self, name: str, labels: tuple[str, ...]) -> LogTime:
+        add, line = self._logs.add, self._server_line(name, labels, MetricText.of_time)
+        return (lambda value: None) if line is None else (lambda value: add(line, (value,)))
+
+    def _server_line(
+        self, name: str, labels: tuple[str, ...], to_text: Callable[Concatenate[MetricText, ...], str]
+    ) -> LineFormat | None:
+        """The format of a series of the server; None if the configuration does not define the metric."""
         definition = self.definitions.server.get(name)
         if definition is None or not self._logs_lines or (self._mode == "legacy" and name in LEGACY):
-            return
-        payload = (server_line, definition, value, labels, self._host)
-        self._logs.put(TS_METRICS, logging.INFO, "main", TS_METRICS, payload)
+            return None
+        return LineFormat(TS_METRICS, to_text=MethodType(to_text, MetricText(definition, labels, self._host)))
+
+    def predictions(self, model: str) -> LogPrediction:
+        """Log the times of a model's handler."""
+        definition = self._metrics.take(prediction(model, 0.0), model)
+        if definition is None:
+            return lambda milliseconds, ids: None
+        add = self._logs.add
+        text = MetricText(definition, (model, "Model"), self._host)
+        line = LineFormat(MODEL_METRICS, to_text=text.of_prediction)
+        return lambda milliseconds, ids: add(line, (milliseconds, ids), len(ids))
 
     # ---- exposition ----
 
@@ -123,6 +152,12 @@ class Telemetry:
     def model_definitions(self) -> list[Definition]:
         """The definitions that workers receive."""
         return [*self.definitions.model.values()]
+
+
+@lru_cache(10_000)
+def model_line(definition: Definition, label_values: tuple[str, ...], host: str) -> LineFormat:
+    """The format of a handler's series; cached, since handlers do not know their series in advance."""
+    return LineFormat(MODEL_METRICS, to_text=MetricText(definition, label_values, host).of_model)
 
 
 def prediction(model: str, milliseconds: float, ids: str = "") -> Sample:

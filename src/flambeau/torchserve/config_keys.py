@@ -77,6 +77,7 @@ KEYS = {
     # Not in TorchServe.
     "allow_unprotected": ConfigKey("allow_unprotected", values.switch),
     "allowed_hosts": ConfigKey("allowed_hosts", values.names),
+    "strict_calls": ConfigKey("strict_calls", values.switch),
     "allow_private_urls": ConfigKey("allow_private_urls", values.switch),
     "min_download_rate": ConfigKey("min_download_rate", values.whole()),
     "key_file": ConfigKey("keys.file", values.path),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flambeau.config.server import Address, GrpcConfig, MetricsConfig, ServerConfig, with_field
+from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig, with_field
 from flambeau.errors import ConfigError, json_problem
 from flambeau.torchserve.config_keys import (
     CONTROL_KEYS,
@@ -27,10 +27,13 @@ from flambeau.torchserve.java_properties import parse as parse
 
 logger = logging.getLogger(__name__)
 
-# TorchServe's defaults: gRPC is on, registering models over the APIs is off.
+DEFAULT_URLS = ("file://.*", "https?://.*")  # private and metadata addresses need allow_private_urls as well
+# TorchServe's defaults: gRPC and keys are on, registering models over the APIs is off.
 TORCHSERVE = ServerConfig(
     grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071), is_optional=True),
+    keys=KeysConfig(is_on=True),
     model_api=False,
+    strict_calls=False,
     error_details=False,  # error documents have TorchServe's exact text; causes are logged
     measure=MetricsConfig(mode="both"),
     log_folder=Path("logs"),
@@ -88,10 +91,10 @@ def to_properties(
             logger.warning("%.200s is not a known key%s", key, f"; did you mean {near}?" if near else "")
     if not switch("enable_metrics_api", given.get("enable_metrics_api", "true")):
         server = replace(server, metrics=None)
-    if "token_expiration_min" in given and server.keys.is_on is None:  # an expiry implies that keys are on
-        server = with_field(server, "keys.is_on", True)
     if any(key.startswith("grpc_") for key in given):  # set explicitly, so a missing grpcio is an error
         server = with_field(server, "grpc.is_optional", False)
+    if "allowed_urls" not in given and manages_safely(server):
+        server = replace(server, allowed_urls=DEFAULT_URLS)
     if server.keys.is_on is False:  # set explicitly, as many existing containers do
         server = replace(server, allow_unprotected=True)
     if protocol := environment.get("TS_OPEN_INFERENCE_PROTOCOL"):
@@ -103,6 +106,12 @@ def to_properties(
         model_snapshot=given.get("model_snapshot"),
         given=given,
     )
+
+
+def manages_safely(server: ServerConfig) -> bool:
+    """Whether only this machine, or a caller with the key, can register models."""
+    listeners = (server.management, server.grpc.management)
+    return server.needs_keys or all(address is None or address.is_loopback for address in listeners)
 
 
 def read_file(path: Path) -> dict[str, str]:

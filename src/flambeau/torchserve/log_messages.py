@@ -6,7 +6,7 @@ import logging
 import platform
 import time
 
-from flambeau.logs.line_formats import MODEL, printable
+from flambeau.logs.line_formats import MODEL, LineFormat, printable
 from flambeau.logs.writer import Logs
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents, WorkerRef
@@ -26,6 +26,7 @@ class TorchServeEvents(ServerEvents):
         self._recovering: set[str] = set()  # workers that failed and have not loaded since
         self._tracebacks: dict[str, str] = {}  # worker → that of its last load failure
         self._explained: set[str] = set()  # workers whose load failure is in the model log
+        self._batch_lines: dict[str, LineFormat] = {}  # worker → of the line for each batch
 
     def model_loaded(self, model: str) -> None:
         logger.info("Model %s loaded.", printable(model))
@@ -103,7 +104,11 @@ class TorchServeEvents(ServerEvents):
             self._explained.add(worker)
 
     def batch_sent(self, worker: str) -> None:
-        self._print(worker, f"Backend received inference at: {int(time.time())}")
+        line = self._batch_lines.get(worker)
+        if line is None:
+            to_text = "Backend received inference at: {}".format
+            line = self._batch_lines[worker] = LineFormat(MODEL, thread=f"{worker}-stdout", to_text=to_text)
+        self._logs.add(line, ())
 
     def stream_cancelled(self, worker: str, request_id: str) -> None:
         logger.info("Connection to client got closed; Removing job: %s", request_id)
@@ -127,6 +132,7 @@ class TorchServeEvents(ServerEvents):
         self._recovering.discard(worker.name)
         self._explained.discard(worker.name)
         self._tracebacks.pop(worker.name, None)
+        self._batch_lines.pop(worker.name, None)
 
     def _print(self, worker: str, *lines: str) -> None:
         """Write to the model log, unless it goes to a terminal."""

@@ -115,7 +115,7 @@ def summary_of(properties: Properties, file: Path | None) -> list[str]:
         "Maximum Request Size": server.max_request_bytes,
         "Allowed Urls": [*server.allowed_urls] or "none",
         "Metrics mode": server.measure.mode,
-        "Token authorization": "on" if server.needs_keys else "off",
+        "Token authorization": f"on; the keys are in {server.keys.file.absolute()}" if server.needs_keys else "off",
         "Model API enabled": str(server.model_api).lower(),
     }
     return [f"{name}: {value}" for name, value in lines.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -136,6 +137,8 @@ class WorkerChannel:
         return True
 
 
+_size = struct.Struct("<I")  # PREFIX bytes
+_read_size, _write_size = _size.unpack_from, _size.pack
 _encode = msgspec.msgpack.Encoder().encode
 _decode_to_worker = msgspec.msgpack.Decoder(list[ToWorker]).decode
 _decode_to_server = msgspec.msgpack.Decoder(list[ToServer]).decode
@@ -151,7 +154,7 @@ class BadFrame(Exception):
 
 def to_frame(messages: Sequence[ToWorker | ToServer]) -> bytes:
     payload = _encode(messages)
-    return len(payload).to_bytes(PREFIX, "little") + payload
+    return _write_size(len(payload)) + payload
 
 
 def decode_to_worker(payload: memoryview) -> list[ToWorker]:
@@ -195,7 +198,7 @@ class FrameBuffer:
         self._end += count
         while (held := self._end - self._start) >= PREFIX:
             start = self._start + PREFIX
-            size = int.from_bytes(self._view[self._start : start], "little")
+            (size,) = _read_size(self._view, self._start)
             if size > self._max_frame_bytes:
                 raise BadFrame(f"a frame of {size} bytes; at most {self._max_frame_bytes} are allowed")
             if held < PREFIX + size:

@@ -35,6 +35,7 @@ NO_GPU = re.compile(
 SIGNATURE = re.compile(r"\b(handle|initialize|preprocess|inference|postprocess)\(\) (takes|missing)")
 PARSED = re.compile(r"the JSON object must be str, bytes or bytearray, not (\w+)")
 TYPES = "JSON arrives parsed, text as str, everything else as bytearray; check the type with isinstance"
+NO_CHUNK = "yielded None, expected text, bytes or JSON. Yield only what is to be sent; `return` ends a stream"
 SIGNATURES = {
     "handle": "handle(self, data, context)",
     "initialize": "initialize(self, context)",

@@ -14,7 +14,7 @@ from flambeau.worker.handler_mistakes import place_of
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import in_envelope, load_handler
 from flambeau.worker.model import new_context
-from flambeau.worker.results import BadResult, check_result, to_body
+from flambeau.worker.results import BadResult, check_chunk, check_result, to_body
 from flambeau.worker.stage_timings import StageObserver
 
 
@@ -67,7 +67,7 @@ class LocalWorker:
     def _add(self, values: Sequence[Any], indices: Sequence[int] | None = None, verb: str = "sent") -> None:
         chosen = range(len(self._replies)) if indices is None else indices
         for i, value in zip(chosen, check_result(values, len(chosen), verb), strict=True):
-            chunks = value if inspect.isgenerator(value) else [value]
+            chunks = map(check_chunk, value) if inspect.isgenerator(value) else [value]
             for body in map(to_body, chunks):
                 self.largest_part_bytes = max(self.largest_part_bytes, len(body))
                 self._replies[i] += body

@@ -19,7 +19,7 @@ from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Handle
 from flambeau.worker.model import LoadedModel
 from flambeau.worker.outbox import PAUSE_S, Channel, Outbox
-from flambeau.worker.results import BadResult, check_result
+from flambeau.worker.results import BadResult, check_chunk, check_result
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class BatchRunner:
                 if self._outbox.is_paused(job_id):
                     continue
                 try:
-                    self._outbox.send(context, i, next(stream), last=False)
+                    self._outbox.send(context, i, check_chunk(next(stream)), last=False)
                     if self._outbox.is_cancelled(job_id):
                         stream.close()  # type: ignore[attr-defined]
                 except StopIteration:

@@ -14,7 +14,7 @@ import msgspec
 
 from flambeau.wire.messages import Part
 from flambeau.worker.context import Context, RequestProcessor
-from flambeau.worker.handler_mistakes import explain_count, explain_type, explain_value, to_plain
+from flambeau.worker.handler_mistakes import NO_CHUNK, explain_count, explain_type, explain_value, to_plain
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,17 @@ def check_result(result: Any, count: int, verb: str = "returned") -> Sequence[An
         raise BadResult("Invalid model predict output", explain_type(result, count, verb))
     if len(result) != count:
         raise BadResult("number of batch response mismatched", explain_count(len(result), count, verb))
+    if verb == "yielded":
+        for chunk in result:
+            check_chunk(chunk)
     return result
+
+
+def check_chunk(chunk: Any) -> Any:
+    """A yielded value; raises BadResult for None, which would be the text `null` in the middle of a stream."""
+    if chunk is None:
+        raise BadResult("Invalid model predict output", NO_CHUNK)
+    return chunk
 
 
 def stream_goes_on(context: Context, i: int, value: Any) -> bool | None:

@@ -11,11 +11,12 @@ def test_every_api_is_named_with_its_actual_port():
         inference=Address(port=0),
         management=Address(port=8081, is_tls=True),
         metrics=Address("::1", 8082),
+        pages=True,
         grpc=GrpcConfig(inference=Address(port=7070), management=Address(port=7071)),
     )
     opened = {config.inference: Address(port=41000)} | {one: one for one in (config.management, config.metrics)}
     assert describe_addresses(config, opened) == (
-        "management API https://127.0.0.1:8081, metrics http://[::1]:8082/metrics, "
+        "management API https://127.0.0.1:8081, console https://127.0.0.1:8081/, metrics http://[::1]:8082/metrics, "
         "OpenAI base URL http://127.0.0.1:41000/v1, gRPC inference 127.0.0.1:7070, gRPC management 127.0.0.1:7071"
     )
 

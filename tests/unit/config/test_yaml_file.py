@@ -130,3 +130,14 @@ def test_invalid_yaml_is_shown_with_its_line_and_where_its_part_begins():
     assert "(line 3, column 2) in `c: 2`, while parsing a flow sequence that begins at line 2" in str(caught.value)
     with pytest.raises(ConfigError, match="indent with spaces"):
         load_yaml(b"a: 1\n\tb: 2\n", "m.yaml")
+
+
+def test_key_that_is_set_twice_is_named_with_both_lines(tmp_path, caplog):
+    file = tmp_path / "model-config.yaml"
+    file.write_text("minWorkers: 1\nhandler: &h\n  a: 1\n  b: 2\n  a: 3\nmore: {<<: *h, a: 4}\nminWorkers: 2\n")
+    options = read_options(file)
+    assert (options["minWorkers"], options["handler"]["a"], options["more"]["a"]) == (2, 3, 4)
+    assert [record.args for record in caplog.records] == [
+        ("model-config.yaml", "minWorkers", 1, 7),
+        ("model-config.yaml", "a", 3, 5),
+    ]

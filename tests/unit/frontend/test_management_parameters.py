@@ -114,3 +114,26 @@ def test_description_has_the_limits_of_the_table():
     assert schemas["runtime"]["enum"] == ["python", "python3", "LSP"]
     body = register["requestBody"]["content"]["application/json"]["schema"]
     assert body["properties"] == schemas
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value", "expected", "is_used"),
+    [
+        (REGISTER, "batch_size", "dd", None, False),
+        (REGISTER, "batch_size", "-5", None, False),
+        (REGISTER, "startup_timeout", "0", 0, True),
+        (REGISTER, "initial_workers", "-1", -1, True),
+        (REGISTER, "synchronous", "-1", False, False),
+        (SCALE, "min_worker", "nan", 1, False),
+        (SCALE, "min_worker", "-1", -1, True),
+    ],
+)
+def test_lenient_reading_takes_what_existing_clients_send(table, name, value, expected, is_used, caplog):
+    assert read_parameters(table, {name: value}, strict=False)[name] == expected
+    assert (not caplog.records) is is_used  # what is not used is a warning
+
+
+@pytest.mark.parametrize(("name", "value"), [("min_worker", "99999999"), ("model_version", "a\0b")])
+def test_lenient_reading_keeps_the_limits(name, value):
+    with pytest.raises(BadRequest, match=name):
+        read_parameters(SCALE, {name: value}, strict=False)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flambeau.logs.line_formats import full_line, local_time, masked, printable, terminal_line, tidy
+from flambeau.logs.line_formats import LineFormat, local_time, masked, printable, terminal_line, tidy
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 SIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Credential=AKIA%2F1&X-Amz-Signature=abc&x=1"
@@ -36,7 +36,8 @@ def test_messages_keep_their_lines_and_other_control_characters_are_escaped():
 def test_layouts_of_files_and_terminal():
     assert re.fullmatch(TIME, local_time(1717105563.6254))
     assert local_time(1717105563.6254).endswith(",625")
-    line = full_line(local_time(0), logging.WARNING, "W-9000-m_1.0-stderr", "MODEL_LOG", "hello")
-    assert re.fullmatch(TIME + r" \[WARN \] W-9000-m_1\.0-stderr MODEL_LOG - hello\n", line)
+    line = LineFormat("MODEL_LOG", logging.WARNING, "W-9000-m_1.0-stderr")
+    assert line.full == line.own == " [WARN ] W-9000-m_1.0-stderr MODEL_LOG - "
+    assert LineFormat("ACCESS_LOG").own == " - "
     assert terminal_line(0, logging.INFO, "hello") == "1970-01-01T00:00:00Z INFO    hello\n"
     assert printable("a\nb\x1b[31m") == r"a\nb\x1b[31m"

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flambeau.logs import console, rolling_file, writer
-from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, TS_METRICS
+from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, TS_METRICS, LineFormat
 from flambeau.logs.rolling_file import RollingFile
 from flambeau.logs.writer import Logs, QueueHandler, grpc_line, http_line, remote_of
 
@@ -27,7 +27,7 @@ def test_every_line_goes_to_its_file_the_servers_file_and_the_console(tmp_path, 
     names = {SERVER: "ts_log.log", ACCESS: "access_log.log", MODEL: "model_log.log", TS_METRICS: "ts_metrics.log"}
     files = {channel: RollingFile(tmp_path / "logs" / name) for channel, name in names.items()}
     logs = Logs(pipe[1], files, is_terminal=False)
-    logs.put(ACCESS, logging.INFO, "main", ACCESS, (lambda word, created: f"{word} asked", "somebody"))
+    logs.add(LineFormat(ACCESS, to_text=lambda word, second: f"{word} asked"), ("somebody",))
     logs.put(MODEL, logging.WARNING, "W-1-m_1-stderr", MODEL, [b"one", "zwei \xfc".encode("latin-1")])
     logs.put(TS_METRICS, logging.INFO, "main", TS_METRICS, "QueueTime")
     logs.put(SERVER, logging.DEBUG, "main", "flambeau.x", "state")
@@ -95,7 +95,7 @@ def test_what_waits_is_bounded_in_bytes_and_drops_are_counted(pipe, tmp_path, mo
         for _ in range(20):
             logs.put(MODEL, logging.INFO, "W", MODEL, [b"x" * 1000] * 50)
             logs.put(SERVER, logging.INFO, "main", "x", "y" * 30_000)
-            logs.put(ACCESS, logging.INFO, "main", ACCESS, (http_line, "/h:1", "GET", "/" + "z" * 40_000), 40_000)
+            logs.add(LineFormat(ACCESS, to_text=http_line), ("/h:1", "GET", "/" + "z" * 40_000), 40_000)
         assert sum(entry[-1] for entry in logs._waiting) < 100_000
         dropped = logs.num_dropped
     assert dropped > 0
@@ -153,7 +153,7 @@ def test_lines_below_a_logs_level_are_dropped(pipe):
 
 def test_logs_continue_after_a_line_that_cannot_be_formatted(pipe):
     logs = Logs(pipe[1])
-    logs.put(SERVER, logging.INFO, "main", "x", (lambda created: 1 / 0,))
+    logs.add(LineFormat(SERVER, to_text=lambda second: 1 / 0), ())
     logs.put(SERVER, logging.INFO, "main", "x", "lost with it")
     while logs._waiting:
         time.sleep(0.01)
@@ -198,3 +198,32 @@ def test_access_log_has_no_signatures():
     assert "abc" not in line
     assert "AKIA" not in line
     assert "/models?url=https://b.s3" in line
+
+
+def test_entries_added_while_the_logs_close_are_written(tmp_path):
+    file = RollingFile(tmp_path / "ts_log.log")
+    logs = Logs(None, {SERVER: file}, is_terminal=False)
+    logs.put(SERVER, logging.INFO, "main", "x", "first")
+    join = logs._thread.join
+
+    def join_late(timeout_s):
+        join(timeout_s)
+        logs.put(SERVER, logging.INFO, "main", "x", "last")
+
+    logs._thread.join = join_late
+    logs.close()
+    assert [line.partition(" x - ")[2] for line in (tmp_path / "ts_log.log").read_text().splitlines()] == [
+        "first",
+        "last",
+    ]
+
+
+def test_a_console_that_is_a_file_gets_everything_at_once(tmp_path, monkeypatch):
+    descriptor = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    sizes = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda to, data: sizes.append(len(data)) or write(to, data))
+    console.Console(descriptor).write(b"line\n" * 20_000)
+    os.close(descriptor)
+    assert sizes == [100_000]
+    assert (tmp_path / "out").stat().st_size == 100_000

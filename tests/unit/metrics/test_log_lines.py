@@ -1,19 +1,21 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from flambeau.metrics.definitions import Definition
-from flambeau.metrics.log_lines import model_line, parse_line, server_line
+from flambeau.metrics.log_lines import MetricText, parse_line
 
 DEFINITION = Definition("QueueTime", "gauge", "Milliseconds", ("Level", "Hostname"))
 
 
 def test_lines_as_torchserve_writes_them():
-    assert server_line(DEFINITION, 2, ("Host",), "vm", 17.9) == (
+    assert MetricText(DEFINITION, ("Host",), "vm").of_server(2, 17) == (
         "QueueTime.Milliseconds:2.0|#Level:Host|#hostname:vm,timestamp:17"
     )
     taken = Definition("PredictionTime", "gauge", "ms", ("ModelName", "Level"))
-    assert model_line(taken, 2.03, ("m", "Model"), "vm", "a,b", 17) == (
+    assert MetricText(taken, ("m", "Model"), "vm").of_model(2.03, "a,b", 17) == (
         "PredictionTime.ms:2.03|#ModelName:m,Level:Model|#hostname:vm,requestID:a,b,timestamp:17"
     )
 
@@ -44,6 +46,15 @@ def test_a_hostile_line_is_parsed_quickly():
 
 
 def test_labels_stay_on_their_line():
-    line = server_line(DEFINITION, 2, ("a\nb\x1b",), "vm", 17)
+    line = MetricText(DEFINITION, ("a\nb\x1b",), "vm").of_server(2, 17)
     assert line == "QueueTime.Milliseconds:2.0|#Level:a\\nb\\x1b|#hostname:vm,timestamp:17"
-    assert "\n" not in model_line(DEFINITION, 2, ("a",), "vm", "id\nid", 17)
+    assert "\n" not in MetricText(DEFINITION, ("a",), "vm").of_model(2, "id\nid", 17)
+
+
+def test_times_are_written_like_rounded_numbers():
+    text = MetricText(DEFINITION, ("Host",), "vm")
+    dice = random.Random(0)
+    times = [0.0, 0.0004, 0.0005, 0.05, 2.0, 10.0, 100.0, 9.9996, *(10 ** dice.uniform(-5, 9) for _ in range(2000))]
+    for value in times:
+        assert text.of_time(value, 17) == text.of_server(round(value, 3), 17)
+        assert text.of_prediction(value, "a", 17) == text.of_model(round(value, 2), "a", 17)

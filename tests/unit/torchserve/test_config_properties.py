@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flambeau.config.server import Address, GrpcConfig, KeysConfig, SequenceHeaders, ServerConfig, Tls, check_protection
 from flambeau.errors import ConfigError
 from flambeau.torchserve.config_keys import CORS, KEYS, WITHOUT_EFFECT, known_keys, variable_of
-from flambeau.torchserve.config_properties import TORCHSERVE, merge_settings, read_file, to_properties
+from flambeau.torchserve.config_properties import DEFAULT_URLS, TORCHSERVE, merge_settings, read_file, to_properties
 from support.log_records import logged
 
 LOGGER = "flambeau.torchserve.config_properties"
@@ -114,7 +114,22 @@ def test_the_rest_of_the_keys_reach_their_fields():
 def test_defaults_that_differ_from_our_own_command():
     config = server()
     assert (config.model_api, config.open_inference, config.measure.mode) == (False, True, "both")
-    assert config.allowed_urls == ()
+    assert (config.allowed_urls, config.strict_calls) == (DEFAULT_URLS, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"management_address": "http://0.0.0.0:1"}, DEFAULT_URLS),  # behind its key
+        ({"disable_token_authorization": "true"}, DEFAULT_URLS),  # on loopback
+        ({"disable_token_authorization": "true", "management_address": "http://0.0.0.0:1"}, ()),
+        ({"disable_token_authorization": "true", "grpc_management_address": "0.0.0.0"}, ()),
+        ({"disable_token_authorization": "true", "inference_address": "http://0.0.0.0:1"}, DEFAULT_URLS),
+        ({"allowed_urls": "https://a/.*"}, ("https://a/.*",)),
+    ],
+)
+def test_urls_are_allowed_by_default_if_only_trusted_callers_can_register_models(given, allowed):
+    assert server(**given).allowed_urls == allowed
 
 
 @pytest.mark.parametrize(
@@ -232,13 +247,11 @@ def test_open_inference_variable_decides_alone_when_it_is_not_empty(word, is_on)
 # ---- protection ----
 
 
-def test_keys_are_off_on_loopback_unless_asked_for_and_on_elsewhere_unless_switched_off():
-    assert not server().needs_keys
+def test_keys_are_on_unless_switched_off():
+    assert server().needs_keys
     assert server(disable_token_authorization="false").needs_keys
     assert server(inference_address="http://0.0.0.0:1").needs_keys
-    assert server(management_address="http://10.0.0.1:1").needs_keys
-    assert server(grpc_inference_address="0.0.0.0").needs_keys
-    assert not server(metrics_address="http://0.0.0.0:1").needs_keys
+    assert not server(disable_token_authorization="true").needs_keys
     assert not server(inference_address="http://0.0.0.0:1", disable_token_authorization="true").needs_keys
 
 

@@ -29,6 +29,10 @@ class FakeLogs:
         assert (channel, level, logger) == (MODEL, logging.INFO, MODEL)
         self.lines += [(thread, line.decode()) for line in payload]
 
+    def add(self, line, values):
+        assert (line.channel, line.level) == (MODEL, logging.INFO)
+        self.lines.append((line.thread, line.to_text(*values, 1_700_000_000)))
+
 
 @pytest.fixture
 def logs():

@@ -9,6 +9,7 @@ from flambeau.frontend import operations
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc.messages import management
 from flambeau.frontend.grpc.service import GrpcService, Message
+from flambeau.frontend.grpc.status import of_management, of_old_management
 from flambeau.frontend.http.errors import to_json
 from flambeau.frontend.management_parameters import LIST, REGISTER, SCALE, given_in, read_parameters, registration_of
 from flambeau.serving.server import Server
@@ -27,6 +28,7 @@ class ManagementService(GrpcService):
             read_timeout_s=server.config.request_read_timeout_s,
             keys=keys,
             kind="management",
+            statuses=of_management if server.config.strict_calls else of_old_management,
         )
         self._server = server
         self.one("DescribeModel", management("DescribeModelRequest"), self.describe)

@@ -84,6 +84,12 @@ def of_management(error: FlambeauError) -> tuple[StatusCode, str]:
     return code, f"{_PACKAGES.get(name, 'org.pytorch.serve.http')}.{name}"
 
 
+def of_old_management(error: FlambeauError) -> tuple[StatusCode, str]:
+    """The same, with the codes that existing clients get for conflicts and time-outs."""
+    code, name = of_management(error)
+    return StatusCode.UNKNOWN if isinstance(error, (ModelExists, DefaultVersionInUse, DeadlinePassed)) else code, name
+
+
 def of_prediction(error: FlambeauError) -> tuple[StatusCode, str]:
     """The same for prediction calls, where errors before a worker has the request are INTERNAL.
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Coroutine
+import re
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.bodies import field_of, is_form
 from flambeau.frontend.http.errors import JSON_TYPE, error_event, respond_error, respond_json
-from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
 from flambeau.serving.job import Job, priority_named
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Kind, Part, header
 
+MAX_SCALAR = 32  # bytes of a number
+SCALAR = re.compile(rb"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null")
+ONLY_JSON_TYPE = (JSON_TYPE,)
 # Server-sent events in a streamed reply: none, the handler's own, or one made of each part as the client accepts them.
 NO_EVENTS, OWN_EVENTS, MADE_EVENTS = range(3)
 JSON_STARTS = frozenset((b"{\n", b"[\n", b"{}", b"[]"))
@@ -140,7 +144,7 @@ class Prediction:
         if not exchange.is_started:
             self.model.answers[first.status] += 1
             if first.last:
-                exchange.respond(first.status, first.body, first.headers or (), first.phrase)
+                exchange.respond(first.status, first.body, self.headers_of(first), first.phrase)
                 return
             headers = first.headers or ()
             if is_event_stream(header(headers, "content-type") or ""):
@@ -156,6 +160,10 @@ class Prediction:
             )
         else:
             exchange.send([part.body for part in parts], ends=ends)
+
+    def headers_of(self, whole: Part) -> Sequence[Header]:
+        """The headers of a reply that is a single part."""
+        return whole.headers or ()
 
     def on_error(self, error: FlambeauError) -> None:
         """Respond with the error. A stream of events that has started ends with an error event; any other response
@@ -178,24 +186,24 @@ class Prediction:
 
 
 class TypedPrediction(Prediction):
-    """A prediction that is JSON by its content type, where the handler returns a dict or a list and sets no type."""
+    """A prediction that is JSON by its content type, where the handler returns no text or bytes, and sets no type."""
 
     __slots__ = ()
 
-    def on_parts(self, parts: list[Part]) -> None:
-        first = parts[0]
-        if first.last and is_json_document(first.body) and not self.exchange.is_started:
-            headers = first.headers or ()
-            if header(headers, "content-type") is None:
-                self.model.answers[first.status] += 1
-                self.exchange.respond(first.status, first.body, [*headers, JSON_TYPE], first.phrase)
-                return
-        super().on_parts(parts)
+    def headers_of(self, whole: Part) -> Sequence[Header]:
+        headers = whole.headers
+        if not is_json_document(whole.body):
+            return headers or ()
+        if not headers:
+            return ONLY_JSON_TYPE
+        return headers if header(headers, "content-type") is not None else [*headers, JSON_TYPE]
 
 
 def is_json_document(body: bytes) -> bool:
-    """Whether a body is a dict or a list as workers write them: indented, or empty."""
-    return body[:2] in JSON_STARTS and body[-1:] in (b"}", b"]")
+    """Whether a body is a JSON value as workers write it: an indented or empty dict or list, a number, true or null."""
+    if body[:2] in JSON_STARTS:
+        return body[-1:] in (b"}", b"]")
+    return len(body) <= MAX_SCALAR and SCALAR.fullmatch(body) is not None
 
 
 EVENT_STREAM = "text/event-stream"

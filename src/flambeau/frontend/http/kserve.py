@@ -6,6 +6,7 @@ from typing import Any
 
 from flambeau import __version__
 from flambeau.frontend.http.api_descriptions import model_document
+from flambeau.frontend.http.bodies import bytes_of
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
@@ -17,11 +18,13 @@ from flambeau.wire.messages import Kind, Part, header
 
 READING = frozenset({"GET", "HEAD"})
 VERBS: dict[str, Kind] = {"predict": "predict", "infer": "predict", "explain": "explain"}
+MAX_BLANKS = 64  # before the brace of a JSON object
 SERVER_NAME = "Torchserve"  # existing clients match it
 EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data", "model_repository"]
 # A model without an envelope gets the protocol's; one with an envelope keeps its own.
 V1_ENVELOPES = {"": "instances"}
 V2_ENVELOPES = {"": "open_inference"}
+LISTS = {"instances": b'"instances"', "open_inference": b'"inputs"'}  # the key that each of them needs
 
 
 class KServeApi:
@@ -30,6 +33,7 @@ class KServeApi:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._details = server.config.shows_error_details
+        self._strict = server.config.strict_calls
         self._v2_server = {
             "": self.v2_metadata,
             "health/live": self.v2_live,
@@ -134,7 +138,9 @@ class KServeApi:
         if exchange.method == "OPTIONS":
             respond_json(exchange, 200, model_document(model.name))
             return
-        reply = KServeReply(exchange, model, self._details)
+        envelope = envelopes.get(model.envelope, "")
+        is_document = self._strict or not envelope or has_key(exchange, LISTS[envelope])
+        reply = (KServeReply if is_document else Prediction)(exchange, model, self._details)
         job = Job(
             reply,
             request_id=exchange.request_id,
@@ -142,9 +148,18 @@ class KServeApi:
             body=exchange.take_body(),
             arrived=exchange.arrived,
             kind=kind,
-            envelope=envelopes.get(model.envelope, ""),
+            envelope=envelope if is_document else "",
         )
         submit(reply, job, version)
+
+
+def has_key(exchange: Exchange, key: bytes) -> bool:
+    """Whether a body can be a JSON object with this key; other bodies are for the handler alone."""
+    body = exchange.body
+    if body is None:
+        return False
+    content = body.content if body.segment is None else body.segment.memory
+    return bytes(content[:MAX_BLANKS]).lstrip()[:1] == b"{" and key in bytes_of(exchange)
 
 
 def metadata(server: Server, model: Model) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class ManagementApi:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._strict = server.config.strict_calls
         self._collection = {"GET": self.list_models, "POST": self.register}
         self._model = {
             "GET": self.describe_model,
@@ -54,25 +55,27 @@ class ManagementApi:
 
     async def list_models(self, exchange: Exchange) -> None:
         """GET /models: the default versions by name, in pages."""
-        values = read_parameters(LIST, query_of(exchange))
+        values = read_parameters(LIST, query_of(exchange), strict=self._strict)
         document = operations.list_models(self._server, values["limit"], values["next_page_token"])
         respond_json(exchange, 200, document)
 
     async def register(self, exchange: Exchange) -> None:
         """POST /models, with parameters in the query, in a JSON body or in a form."""
         operations.check_model_api(self._server)
-        registration = registration_of(read_parameters(REGISTER, parameters(exchange)))
+        # A number in a JSON body has a type of its own: what is wrong there is an error, as it always was.
+        strict = self._strict or media_type_of(exchange) == "application/json"
+        registration = registration_of(read_parameters(REGISTER, parameters(exchange), strict=strict))
         respond_status(exchange, await operations.register(self._server, registration))
 
     async def describe_model(self, exchange: Exchange, name: str, version: str | None) -> None:
         """GET /models/{model}[/{version}]: settings, workers and their last failures."""
-        customized = read_parameters(DESCRIBE, query_of(exchange))["customized"]
+        customized = read_parameters(DESCRIBE, query_of(exchange), strict=self._strict)["customized"]
         document = await operations.describe(self._server, name, version, customized=customized)
         respond_json(exchange, 200, document)
 
     async def scale(self, exchange: Exchange, name: str, version: str | None) -> None:
         """PUT /models/{model}[/{version}]: change the number of workers."""
-        values = read_parameters(SCALE, query_of(exchange))
+        values = read_parameters(SCALE, query_of(exchange), strict=self._strict)
         minimum, maximum = values["min_worker"], values["max_worker"]
         result = await operations.scale(
             self._server,

@@ -152,26 +152,27 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.in_head:
             return  # the trailer of a chunked body
-        self.headers.append((name.decode("latin-1"), value.decode("latin-1")))
+        text = value.decode("latin-1")
+        self.headers.append((name.decode("latin-1"), text))
         size = len(name)
         if size == 14:
             if name.lower() == b"content-length":
                 self.content_length = int(value)
         elif size == 12:
             if name.lower() == b"x-request-id":
-                self.request_id = value.decode("latin-1")
+                self.request_id = text
         elif size == PRIORITY_SIZE and name.lower() == PRIORITY:
-            self.priority = value.decode("latin-1")
+            self.priority = text
         elif size == 4:
             if name.lower() == b"host":
                 if self.host is not None:  # this server and one before it could choose different ones
                     raise MalformedRequest("There are two Host headers")
-                self.host = value.decode("latin-1")
+                self.host = text
         elif size == 6:
             if (lower := name.lower()) == b"expect":
                 self.wants_continue = value.lower() == b"100-continue"
             elif lower == b"origin":
-                self.origin = value.decode("latin-1")
+                self.origin = text
 
     def on_headers_complete(self) -> None:
         self.in_head = False

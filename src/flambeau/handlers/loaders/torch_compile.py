@@ -40,7 +40,7 @@ def read_pt2(section: Any) -> Options | None:
 
 
 def compile_model(model: Any, options: Options) -> Any:
-    """Set the model up to compile at its first call; if that is not possible, log a warning with the reason."""
+    """The compiled module, which compiles at its first call; the model itself, with a warning, if it cannot be."""
     backend = options.get("backend")
     if backend is not None and not check_valid_pt2_backend(backend):
         near = suggest(str(backend), [known.value for known in PT2Backend])
@@ -55,23 +55,24 @@ def compile_model(model: Any, options: Options) -> Any:
     # torch logs a traceback for each input of a wrong shape; the client already gets a 400 for it.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:
-        model.compile(**options)  # in place: the model keeps its class and attributes
-        compiled: Callable[..., Any] = model._compiled_call_impl  # type: ignore[assignment]
-        model._compiled_call_impl = CompiledCall(model, compiled, is_dynamic="dynamic" not in options)
+        compiled: Any = torch.compile(model, **options)  # a module around the model; it has its attributes
+        compiled.forward = CompiledCall(model, compiled, compiled.forward, is_dynamic="dynamic" not in options)
     except Exception as error:
         logger.warning("the model is not compiled: %s", error)
         return model
     logger.info("Compiled model with %s", ", ".join(f"{key} {value}" for key, value in options.items()))
-    return model
+    return compiled
 
 
 class CompiledCall:
     """Calls the compiled model; compiles once for all batch sizes, and falls back to eager calls on failure."""
 
-    def __init__(self, model: torch.nn.Module, compiled: Callable[..., Any], *, is_dynamic: bool) -> None:
+    def __init__(
+        self, model: torch.nn.Module, module: torch.nn.Module, compiled: Callable[..., Any], *, is_dynamic: bool
+    ) -> None:
         self._model = model
+        self._module = module  # the one that calls this
         self._compiled = compiled
-        self._eager: Callable[..., Any] = model._call_impl
         self._is_dynamic = is_dynamic
         self._seen: set[Any] = set()
 
@@ -97,8 +98,8 @@ class CompiledCall:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            result = self._eager(*args, **kwargs)  # if this fails too, the input is the cause
-            self._model._compiled_call_impl = None
+            result = self._model(*args, **kwargs)  # if this fails too, the input is the cause
+            self._module.forward = self._model.__call__
             logger.warning("the model runs eagerly from now on: %s: %s", type(error).__name__, summary(error))
             return result
 

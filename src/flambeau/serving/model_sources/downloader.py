@@ -31,6 +31,7 @@ from flambeau.serving.model_sources.urls import (
     WebAddress,
     canonical,
     file_name_of,
+    has_authority,
     is_allowed,
     is_public,
     local_path_of,
@@ -101,13 +102,19 @@ class Downloader:
         self._is_closed = False
 
     def allows(self, url: str) -> bool:
-        """Whether `allowed_urls` allows this URL; a rejection is logged with its remedy."""
+        """Whether `allowed_urls` allows this URL; a rejection is logged with its remedy.
+
+        Raises DownloadFailed for a URL that is allowed as it is written, but whose host or port is none.
+        """
         try:
             if self.allows_all(readings_of(canonical(url))):
                 return True
             remedy = "it matches no expression of allowed_urls; add one to allow it"
         except ValueError as error:
             remedy = str(error)
+            if not has_authority(url) and is_allowed(url, self.allowed):
+                logger.error("%s could not be downloaded: %s", shown(url), printable(remedy))
+                raise DownloadFailed(url, cause=remedy) from None
         logger.warning("%s is rejected: %s", shown(url), remedy)
         return False
 

@@ -81,11 +81,22 @@ def canonical(url: str) -> str:
         host = f"[{host}]" if ":" in host else host
         netloc = host if parts.port is None else f"{host}:{parts.port}"
     path, encoded = parts.path, ""
+    if parts.scheme == "file" and not netloc:
+        path = f"/{path.lstrip('/')}"  # `file:////srv` is written as `file:///` before an absolute path
     while path != encoded:  # a code may be encoded itself
         path, encoded = _UNRESERVED.sub(lambda code: unquote(code[0]), path), path
     if "\0" in decoded(path) or has_dots(url):
         raise ValueError("its path holds . or .. or NUL")
     return urlunsplit((parts.scheme, netloc, path, parts.query, ""))
+
+
+def has_authority(url: str) -> bool:
+    """Whether the host and the port of a URL can be read."""
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        return False
+    return True
 
 
 def has_dots(url: str) -> bool:

@@ -62,15 +62,15 @@ class BatchDispatcher:
 
     def feed(self) -> None:
         queue, limits = self._queue, self._limits
-        while queue:
-            worker = self._pick(len(queue))
+        while num_waiting := len(queue):
+            worker = self._pick(num_waiting)
             if worker is None:
                 return
             if worker.places:  # jobs join a running batch one by one, without a delay
                 worker.send(queue.take(1))
                 continue
             if limits.delay_s is not None and not queue.oldest.is_alone:
-                wait = wait_s(len(queue), self._loop.time() - queue.oldest.arrived, limits)
+                wait = wait_s(num_waiting, self._loop.time() - queue.oldest.arrived, limits)
                 if wait > 0:
                     self._timer.start(wait)
                     return

@@ -216,7 +216,8 @@ class Sessions(JobQueue):
         return ended
 
     def expired(self, now: float) -> list[Session]:
-        return [session for session in self.all() if self._has_expired(session, now)]
+        """The sessions that have ended by now; one with waiting jobs ends when they are answered."""
+        return [session for session in self.all() if not session.waiting and self._has_expired(session, now)]
 
     def _has_expired(self, session: Session, now: float) -> bool:
         moment = ends_at(

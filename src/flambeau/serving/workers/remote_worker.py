@@ -161,7 +161,7 @@ class RemoteWorker:
         """Send these jobs as one batch."""
         batch = self._in_flight.add(jobs, self._now())
         self.has_suspect = jobs[0].is_suspect
-        if self._traffic.log_value is not None:
+        if self._traffic.log_prediction is not None:
             batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
         requests = []

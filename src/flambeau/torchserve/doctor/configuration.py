@@ -67,16 +67,13 @@ def differences(name: str, properties: Properties) -> Iterator[Finding]:
     server = properties.server
     if server.needs_keys:
         yield Finding("note", name, f"calls need a key from {server.keys.file}, as in TorchServe")
-    elif "disable_token_authorization" not in properties.given:
-        yield Finding(
-            "note", name, "no keys are needed on this loopback address; disable_token_authorization=false requires them"
-        )
     if not server.model_api:
         yield Finding("note", name, "the APIs cannot register models; enable_model_api=true allows it")
     if importlib.util.find_spec("grpc") is None:
         yield Finding("note", name, "the gRPC ports stay closed: pip install 'flambeau[grpc]'")
     if not server.allowed_urls:
-        yield Finding("note", name, "models cannot be downloaded: allowed_urls is not set")
+        text = "models cannot be downloaded: allowed_urls is not set, and any machine may register models without a key"
+        yield Finding("note", name, text)
     if "default_workers_per_model" not in properties.given:
         yield Finding("note", name, "a model starts with one worker per GPU, or one; default_workers_per_model sets it")
 

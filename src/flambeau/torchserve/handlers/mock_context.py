@@ -43,6 +43,9 @@ class MockContext:
         # TorchServe's own tests rely on a False for the first request.
         return bool(idx and exp and self.explain)
 
+    def get_all_request_header(self, idx: int) -> dict[str, str]:
+        return {"explain": "True"} if self.explain else {}
+
 
 def download_model(model_url: str, model_dir: Path) -> None:
     """Download weights as `model.pt`; a copy is cached in the home folder."""

@@ -34,12 +34,10 @@ class Metric:
         self.request_id = request_id
 
     def update(self, value: Any) -> None:
-        """Set the value; a counter adds to it."""
-        self.value = self.value + value if self.metric_method == "counter" else value
+        """Record a value; `value` stays the one that the metric was made with."""
         self._metric.add_or_update(value, self.dimension_values, self.request_id or "")
 
     def reset(self) -> None:
-        self.value = 0
         self._metric.add_or_update(0, self.dimension_values, self.request_id or "")
 
     def __str__(self) -> str:

@@ -31,6 +31,8 @@ Inputs = tuple[list[RequestProcessor], list[dict[str, Any]], dict[int, str]]
 class HandlerService:
     """A loaded model: its context and its entry point."""
 
+    cl_socket: Any = None  # for intermediate responses
+
     def __init__(
         self,
         model_name: str,
@@ -51,7 +53,6 @@ class HandlerService:
             config,
         )
         self._entry_point = entry_point
-        self.cl_socket: Any = None
 
     @property
     def context(self) -> Context:

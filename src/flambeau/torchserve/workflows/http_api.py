@@ -12,6 +12,7 @@ from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest
 from flambeau.frontend import operations
 from flambeau.frontend.http.api_descriptions import model_document
+from flambeau.frontend.http.bodies import media_type_of
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.management import parameters
@@ -41,6 +42,7 @@ class WorkflowExtension:
     """Workflows as an extension of a server."""
 
     def __init__(self, server: Server) -> None:
+        self._strict = server.config.strict_calls
         self.workflows = WorkflowRegistry(server, Store(workflow_store_of(server.config), server.store.downloader))
 
     @property
@@ -83,7 +85,8 @@ class WorkflowExtension:
         exchange.respond(200, await self.workflows.predict(segments[1], request), (JSON_TYPE,))
 
     async def _register(self, exchange: Exchange) -> None:
-        values = read_parameters(REGISTER, parameters(exchange))
+        strict = self._strict or media_type_of(exchange) == "application/json"
+        values = read_parameters(REGISTER, parameters(exchange), strict=strict)
         if values["url"] is None:
             raise BadRequest("Parameter url is required.")
         # Shielded: a registration that has begun is finished even when its caller disconnects.
@@ -99,7 +102,7 @@ class WorkflowExtension:
         _status(exchange, f"Workflow {workflow.name} has been registered and scaled successfully.")
 
     async def _list(self, exchange: Exchange) -> None:
-        respond_json(exchange, 200, page([*self.workflows], query_of(exchange)))
+        respond_json(exchange, 200, page([*self.workflows], query_of(exchange), strict=self._strict))
 
     async def _describe(self, exchange: Exchange, name: str) -> None:
         respond_json(exchange, 200, [document(self.workflows.find(name))])
@@ -109,9 +112,9 @@ class WorkflowExtension:
         _status(exchange, f'Workflow "{name}" unregistered')
 
 
-def page(workflows: list[Workflow], query: Mapping[str, str]) -> dict[str, Any]:
+def page(workflows: list[Workflow], query: Mapping[str, str], *, strict: bool = True) -> dict[str, Any]:
     """One page of the list of workflows."""
-    values = read_parameters(LIST, query)
+    values = read_parameters(LIST, query, strict=strict)
     start, limit = max(0, values["next_page_token"]), values["limit"]
     end = start + (limit if 0 <= limit <= operations.PAGE else operations.PAGE)
     token = {"nextPageToken": str(end)} if end < len(workflows) else {}

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from flambeau.handlers.loaders.torch_compile import compile_lock, compile_model, read_pt2
+from flambeau.handlers.loaders.torch_compile import CompiledCall, compile_lock, compile_model, read_pt2
 from support.log_records import logged
 from support.models.net import Net
 
@@ -69,11 +69,22 @@ def test_failing_compiler_falls_back_with_its_reason(caplog):
     torch._dynamo.register_backend(broken, name="broken_for_tests")
     model = Net()
     expected = model(torch.ones(3, 4))
-    compile_model(model, {"backend": "broken_for_tests"})
-    assert torch.equal(model(torch.ones(3, 4)), expected)
-    [(_, reason)] = logged(caplog, LOGGER)
+    compiled = compile_model(model, {"backend": "broken_for_tests"})
+    assert torch.equal(compiled(torch.ones(3, 4)), expected)
+    assert torch.equal(compiled(torch.ones(3, 4)), expected)
+    [(_, reason)] = logged(caplog, LOGGER)  # once: the second call is eager
     assert "no silicon today" in reason
-    assert model._compiled_call_impl is None
+
+
+def test_compiled_model_is_torchs_module_with_the_attributes_of_the_model():
+    torch._dynamo.reset()
+    model = Net().eval()
+    model.labels = ["a", "b"]
+    compiled = compile_model(model, {"backend": "eager"})
+    assert type(compiled) is torch._dynamo.OptimizedModule
+    assert compiled.labels == ["a", "b"]
+    assert not compiled.training
+    assert torch.equal(compiled(torch.ones(3, 4)), model(torch.ones(3, 4)))
 
 
 def test_one_compilation_serves_all_batch_sizes_above_one():
@@ -94,7 +105,7 @@ def test_bad_input_is_not_taken_for_a_failed_compilation(caplog):
     model(torch.zeros(2, 4))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         model(torch.zeros(2, 5))
-    assert model._compiled_call_impl is not None
+    assert type(model.forward) is CompiledCall
     assert not logged(caplog, LOGGER)
 
 

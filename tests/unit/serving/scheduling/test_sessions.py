@@ -169,3 +169,11 @@ def test_taking_all_ends_every_session():
     assert sessions.num_lone == 1
     assert sessions.take_all() == [lone, job]
     assert sessions.all() == []
+
+
+def test_session_past_its_time_answers_the_jobs_that_wait_first():
+    sessions = new_sessions()
+    session = sessions.put_in_session(new_job("a"), 0.0)
+    assert sessions.expired(61.0) == []
+    session.take()
+    assert sessions.expired(61.0) == [session]
