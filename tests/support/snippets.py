@@ -16,9 +16,9 @@ def snippets(file: str, language: str) -> list[str]:
     return [code for kind, code in FENCE.findall((ROOT / file).read_text()) if kind == language]
 
 
-def run(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run(command: str, folder: Path, timeout: float = 100, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = ["bash", "-euo", "pipefail", "-c", command]
     return subprocess.run(
-        shell, cwd=folder, env={**os.environ, **env, "PATH": path}, capture_output=True, text=True, timeout=100
+        shell, cwd=folder, env={**os.environ, **env, "PATH": path}, capture_output=True, text=True, timeout=timeout
     )

@@ -260,7 +260,7 @@ def example_models(overrides: ModelOverrides) -> Iterator[InitialModel]:
     if digits_lack:
         logger.warning(explain_missing("the example image model", digits_lack, "example"))
     else:
-        yield from find_models(digits.archive(), overrides)
+        yield InitialModel(path=digits.FOLDER, name=digits.NAME, handler="handler.py", settings=overrides.settings)
     if shakespeare_lacks:
         logger.warning(explain_missing("the example language model", shakespeare_lacks, "llm"))
     else:
