@@ -15,7 +15,7 @@ SCORECARD ?=
 PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install serve test unit perf gpu coverage check format docs site picture house bench scorecard wheel hooks clean
+.PHONY: help install serve test unit perf gpu coverage check format docs site picture house bench scorecard wheel hooks clean browser
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,9 +25,12 @@ install: $(VENV)/installed ## Create .venv with every extra and the development 
 serve: $(VENV)/serving ## Install the server and what its examples need, then serve them, or SERVE="path …", until Ctrl-C.
 	$(BIN)/flambeau serve $(SERVE)
 
-test: install check ## Run everything that CI runs: check, then all tests but perf; print the slowest 25.
+test: install browser check ## Run everything that CI runs: check, then all tests but perf; print the slowest 25.
 	# In the order of tests/conftest.py: long files first. xdist would begin with the files that have most tests.
 	$(PYTEST) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25
+
+browser: ## Install Chromium for the browser tests, where apt-get can.
+	@scripts/browser.sh
 
 unit: install ## Run the unit tests, or TESTS="path …", in one process.
 	$(PYTEST) $(or $(TESTS),tests/unit)

@@ -7,7 +7,7 @@ function formsOf(model) {
   if (model.abilities.includes("generate")) return ["chat", "json"];
   if (model.abilities.includes("embed")) return ["embed", "json", "text"];
   if (/image|object|segment|vision|digit|mnist/i.test(model.handler)) return ["image", "json", "file"];
-  if (/text|classif|token|question|summar|translat|mask/i.test(model.handler)) return ["text", "json", "file"];
+  if (/text|classif|token|question|summariz|translat|mask/i.test(model.handler)) return ["text", "json", "file"];
   return ["json", "text", "image", "file"];
 }
 
