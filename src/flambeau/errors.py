@@ -376,6 +376,8 @@ def json_problem(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start + 1} is not valid {error.encoding.upper()}"
     if isinstance(error, json.JSONDecodeError):
+        if not error.doc.strip():
+            return "it is empty"
         return f"{error.msg} (line {error.lineno}, column {error.colno})"
     return str(error)
 

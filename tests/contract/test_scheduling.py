@@ -10,7 +10,7 @@ import pytest
 from support.archives import pack_handler
 from support.streams import Stream
 
-NO_WORKER = 'Model "{}" has no worker to serve inference request. Please use scale workers API to add workers.'
+NO_WORKER = 'Model "{}" has no worker to serve inference request.'
 PRIORITY = "x-flambeau-priority"
 
 
@@ -67,15 +67,6 @@ def test_without_a_ticket_a_request_is_refused_at_once(start, tmp_path):
     assert busy.result().status == 200
     assert noted.ask("again").status == 200
     assert noted.names() == ["busy", "again"]
-
-
-def test_with_a_version_the_text_names_it(start, tmp_path):
-    noted = Noted(serve(start, tmp_path, useJobTicket="true"), tmp_path)
-    busy = noted.keep_busy()
-    refused = noted.server.predict("noting", {}, version="1.0")
-    assert refused.json["message"].startswith('Model "noting" Version 1.0" has no worker to serve inference request.')
-    noted.release()
-    assert busy.result().status == 200
 
 
 def test_each_idle_worker_has_a_ticket(start, tmp_path):
@@ -199,7 +190,8 @@ def test_error_of_an_async_request_reaches_nobody_else(start, tmp_path):
     server = serve(start, tmp_path, handler="asynchronous", asyncCommunication="true")
     good = server.at_once(lambda i: ask(server, s=0.8, i=i), [*range(4)])
     bad = server.at_once(lambda i: server.predict("asynchronous", {"s": 0.1, "raise": True}), [*range(3)])
-    assert [(r.result().status, r.result().json["message"]) for r in bad] == [(503, "Prediction failed")] * 3
+    assert [r.result().status for r in bad] == [503] * 3
+    assert all(r.result().json["message"].startswith("Prediction failed: ") for r in bad)
     assert [future.result().json["i"] for future in good] == [*range(4)]
     ids = {future.result().json["id"] for future in good}
     assert len(ids) == 4
@@ -208,7 +200,7 @@ def test_error_of_an_async_request_reaches_nobody_else(start, tmp_path):
 def test_async_request_has_a_response_timeout_of_its_own(start, tmp_path):
     server = serve(start, tmp_path, handler="asynchronous", asyncCommunication="true", responseTimeout=1)
     reply = ask(server, s=60)
-    assert (reply.status, reply.json["message"]) == (500, "Worker died.")
+    assert (reply.status, reply.json["message"].startswith("Worker died: ")) == (500, True)
     assert ask(server, i=1).status == 200
 
 

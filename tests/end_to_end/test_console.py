@@ -17,6 +17,15 @@ from support.running import HANDLERS, RunningServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_browser()]
 SERIOUS = ("serious", "critical")
+TALKATIVE = """
+example = {"text": "hi"}
+
+def handle(data, context):
+    if data is None:
+        print("<b>loaded</b>", flush=True)
+        return None
+    return [row["text"].upper() for row in data]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +34,10 @@ def served(tmp_path_factory):
     store = folder / "store"
     store.mkdir()
     pack_handler(store, "echo", name="second")
-    server = RunningServer(folder / "log", str(HANDLERS / "echo.py"), "--model-store", str(store))
+    (folder / "talkative.py").write_text(TALKATIVE)
+    server = RunningServer(
+        folder / "log", str(HANDLERS / "echo.py"), str(folder / "talkative.py"), "--model-store", str(store)
+    )
     yield server.wait_ready()
     server.stop()
 
@@ -47,9 +59,9 @@ def browser(window, served):
 
 def test_overview_shows_models_and_the_host(browser):
     assert browser.sees("echo")
-    assert browser.sees("1 of 1")
+    assert browser.sees("2 of 2")
     assert browser.sees("CPU")
-    assert browser.evaluate("document.querySelectorAll('.models tbody tr').length") == 1
+    assert browser.evaluate("document.querySelectorAll('.models tbody tr').length") == 2
 
 
 def test_requests_appear_in_the_charts(browser, served):
@@ -116,6 +128,29 @@ def test_playground_shows_the_answer_and_the_code(browser):
     assert browser.sees("--data-binary 'a few words'")
 
 
+def test_output_of_a_worker_is_shown_as_text(browser):
+    browser.click("talkative")
+    assert browser.sees("<b>loaded</b>")
+
+
+def test_form_begins_with_the_example_of_the_handler(browser, served):
+    browser.open(f"{served.management_url}/#/play/talkative/1.0")
+    browser.click("JSON")
+    assert browser.find("#body").get_attribute("value") == '{"text": "hi"}'
+    browser.click("Send")
+    browser.wait(lambda: "HI" in browser.find("section.card pre").text)
+
+
+def test_what_a_stopped_server_said_last_is_marked(window, start):
+    server = start("echo.py").wait_ready()
+    window.open(f"{server.management_url}/")
+    assert window.sees("1 of 1")
+    assert not window.evaluate("document.querySelector('main.stale')")
+    server.process.kill()
+    window.find("main.stale")
+    window.driver.get_log("browser")
+
+
 def test_page_is_small_quick_and_loads_nothing_from_elsewhere(browser, served):
     resources = browser.evaluate(
         "performance.getEntriesByType('resource').map(one => [one.name, one.encodedBodySize])"
@@ -149,7 +184,7 @@ def test_phone_needs_no_sideways_scrolling(browser, served):
 
 def test_key_is_asked_for_and_a_wrong_one_is_told(window, configured, tmp_path):
     keys = tmp_path / "keys.json"
-    server = configured(HANDLERS / "echo.py", keys=KeysConfig(is_on=True, file=keys)).wait_ready()
+    server = configured(HANDLERS / "echo.py", keys=KeysConfig(is_on=True, file=keys), pages=True).wait_ready()
     window.open(f"{server.management_url}/")
     window.find("#key").send_keys("wrong")
     window.click("Continue")

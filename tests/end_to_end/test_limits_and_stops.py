@@ -64,7 +64,7 @@ def test_pipelined_requests_are_answered_in_order(start):
             head = b"POST /predictions/faulty HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
             client.sendall(head % len(order) + order)
         received = b""
-        while received.count(b"HTTP/1.1 200") < 3 or not received.endswith(b"}"):
+        while received.count(b"HTTP/1.1 200") < 3 or not received.endswith(b"}\n"):
             received += client.recv(65536)
     assert received.index(b'"slept"') < received.index(b'"value": 1') < received.index(b'"value": 2')
 
@@ -211,8 +211,8 @@ def test_full_queue_is_503_with_retry_after(start, tmp_path):
     assert statuses == [200] * 3 + [503] * 5
     refused = next(reply for reply in replies if reply.status == 503)
     assert int(refused.headers["retry-after"]) >= 1
-    assert "has no worker to serve inference request" in refused.message
-    assert "job_queue_size" in refused.message
+    assert refused.message.startswith('The queue of model "faulty" is full: all 2 places are taken')
+    assert "--job-queue-size" in refused.message
 
 
 def test_late_requests_are_told_and_never_reach_a_worker(start, tmp_path):

@@ -454,7 +454,7 @@ def test_full_queue_is_too_many_requests(tmp_path):
             assert next(iter(running)).choices[0].text == "a"
             waiting.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             server.until(lambda: server.describe("scripted")["jobQueueStatus"]["pendingRequests"] == 1)
-            with pytest.raises(openai.RateLimitError, match="All 1 places in its queue are taken") as found:
+            with pytest.raises(openai.RateLimitError, match="all 1 places are taken") as found:
                 client.completions.create(model="scripted", prompt="a")
         assert found.value.code == "queue_full"
         assert int(found.value.response.headers["retry-after"]) >= 1

@@ -114,7 +114,7 @@ def test_any_method_predicts_and_options_describes(share):
     document = server.request("OPTIONS", "/predictions/echo").json
     assert document["info"]["title"] == "RESTful API for: echo"
     assert server.request("OPTIONS", "/").json["openapi"] == "3.0.1"
-    assert server.request("GET", "/").status == 405
+    assert server.request("POST", "/").status == 405
 
 
 def test_unknown_model_version_and_path_are_told_apart(share):

@@ -11,7 +11,7 @@ from support.snippets import run, snippets
 
 
 def test_rest_docs_can_be_followed(start, tmp_path):
-    handler, client = snippets("docs/rest.md", "python")
+    handler, _, client = snippets("docs/rest.md", "python")
     (tmp_path / "double.py").write_text(handler)
     (tmp_path / "client.py").write_text(client.replace("127.0.0.1:8080", "127.0.0.1:PORT"))
     server = start(tmp_path / "double.py").wait_ready()

@@ -43,7 +43,6 @@ EXTRAS = {
     "PIL": "vision",
     "onnxruntime": "onnx",
     "captum": "explain",
-    "sklearn": "example",
     "jinja2": "llm",
     "safetensors": "llm",
     "sentencepiece": "llm",

@@ -37,7 +37,7 @@ PARSED = re.compile(r"the JSON object must be str, bytes or bytearray, not (\w+)
 TYPES = "JSON arrives parsed, text as str, everything else as bytearray; check the type with isinstance"
 NO_CHUNK = "yielded None, expected text, bytes or JSON. Yield only what is to be sent; `return` ends a stream"
 SIGNATURES = {
-    "handle": "handle(self, data, context)",
+    "handle": "handle(data, context), or handle(self, data, context) of a class",
     "initialize": "initialize(self, context)",
     "preprocess": "preprocess(self, data)",
     "inference": "inference(self, data)",
@@ -223,7 +223,7 @@ def explain_import(error: BaseException) -> str:
         return ""
     return (
         f"{with_place(error)}: it is not installed and not in the model's folder. Install it; or name it in the "
-        "archive's requirements.txt, with install_py_dep_per_model=true"
+        "archive's requirements.txt, with --install-dependencies (torchserve: install_py_dep_per_model=true)"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Coroutine, Mapping
@@ -26,6 +27,7 @@ from flambeau.serving.model_sources.store import models_in
 from flambeau.serving.server import Server
 from flambeau.serving.workers.host_resources import resident_bytes_of
 from flambeau.serving.workers.supervisor import Slot
+from flambeau.wire.example_requests import is_json
 
 STATIC = Path(__file__).parent / "static"
 INTERVAL_S = 1.0
@@ -159,6 +161,7 @@ class ConsoleApi:
             "handler": model.handler,
             "url": masked(model.source.url),
             "abilities": sorted(model.abilities),
+            "example": example_of(model),
             "maxLength": model.max_length,
             "registeredAt": model.registered_at,
             "batchSize": model.config.batch_size,
@@ -181,6 +184,14 @@ class ConsoleApi:
         folder = self._server.config.model_store
         found = [] if folder is None else await asyncio.to_thread(models_in, folder)
         respond_json(exchange, 200, {"store": folder is not None, "models": [path.name for path in found]})
+
+
+def example_of(model: Model) -> str:
+    """A JSON body that the model accepts; empty if none is known."""
+    example = model.config.options.get("example")
+    if example is not None:
+        return example if isinstance(example, str) else json.dumps(example)
+    return model.example if is_json(model.example) else ""
 
 
 def worker_state(slot: Slot, *, details: bool) -> dict[str, Any]:

@@ -210,15 +210,16 @@ class StaticFiles:
         self.names = frozenset(path.name for path in folder.iterdir() if path.suffix in TYPES)
 
     def send(self, exchange: Exchange, name: str, values: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Send a file with `{version}`, and `values` by their names, filled in."""
+        """Send a file; in HTML, `{version}` and `values` are filled in by their names."""
         if exchange.method not in READ:
             not_allowed(exchange)
             return
         if name not in self._contents:
             self._contents[name] = (self._folder / name).read_bytes()
         content = self._contents[name]
-        for key, value in {"version": __version__, **values}.items():
-            content = content.replace(b"{%b}" % key.encode(), escape(value).encode())
+        if name.endswith(".html"):
+            for key, value in {"version": __version__, **values}.items():
+                content = content.replace(b"{%b}" % key.encode(), escape(value).encode())
         exchange.respond(200, content, (("content-type", TYPES[Path(name).suffix]), *PAGE_HEADERS))
 
 

@@ -24,6 +24,11 @@ function path(found) {
   return text;
 }
 
+// The points without a neighbor, which a line would hardly show.
+function lone(found) {
+  return found.map((point, i) => (point && !found[i - 1] && !found[i + 1] ? point : null));
+}
+
 export class Spark {
   constructor(label) {
     this.area = h("path", { class: "area" });
@@ -54,7 +59,7 @@ export class Chart {
 
   draw(columns, count) {
     const all = columns.flat().filter((value) => value !== null);
-    const maximum = nice(Math.max(1e-9, ...all));
+    const maximum = nice(Math.max(0, ...all) || 1);
     const width = this.svg.clientWidth || WIDTH;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const height = HEIGHT - BOTTOM;
@@ -67,10 +72,13 @@ export class Chart {
     });
     const minutes = Math.round(count / 60);
     parts.push(h("text", { x: LEFT, y: HEIGHT - 3 }, `${minutes} min ago`), h("text", { x: width, y: HEIGHT - 3, "text-anchor": "end" }, "now"));
-    columns.forEach((values, i) => parts.push(h("path", { class: `line c${i + 1}`, d: path(points(values, count, width, height, maximum, LEFT)) })));
+    columns.forEach((values, i) => {
+      const found = points(values, count, width, height, maximum, LEFT);
+      parts.push(h("path", { class: `line c${i + 1}`, d: path(found) }), h("path", { class: `dot c${i + 1}`, d: path(lone(found)) }));
+    });
     replace(this.svg, parts);
     const last = columns[0].at(-1);
-    this.now.textContent = last === null || last === undefined ? "" : `${short(last)} ${this.unit}`;
+    this.now.textContent = last === null || last === undefined ? this.unit : `${short(last)} ${this.unit}`;
   }
 }
 

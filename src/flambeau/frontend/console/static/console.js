@@ -20,6 +20,7 @@ function parts() {
 }
 
 function open() {
+  for (const dialog of document.querySelectorAll("dialog:not([data-key])")) dialog.close();
   const [name, model, version] = parts();
   const watched = name === "model" ? `${model}/${version}` : "";
   view = name === "model" ? new ModelView(server, model, version) : name === "play" ? new Playground(server, model, version) : new Overview(server);
@@ -49,6 +50,7 @@ async function follow(watched) {
         take(event);
       }
       show("warn", "the server is stopping");
+      main.classList.add("stale");
     } catch (error) {
       if (following !== mine) return;
       if ([400, 401, 403].includes(error.status)) {
@@ -56,6 +58,7 @@ async function follow(watched) {
         continue;
       }
       show("bad", "not connected");
+      main.classList.add("stale"); // what the page shows is not current
     }
     await new Promise((resolve) => setTimeout(resolve, 1000));
   }
@@ -64,6 +67,7 @@ async function follow(watched) {
 function take(event) {
   const document = JSON.parse(event.data);
   lastEvent = Date.now();
+  main.classList.remove("stale");
   if (event.name === "history") {
     server.fields = document.fields;
     server.kept = document.kept;
@@ -94,7 +98,9 @@ function show(kind, text) {
 }
 
 setInterval(() => {
-  if (lastEvent && Date.now() - lastEvent > STALE_MS) show("bad", `no news for ${Math.round((Date.now() - lastEvent) / 1000)} s`);
+  const isStale = lastEvent && Date.now() - lastEvent > STALE_MS;
+  if (isStale) main.classList.add("stale");
+  if (isStale) show("bad", `no news for ${Math.round((Date.now() - lastEvent) / 1000)} s`);
 }, 1000);
 
 // ---- the key ----
@@ -102,7 +108,7 @@ setInterval(() => {
 function askKey(reason) {
   return new Promise((resolve) => {
     const field = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
-    const dialog = h("dialog", { "aria-labelledby": "key-title", onclose: () => { dialog.remove(); resolve(); } },
+    const dialog = h("dialog", { "aria-labelledby": "key-title", "data-key": true, onclose: () => { dialog.remove(); resolve(); } },
       h("form", { method: "dialog", onsubmit: () => setKey(field.value.trim()) },
         h("h2", { id: "key-title" }, "This server asks for its management key"),
         h("label", { for: "key" }, "Key (it stays in this tab until it is closed)"), field,

@@ -49,6 +49,10 @@ export function age(seconds) {
   return `${Math.floor(seconds / 86400)} days`;
 }
 
+export function count(value, noun) {
+  return `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 export function toast(text) {
   const node = h("div", { class: "toast" }, text);
   document.getElementById("toasts").append(node);

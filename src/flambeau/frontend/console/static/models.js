@@ -1,5 +1,5 @@
 // Overview: all models. ModelView: one of them, with its workers, charts and actions.
-import { age, bytes, call, duration, h, number, put, replace, toast } from "/console/elements.js";
+import { age, bytes, call, count, duration, h, number, put, replace, toast } from "/console/elements.js";
 import { Chart, Spark } from "/console/charts.js";
 
 const STATES = { ready: "good", sleeping: "", loading: "warn", failed: "bad", "without workers": "", "waiting to restart": "warn" };
@@ -102,7 +102,7 @@ export class Overview {
     const ready = state.models.filter((model) => model.state === "ready" || model.state === "sleeping").length;
     const rate = state.models.reduce((sum, model) => sum + (model.recent.requests || 0), 0);
     const waiting = state.models.reduce((sum, model) => sum + model.waiting, 0);
-    this.stat("models", `${ready} of ${state.models.length + state.missing.length}`, `${state.models.reduce((sum, model) => sum + model.ready, 0)} workers`);
+    this.stat("models", `${ready} of ${state.models.length + state.missing.length}`, count(state.models.reduce((sum, model) => sum + model.ready, 0), "worker"));
     this.stat("rate", number(rate), `${waiting} queued`);
     const { host } = state;
     this.stat("cpu", `${number(host.CPUUtilization ?? 0)} %`, "of this host");

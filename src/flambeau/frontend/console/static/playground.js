@@ -1,5 +1,5 @@
 // Playground: asks a model with the form that fits it, and shows the answer and how to ask for it in code.
-import { call, events, failure, h, headers, number, put, replace } from "/console/elements.js";
+import { call, events, failure, h, hasKey, headers, number, put, replace } from "/console/elements.js";
 
 const FORMS = { chat: "Chat", image: "Image", text: "Text", json: "JSON", file: "File", embed: "Similarity" };
 
@@ -80,6 +80,11 @@ function snippets(examples) {
   return h("section", { class: "card section" }, h("h2", {}, "The same in code"), bar, pre);
 }
 
+// The inference key is another than the one this page knows.
+function authorization() {
+  return hasKey() ? ` -H "authorization: Bearer $FLAMBEAU_INFERENCE_KEY"` : "";
+}
+
 function quoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
@@ -93,7 +98,7 @@ class Ask {
     this.answer = h("div", { "aria-live": "polite" }, h("p", { class: "notice" }, "The answer appears here."));
     this.code = h("div");
     this.send = h("button", { class: "primary" }, "Send");
-    const input = { image: () => this.imageField(), file: () => this.fileField(), text: () => this.textField("text", "A sentence."), json: () => this.textField("json", '{"data": [[1, 2, 3]]}') }[form]();
+    const input = { image: () => this.imageField(), file: () => this.fileField(), text: () => this.textField("text", "A sentence."), json: () => this.textField("json", model.example || "{}") }[form]();
     this.type = { text: "text/plain; charset=utf-8", json: "application/json" }[form];
     this.node = h("div", {}, h("div", { class: "grid two" },
       h("form", { class: "card", onsubmit: (event) => { event.preventDefault(); this.ask(); } }, h("h2", {}, "Request"), input, h("p", {}, this.send)),
@@ -185,7 +190,7 @@ class Ask {
     const isText = Boolean(this.text);
     const body = isText ? this.text.value : this.file.name;
     return {
-      curl: isText ? `curl -H ${quoted(`content-type: ${type}`)} --data-binary ${quoted(body)} ${url}` : `curl -H ${quoted(`content-type: ${type}`)} --data-binary @${quoted(body)} ${url}`,
+      curl: isText ? `curl -H ${quoted(`content-type: ${type}`)} --data-binary ${quoted(body)} ${url}${authorization()}` : `curl -H ${quoted(`content-type: ${type}`)} --data-binary @${quoted(body)} ${url}${authorization()}`,
       Python: `import flambeau\n\nclient = flambeau.Client("${origin()}")\nprint(client.predict("${this.model.name}", ${isText ? JSON.stringify(body) : `open(${JSON.stringify(body)}, "rb").read()`}))`,
     };
   }
@@ -342,7 +347,7 @@ class Chat {
   examples(request) {
     const document = JSON.stringify(request, null, 2);
     return {
-      curl: `curl ${origin()}/v1/chat/completions -H 'content-type: application/json' -d ${quoted(document)}`,
+      curl: `curl ${origin()}/v1/chat/completions -H 'content-type: application/json' -d ${quoted(document)}${authorization()}`,
       OpenAI: `from openai import OpenAI\n\nclient = OpenAI(base_url="${origin()}/v1", api_key="key")\nreply = client.chat.completions.create(**${document})\nprint(reply.choices[0].message.content)`,
       Python: `import flambeau\n\nclient = flambeau.Client("${origin()}")\nprint(client.chat(${JSON.stringify(request.messages)}, model="${this.model.name}"))`,
     };
