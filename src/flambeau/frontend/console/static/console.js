@@ -131,7 +131,20 @@ document.getElementById("theme").addEventListener("click", () => {
   localStorage.setItem("flambeau-theme", root.dataset.theme);
 });
 
+// A page that is kept for "back" would keep its stream too, and a browser opens few connections to one server.
+window.addEventListener("pagehide", () => {
+  following?.abort.abort();
+  following = null;
+});
+window.addEventListener("pageshow", (event) => {
+  if (event.persisted) start();
+});
 window.addEventListener("hashchange", open);
 window.addEventListener("unhandledrejection", (event) => toast(String(event.reason?.message || event.reason)));
-open();
-follow(parts()[0] === "model" ? parts().slice(1, 3).join("/") : "");
+
+function start() {
+  open();
+  follow(parts()[0] === "model" ? parts().slice(1, 3).join("/") : "");
+}
+
+start();
