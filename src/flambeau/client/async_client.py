@@ -230,10 +230,14 @@ class AsyncClient:
             return self._inference
         if self._management is None:
             connection = await self._inference.take(deadline)
-            await connection.send(calls.root().request(self._settings.keys), deadline)
-            found = calls.management_url_of(await connection.read_whole(deadline), self._settings.url)
+            try:
+                await connection.send(calls.root().request(self._settings.keys), deadline)
+                reply = await connection.read_whole(deadline)
+            except BaseException:
+                connection.close()
+                raise
             self._inference.give_back(connection)
-            self._management = AsyncPool(found, self._tls)
+            self._management = AsyncPool(calls.management_url_of(reply, self._settings.url), self._tls)
         return self._management
 
     def _deadline(self, timeout_s: float | None) -> float | None:

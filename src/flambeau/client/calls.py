@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
-from flambeau.client.transport import ServerAddress, WireRequest
+from flambeau.client.transport import UNIX, ServerAddress, WireRequest
 from flambeau.errors import ApiError, CallTimedOut, ConfigError
 from flambeau.http_client import HttpReply
 
@@ -25,6 +25,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVENTS = "text/event-stream"
 JSON = "application/json"
 RETRIED = (429, 503)
+MAX_SHOWN = 200  # characters of an answer in an error message
 
 
 # ---- settings ----
@@ -226,12 +227,35 @@ def root() -> Call[HttpReply]:
 
 
 def management_url_of(reply: HttpReply, url: str) -> str:
-    """The management API that the description of a server names; the same address if it names none."""
+    """The management API that the description of a server names; the same address if it names none.
+
+    The management key is sent there, so it must be on the same host; else this raises ConfigError.
+    """
     try:
-        link = json.loads(reply.body)["links"]["management"]
-    except (ValueError, LookupError, TypeError):
+        link = str(json.loads(reply.body)["links"]["management"])
+    except (ValueError, LookupError, TypeError, RecursionError):
         return url
-    return url if str(link).startswith("/") else str(link)
+    if link.startswith("/"):
+        return url
+    if not is_same_host(ServerAddress.parse(url), link):
+        raise ConfigError(
+            f"the server at {url} says that its management API is at {link[:MAX_SHOWN]!r}, which is not on the same "
+            "host; if you trust it with the management key, pass it as management_url"
+        )
+    return link
+
+
+def is_same_host(own: ServerAddress, link: str) -> bool:
+    """Whether a link leads to the host of a client's own server, and with TLS if that has it."""
+    if link.startswith(UNIX):
+        return False
+    try:
+        other = ServerAddress.parse(link)
+    except ConfigError:
+        return False
+    if own.host in LOOPBACK and other.host in LOOPBACK:
+        return True
+    return own.host == other.host and other.is_tls >= own.is_tls
 
 
 # ---- health ----

@@ -223,10 +223,14 @@ class Client:
             return self._inference
         if self._management is None:
             connection = self._inference.take(deadline)
-            connection.send(calls.root().request(self._settings.keys), deadline)
-            found = calls.management_url_of(connection.read_whole(deadline), self._settings.url)
+            try:
+                connection.send(calls.root().request(self._settings.keys), deadline)
+                reply = connection.read_whole(deadline)
+            except BaseException:
+                connection.close()
+                raise
             self._inference.give_back(connection)
-            self._management = SocketPool(found, self._tls)
+            self._management = SocketPool(calls.management_url_of(reply, self._settings.url), self._tls)
         return self._management
 
     def _deadline(self, timeout_s: float | None) -> float | None:

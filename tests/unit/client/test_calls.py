@@ -96,6 +96,40 @@ def test_management_address_is_the_one_that_the_server_names():
     assert found({"management": "/models"}) == "http://a:1"
     assert found({}) == "http://a:1"
     assert calls.management_url_of(HttpReply(405, {}, b"x"), "http://a:1") == "http://a:1"
+    assert calls.management_url_of(HttpReply(200, {}, b"[" * 100_000), "http://a:1") == "http://a:1"
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("http://a:1", "http://b:2"),
+        ("http://a:1", "http://a@b:2"),
+        ("http://a:1", "http://127.0.0.1:2"),
+        ("http://127.0.0.1:1", "http://b:2"),
+        ("https://a:1", "http://a:2"),
+        ("http://a:1", "unix:/run/other"),
+        ("http://127.0.0.1:1", "unix:/run/other"),
+        ("http://a:1", "nonsense"),
+    ],
+)
+def test_management_key_is_not_sent_to_another_host_that_the_server_names(url, link):
+    reply = HttpReply(200, {}, json.dumps({"links": {"management": link}}).encode())
+    with pytest.raises(ConfigError, match="pass it as management_url"):
+        calls.management_url_of(reply, url)
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("http://localhost:1", "http://127.0.0.1:2"),
+        ("unix:/run/own", "http://127.0.0.1:2"),
+        ("http://A:1", "https://a:2"),
+        ("http://[::1]:1", "http://localhost:2"),
+    ],
+)
+def test_management_address_may_be_another_port_of_the_same_host(url, link):
+    reply = HttpReply(200, {}, json.dumps({"links": {"management": link}}).encode())
+    assert calls.management_url_of(reply, url) == link
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
