@@ -24,7 +24,7 @@ def handle(data, context):
     if data is None:
         print("<b>loaded</b>", flush=True)
         return None
-    return [row["text"].upper() for row in data]
+    return [row["body"]["text"].upper() for row in data]
 """
 
 
@@ -117,8 +117,10 @@ def test_model_is_registered_from_the_store_and_removed(browser, served):
     browser.driver.get_log("browser")  # the refused registration is in the browser's log
 
 
-def test_playground_shows_the_answer_and_the_code(browser):
+def test_playground_shows_the_answer_and_the_code(browser, served):
     browser.click("Playground")
+    assert browser.sees("The answer appears here.")
+    browser.open(f"{served.management_url}/#/play/echo/1.0")
     browser.click("Text")
     field = browser.find("#body")
     field.clear()

@@ -101,3 +101,21 @@ def test_with_keys_pages_are_open_and_models_are_not(tmp_path):
         assert "Authorization" in document["key"]
         assert running.request("GET", "/docs").status == 200
         assert running.request("GET", "/openapi.json").json["security"] == [{"key": []}]
+
+
+def test_pages_of_other_sites_call_nothing_and_no_reply_becomes_a_page(server):
+    crossing = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    [model] = [one["name"] for one in server.request("GET", "/").json["models"]][:1]
+    for path in (
+        f"/predictions/{model}?data=x",
+        "/models",
+        f"/models/{model}/invoke?data=x",
+        "/v1/models",
+        "/console/events",
+    ):
+        for port in (server.port, server.management_port):
+            assert server.request("GET", path, headers=crossing, port=port).status == 403, path
+    assert server.request("GET", "/", headers=crossing | BROWSER).status == 200  # a link to the page
+    ours = server.request("GET", f"/predictions/{model}?data=x", headers={"Sec-Fetch-Site": "same-origin"})
+    assert ours.status != 403
+    assert ours.headers["x-content-type-options"] == "nosniff"

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from flambeau import __version__
+from flambeau.errors import Unavailable
 from flambeau.frontend import operations
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.console.activity import FIELDS, KEPT, WINDOW, Activity
@@ -34,6 +35,7 @@ INTERVAL_S = 1.0
 LINGER_S = 900.0  # sampling goes on so long after the last viewer has gone, so that charts are there again
 GPUS_EVERY = 5  # samples: nvidia-smi takes a while
 MAX_FAILURES = 20
+MAX_VIEWERS = 64
 EVENT_HEADERS = (("content-type", "text/event-stream"), ("x-accel-buffering", "no"))
 
 
@@ -88,14 +90,16 @@ class ConsoleApi:
         if exchange.method != "GET":
             not_allowed(exchange)
             return
+        if len(self._viewers) >= MAX_VIEWERS:
+            raise Unavailable(f"{MAX_VIEWERS} consoles are open already; close one.")
         exchange.start(200, EVENT_HEADERS)
-        self._viewers[exchange] = query_of(exchange).get("model", "")
+        watched = self._viewers[exchange] = query_of(exchange).get("model", "")
         exchange.on_gone = lambda: self._viewers.pop(exchange, None)
         self._last_viewed = time.monotonic()
         if self._sampling is None or self._sampling.done():
             self._sampling = asyncio.get_running_loop().create_task(self._sample_while_watched())
             return  # the first sample comes at once
-        exchange.send([event("history", self._history()), event("state", self._state(exchange))])
+        exchange.send([event("history", self._history()), event("state", self._state(exchange.host, watched))])
 
     async def _sample_while_watched(self) -> None:
         for exchange in self._viewers:
@@ -106,12 +110,21 @@ class ConsoleApi:
                 self._last_viewed = time.monotonic()
             elif time.monotonic() - self._last_viewed > LINGER_S:
                 return
-            for exchange in [*self._viewers]:
-                exchange.send([event("state", self._state(exchange))])
+            await self._send_states()
             await asyncio.sleep(INTERVAL_S)
         for exchange in [*self._viewers]:
             exchange.send([event("end", {"reason": "the server is stopping"})], ends=True)
         self._viewers.clear()
+
+    async def _send_states(self) -> None:
+        states: dict[tuple[str | None, str], bytes] = {}  # most viewers see the same
+        for exchange, watched in [*self._viewers.items()]:
+            key = (exchange.host, watched)
+            if key not in states:
+                states[key] = event("state", self._state(*key))
+                await asyncio.sleep(0)
+            if exchange in self._viewers:
+                exchange.send([states[key]])
 
     async def _sample(self) -> None:
         with_gpus = self._server.num_gpus > 0 and self._num_samples % GPUS_EVERY == 0
@@ -133,15 +146,16 @@ class ConsoleApi:
             },
         }
 
-    def _state(self, exchange: Exchange) -> dict[str, Any]:
-        server, watched = self._server, self._viewers[exchange]
+    def _state(self, host: str | None, watched: str) -> dict[str, Any]:
+        """What a viewer sees that reached this server as `host` and follows the details of one model."""
+        server = self._server
         details = server.config.shows_error_details
         models = [model for model in server.registry if model.is_listed]
         return {
             "version": __version__,
             "time": time.time(),
             "ready": server.is_ready,
-            "inference": other_address(server.config.inference, exchange.host),
+            "inference": other_address(server.config.inference, host),
             "host": self._state_of_host,
             "serverBytes": resident_bytes(os.getpid()),
             "missing": [{"name": name, "reason": why} for name, why in server.missing.items()],

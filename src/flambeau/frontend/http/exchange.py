@@ -21,6 +21,7 @@ COMMON = (
     b"Pragma: no-cache\r\n"
     b"Cache-Control: no-cache; no-store, must-revalidate, private\r\n"
     b"Expires: Thu, 01 Jan 1970 00:00:00 UTC\r\n"
+    b"X-Content-Type-Options: nosniff\r\n"  # a reply without a type must not become a page with scripts
 )
 _KEEP_ALIVE = b"connection: keep-alive\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -74,6 +75,7 @@ class Exchange:
         "body",
         "headers",
         "host",
+        "is_cross_site",
         "is_started",
         "job",
         "keeps_alive",
@@ -111,6 +113,7 @@ class Exchange:
         self.priority: str | None = None  # the value of its header
         self.host: str | None = None  # the same, as `origin`
         self.origin: str | None = None
+        self.is_cross_site = False  # a browser says that a page of another site caused the request
         self.is_started = False
         self.status = 0  # of the response, once it is started
         self.received_bytes = self.sent_bytes = 0  # of the bodies, if the access log shows them

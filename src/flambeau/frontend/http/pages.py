@@ -31,7 +31,6 @@ POLICY = (
 )
 PAGE_HEADERS: tuple[Header, ...] = (
     ("content-security-policy", POLICY),
-    ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
 )
 TYPES = {

@@ -55,6 +55,7 @@ class RequestParser:
         "headers",
         "host",
         "in_head",
+        "is_cross_site",
         "is_discarding",
         "is_reading",
         "keeps_alive",
@@ -141,6 +142,7 @@ class RequestParser:
         self.priority: str | None = None
         self.host: str | None = None
         self.origin: str | None = None
+        self.is_cross_site = False
         self.content: bytes | bytearray = b""
         self.size_bytes = 0  # of `content`
         self.filled_bytes = 0  # of `memory`
@@ -156,8 +158,10 @@ class RequestParser:
         self.headers.append((name.decode("latin-1"), text))
         size = len(name)
         if size == 14:
-            if name.lower() == b"content-length":
+            if (lower := name.lower()) == b"content-length":
                 self.content_length = int(value)
+            elif lower == b"sec-fetch-site":
+                self.is_cross_site = value == b"cross-site"
         elif size == 12:
             if name.lower() == b"x-request-id":
                 self.request_id = text

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, unquote
 
 from flambeau.config.server import ErrorStyle
-from flambeau.errors import BadRequest, FlambeauError
+from flambeau.errors import BadRequest, FlambeauError, ForeignRequest
 from flambeau.frontend.authorization import HostCheck
 from flambeau.frontend.http.errors import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, error_body, respond_error
 from flambeau.frontend.http.exchange import Exchange
@@ -29,6 +29,7 @@ class GuardedEndpoint(Protocol):
         """Raise InvalidKey unless the caller has the key."""
 
 
+LINKED_PAGES = ("", "docs")  # other sites may link to them
 ANYTHING = "*"  # the route of every other path
 UPGRADE = "upgrade/"  # before the first segment of a path whose requests may change the protocol
 
@@ -55,8 +56,7 @@ class Router:
         segments = segments_of(exchange.path)
         endpoint = self.routes.get(segments[0], self._otherwise)
         try:
-            if self._host_check is not None:
-                self._host_check.check(exchange.host, exchange.origin)
+            self._check_page(exchange, segments[0])
             work = endpoint(exchange, segments)
         except Exception as error:
             self._respond_error(exchange, error)
@@ -71,8 +71,7 @@ class Router:
         if endpoint is None:
             return False
         try:
-            if self._host_check is not None:
-                self._host_check.check(exchange.host, exchange.origin)
+            self._check_page(exchange, segments[0])
             endpoint(exchange, segments)
         except Exception as error:
             self._respond_error(exchange, error)
@@ -80,15 +79,26 @@ class Router:
 
     def admit(self, exchange: Exchange) -> None:
         """Raise the error that rejects a large body: a missing key, a foreign page, or a path that takes no body."""
-        if self._host_check is not None:
-            self._host_check.check(exchange.host, exchange.origin)
+        segments = segments_of(exchange.path)
+        self._check_page(exchange, segments[0])
         if not self.has_keys:
             return
-        segments = segments_of(exchange.path)
         endpoint = self.routes.get(segments[0], self._otherwise)
         if not isinstance(endpoint, GuardedEndpoint):
             raise BadRequest("There is no use for a body here.")
         endpoint.check(exchange, segments)
+
+    def _check_page(self, exchange: Exchange, root: str) -> None:
+        """Raise ForeignRequest if a page of another site sent the request, and no key is asked for."""
+        if self._host_check is None:
+            return
+        self._host_check.check(exchange.host, exchange.origin)
+        # A link, a frame or an image carries no Origin.
+        if exchange.is_cross_site and exchange.origin is None and root not in LINKED_PAGES:
+            raise ForeignRequest(
+                "A page of another site may not call this server. Open the address itself, or turn token "
+                "authorization on."
+            )
 
     def reject(self, exchange: Exchange, error: Exception) -> None:
         self._respond_error(exchange, error)
