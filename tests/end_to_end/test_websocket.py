@@ -310,8 +310,8 @@ class RawServer(ConfiguredServer):
 
 def test_keys_are_checked_and_a_page_sends_its_key_as_a_protocol(tmp_path):
     with ConfiguredServer(tmp_path, HANDLERS / "echo.py", keys=KeysConfig(is_on=True)) as running:
-        key = json.loads((tmp_path / "key_file.json").read_bytes())["inference"]["key"]
-        url = address(running, "/predictions/echo")
+        keys = {name: entry["key"] for name, entry in json.loads((tmp_path / "key_file.json").read_bytes()).items()}
+        key, url = keys["inference"], address(running, "/predictions/echo")
         with pytest.raises(InvalidStatus) as caught, connect(url):
             pass
         assert caught.value.response.status_code == running.request("POST", "/predictions/echo").status
@@ -321,6 +321,11 @@ def test_keys_are_checked_and_a_page_sends_its_key_as_a_protocol(tmp_path):
         with connect(url, subprotocols=["flambeau", f"flambeau.key.{key}"]) as ws:
             assert ws.subprotocol == "flambeau"
             assert reply_to(ws, "a")
+            renewal = {"authorization": f"Bearer {keys['API']}"}
+            assert running.manage("GET", "/token?type=inference", headers=renewal).status == 200
+            with pytest.raises(ConnectionClosed) as closed:  # the old key has ended
+                reply_to(ws, "a")
+            assert closed.value.rcvd.code == 4400
 
 
 def test_stopping_server_answers_what_it_has_accepted_and_says_that_it_goes(tmp_path):

@@ -40,21 +40,22 @@ def keys_new(
 
     The keys inference, management and API are replaced: the old one ends. A key with a name of your own is added.
     """
-    from flambeau.frontend.key_file import KINDS, Kind, new_key, to_document, write_private
+    from flambeau.frontend.key_file import KINDS, Kind, locked, new_key, to_document, write_private
 
-    keys = load(file, must_exist=False)
     if name in KINDS and api is not None:
         raise ConfigError(f"--api is for keys with a name of your own; {name} is for the {name} API")
     if api is not None and api not in get_args(Kind):
         raise ConfigError(f"--api may be {' or '.join(get_args(Kind))}, not {api!r}")
     if not re.fullmatch(r"[\w.@-]{1,64}", name):
         raise ConfigError(f"{name!r} is not a name of 1 to 64 letters, digits, dots and dashes")
-    if name in keys and name not in KINDS:
-        raise ConfigError(f"there is a key {name} already; revoke it first: flambeau keys revoke {name}")
     expires_at = None if expires_in is None else time.time() + expires_in
     key = new_key(expires_at, "" if name in KINDS else api or "inference")
     try:
-        write_private(file, to_document({**keys, name: key}))
+        with locked(file):
+            keys = load(file, may_be_empty=True)
+            if name in keys and name not in KINDS:
+                raise ConfigError(f"there is a key {name} already; revoke it first: flambeau keys revoke {name}")
+            write_private(file, to_document({**keys, name: key}))
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}; name another with --file") from None
     print(key.secret)
@@ -87,25 +88,27 @@ def keys_show(name: KeyName = "inference", file: KeyFile = DEFAULT_FILE) -> None
 @keys_app.command("revoke")
 def keys_revoke(name: KeyName, file: KeyFile = DEFAULT_FILE) -> None:
     """Revoke a key: from now on it is refused."""
-    from flambeau.frontend.key_file import to_document, write_private
+    from flambeau.frontend.key_file import locked, to_document, write_private
 
-    keys = load(file)
-    named(name, keys, file)
-    del keys[name]
+    named(name, load(file), file)
     try:
-        write_private(file, to_document(keys))
+        with locked(file):
+            keys = load(file)
+            named(name, keys, file)
+            del keys[name]
+            write_private(file, to_document(keys))
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
     print(f"{name} is revoked")
 
 
-def load(file: Path, *, must_exist: bool = True) -> dict[str, ApiKey]:
+def load(file: Path, *, may_be_empty: bool = False) -> dict[str, ApiKey]:
     """The keys of a file; raises if there are none, or if others may know them."""
     from flambeau.frontend.key_file import exposure, read_keys
 
     if not file.exists():
-        if must_exist:
-            raise ConfigError(f"{file} does not exist; name the key file of the server with --file")
+        raise ConfigError(f"{file} does not exist; name the key file of the server with --file")
+    if may_be_empty and file.read_bytes().strip() in (b"", b"{}"):
         return {}
     if problem := exposure(file.stat()):
         raise ConfigError(f"{file} is not used: {problem}")

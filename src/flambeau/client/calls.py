@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
-from flambeau.client.transport import ServerAddress, WireRequest
+from flambeau.client.transport import MAX_RESPONSE_BYTES, UNIX, ServerAddress, WireRequest, too_large
 from flambeau.errors import ApiError, CallTimedOut, ConfigError
 from flambeau.http_client import HttpReply
 
@@ -25,6 +25,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVENTS = "text/event-stream"
 JSON = "application/json"
 RETRIED = (429, 503)
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # what an unexpected document raises
+MAX_SHOWN = 200  # characters of an unexpected answer in an error message
+MAX_ERROR_BYTES = 64 * 1024  # of an error that is not JSON
 
 
 # ---- settings ----
@@ -39,6 +42,7 @@ class ClientSettings:
     keys: Mapping[Api, str]
     timeout_s: float | None
     retries: int
+    max_response_bytes: int
 
     @classmethod
     def read(
@@ -50,6 +54,7 @@ class ClientSettings:
         key_file: str | os.PathLike[str] | None,
         timeout_s: float | None,
         retries: int,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
         environment: Mapping[str, str] = os.environ,
     ) -> ClientSettings:
         """The arguments, else the environment, else the defaults of `flambeau serve`."""
@@ -75,7 +80,16 @@ class ClientSettings:
             check_key(value)
         if retries < 0:
             raise ConfigError(f"retries is {retries}; it must be 0 or more")
-        return cls(url=given or DEFAULT_URL, management_url=managed, keys=keys, timeout_s=timeout_s, retries=retries)
+        if max_response_bytes < 1:
+            raise ConfigError(f"max_response_bytes is {max_response_bytes}; it must be 1 or more")
+        return cls(
+            url=given or DEFAULT_URL,
+            management_url=managed,
+            keys=keys,
+            timeout_s=timeout_s,
+            retries=retries,
+            max_response_bytes=max_response_bytes,
+        )
 
 
 def read_key_file(file: Path, *, must_exist: bool = False) -> dict[str, str]:
@@ -116,6 +130,26 @@ class Call(Generic[Result]):
         if self.api in keys and "authorization" not in headers:
             headers["authorization"] = f"Bearer {keys[self.api]}"
         return WireRequest(method=self.method, target=self.path, headers=headers, body=self.body)
+
+    def result(self, reply: HttpReply) -> Result:
+        """What the answer says; raises ApiError if it is an error or is not what the call expects."""
+        return read_as(self.read, check(reply))
+
+
+def read_as(read: Callable[[HttpReply], Result], reply: HttpReply) -> Result:
+    try:
+        return read(reply)
+    except UNREADABLE:
+        raise unreadable(reply) from None
+
+
+def unreadable(reply: HttpReply) -> ApiError:
+    begins = reply.body[:MAX_SHOWN].decode("utf-8", "replace")
+    return ApiError(
+        f"the server's answer is not what this call expects; is it a flambeau server? It begins with {begins!r}",
+        status=reply.status,
+        request_id=reply.headers.get("x-request-id", ""),
+    )
 
 
 def as_json(reply: HttpReply) -> Any:
@@ -188,6 +222,11 @@ def unchanged(document: Any) -> Any:
     return document
 
 
+def page_of(document: Any) -> tuple[list[dict[str, Any]], str | None]:
+    """The models on one page, and the token of the next page."""
+    return [*document["models"]], document.get("nextPageToken")
+
+
 def first_of(document: Any) -> dict[str, Any]:
     found: dict[str, Any] = document[0]
     return found
@@ -226,12 +265,35 @@ def root() -> Call[HttpReply]:
 
 
 def management_url_of(reply: HttpReply, url: str) -> str:
-    """The management API that the description of a server names; the same address if it names none."""
+    """The management API that the description of a server names; the same address if it names none.
+
+    The management key is sent there, so it must be on the same host; else this raises ConfigError.
+    """
     try:
-        link = json.loads(reply.body)["links"]["management"]
-    except (ValueError, LookupError, TypeError):
+        link = str(json.loads(reply.body)["links"]["management"])
+    except (ValueError, LookupError, TypeError, RecursionError):
         return url
-    return url if str(link).startswith("/") else str(link)
+    if link.startswith("/"):
+        return url
+    if not is_same_host(ServerAddress.parse(url), link):
+        raise ConfigError(
+            f"the server at {url} says that its management API is at {link[:MAX_SHOWN]!r}, which is not on the same "
+            "host; if you trust it with the management key, pass it as management_url"
+        )
+    return link
+
+
+def is_same_host(own: ServerAddress, link: str) -> bool:
+    """Whether a link leads to the host of a client's own server, and with TLS if that has it."""
+    if link.startswith(UNIX):
+        return False
+    try:
+        other = ServerAddress.parse(link)
+    except ConfigError:
+        return False
+    if own.host in LOOPBACK and other.host in LOOPBACK:
+        return True
+    return own.host == other.host and other.is_tls >= own.is_tls
 
 
 # ---- health ----
@@ -301,18 +363,22 @@ def completion_text(document: Any) -> str:
 
 def check(reply: HttpReply) -> HttpReply:
     """Return the reply unless it is an error, which is raised."""
-    if reply.status >= 400:
+    if reply.status >= 300:
         raise error_of(reply)
     return reply
 
 
 def error_of(reply: HttpReply) -> ApiError:
+    if reply.status < 400:
+        place = reply.headers.get("location", "")[:MAX_SHOWN]
+        where = f"redirects to {place!r}, which the client does not follow" if place else "did not answer the call"
+        return ApiError(f"the server {where}; check the url of the client", status=reply.status)
     try:
         document = json.loads(reply.body)
         document = document.get("error", document) if isinstance(document.get("error"), dict) else document
         message, kind, lines = document["message"], document.get("type", ""), document.get("cause") or []
-    except (ValueError, LookupError, TypeError, AttributeError):
-        text = reply.body.decode("utf-8", "replace").strip()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        text = reply.body[:MAX_ERROR_BYTES].decode("utf-8", "replace").strip()
         message, kind, lines = text or "the server gave no reason", "", []
     return ApiError(
         str(message),
@@ -355,24 +421,35 @@ class Event:
 class EventReader:
     """Bytes of an event stream → events (the format of WHATWG HTML, section 9.2)."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, max_bytes: int = MAX_RESPONSE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._rest: list[bytes] = []  # of a line that has not ended
+        self._rest_bytes = 0
         self._kind = ""
         self._data: list[str] = []
+        self._data_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest_bytes + self._data_bytes > self._max_bytes:
+            raise too_large(200, self._max_bytes)
+        if b"\n" not in data:
+            self._rest.append(data)
+            self._rest_bytes += len(data)
+            return
+        *lines, rest = (b"".join([*self._rest, data]) if self._rest else data).split(b"\n")
+        self._rest, self._rest_bytes = [rest] if rest else [], len(rest)
         for raw in lines:
             line = raw.removesuffix(b"\r").decode("utf-8", "replace")
             if not line:
                 if self._data:
                     yield Event(self._kind or "message", "\n".join(self._data))
-                self._kind, self._data = "", []
+                self._kind, self._data, self._data_bytes = "", [], 0
                 continue
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
             if name == "data":
                 self._data.append(value)
+                self._data_bytes += len(raw)
             elif name == "event":
                 self._kind = value
 
@@ -380,10 +457,10 @@ class EventReader:
 class StreamReader:
     """The body of a streamed reply → its parts. Without events, whatever arrives together is one."""
 
-    def __init__(self, head: HttpReply) -> None:
+    def __init__(self, head: HttpReply, max_bytes: int = MAX_RESPONSE_BYTES) -> None:
         self._head = head
         self._has_events = head.headers.get("content-type", "").startswith(EVENTS)
-        self._events = EventReader()
+        self._events = EventReader(max_bytes)
 
     def parts(self, data: bytes) -> Iterator[str | bytes]:
         if not self._has_events:
@@ -393,7 +470,7 @@ class StreamReader:
             if event.kind == "error":
                 raise error_of(HttpReply(status_in(event.data), self._head.headers, event.data.encode()))
             if event.kind == "base64":
-                yield base64.b64decode(event.data)
+                yield read_as(bytes_of, self._reply(event.data))
             elif event.kind != "end":
                 yield event.data
 
@@ -402,11 +479,23 @@ class StreamReader:
         for part in self.parts(data):
             if part == "[DONE]" or isinstance(part, bytes):
                 continue
-            document = json.loads(part)
-            if "error" in document:
+            try:
+                document = json.loads(part)
+                is_error = "error" in document
+                found = "" if is_error else text(document)
+            except UNREADABLE:
+                raise unreadable(self._reply(part)) from None
+            if is_error:
                 raise error_of(HttpReply(status_in(part), self._head.headers, part.encode()))
-            if found := text(document):
+            if found:
                 yield found
+
+    def _reply(self, part: str) -> HttpReply:
+        return HttpReply(self._head.status, self._head.headers, part.encode())
+
+
+def bytes_of(reply: HttpReply) -> bytes:
+    return base64.b64decode(reply.body)
 
 
 def as_text(data: bytes) -> str | bytes:
@@ -421,5 +510,5 @@ def status_in(text: str) -> int:
     try:
         code = json.loads(text)["error"]["code"]
         return code if isinstance(code, int) else 500
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return 500

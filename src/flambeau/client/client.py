@@ -13,7 +13,7 @@ from typing import Any, Self
 from flambeau.client import calls
 from flambeau.client.calls import Call, ClientSettings, Health, Message, Result, StreamReader
 from flambeau.client.sessions import ClientSession, upgrade
-from flambeau.client.transport import SocketPool
+from flambeau.client.transport import MAX_RESPONSE_BYTES, SocketPool
 from flambeau.errors import ClientError
 from flambeau.http_client import HttpReply
 
@@ -38,13 +38,16 @@ class Client:
         key_file: str | os.PathLike[str] | None = None,
         timeout_s: float | None = 60,
         retries: int = 0,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        settings = ClientSettings.read(url, management_url, key, management_key, key_file, timeout_s, retries)
+        settings = ClientSettings.read(
+            url, management_url, key, management_key, key_file, timeout_s, retries, max_response_bytes
+        )
         self._settings = settings
         self._tls = tls
-        self._inference = SocketPool(settings.url, tls)
-        self._management = SocketPool(settings.management_url, tls) if settings.management_url else None
+        self._inference = self._new_pool(settings.url)
+        self._management = self._new_pool(settings.management_url) if settings.management_url else None
         self.models = ClientModels(self)
 
     @property
@@ -136,7 +139,7 @@ class Client:
 
     def health(self, *, timeout_s: float | None = None) -> Health:
         """Whether every model can answer."""
-        return calls.health_of(self._send(calls.health(), timeout_s))
+        return calls.read_as(calls.health_of, self._send(calls.health(), timeout_s))
 
     def wait_ready(self, timeout_s: float = 60) -> None:
         """Wait until every model can answer; raises CallTimedOut with the reason if it takes longer."""
@@ -154,7 +157,7 @@ class Client:
 
     def call(self, call: Call[Result], timeout_s: float | None = None) -> Result:
         """Send a call and read its answer; the clients' methods build calls."""
-        return call.read(calls.check(self._send(call, timeout_s)))
+        return call.result(self._send(call, timeout_s))
 
     def request(
         self,
@@ -210,9 +213,9 @@ class Client:
         try:
             connection.send(call.request(self._settings.keys), deadline)
             head = connection.read_head(deadline)
-            if head.status >= 400:
+            if not 200 <= head.status < 300:
                 raise calls.error_of(connection.read_whole(deadline))
-            reader = StreamReader(head)
+            reader = StreamReader(head, self._settings.max_response_bytes)
             while data := connection.read(self._deadline(timeout_s)):
                 yield reader, data
         finally:
@@ -223,11 +226,18 @@ class Client:
             return self._inference
         if self._management is None:
             connection = self._inference.take(deadline)
-            connection.send(calls.root().request(self._settings.keys), deadline)
-            found = calls.management_url_of(connection.read_whole(deadline), self._settings.url)
+            try:
+                connection.send(calls.root().request(self._settings.keys), deadline)
+                reply = connection.read_whole(deadline)
+            except BaseException:
+                connection.close()
+                raise
             self._inference.give_back(connection)
-            self._management = SocketPool(found, self._tls)
+            self._management = self._new_pool(calls.management_url_of(reply, self._settings.url))
         return self._management
+
+    def _new_pool(self, url: str) -> SocketPool:
+        return SocketPool(url, self._tls, self._settings.max_response_bytes)
 
     def _deadline(self, timeout_s: float | None) -> float | None:
         seconds = self._settings.timeout_s if timeout_s is None else timeout_s
@@ -245,9 +255,9 @@ class ClientModels:
         found: list[dict[str, Any]] = []
         token: str | None = None
         while True:
-            page = self._client.call(calls.management("GET", "/models", calls.unchanged, next_page_token=token))
-            found += page["models"]
-            token = page.get("nextPageToken")
+            call = calls.management("GET", "/models", calls.page_of, next_page_token=token)
+            page, token = self._client.call(call)
+            found += page
             if token is None:
                 return found
 

@@ -11,13 +11,11 @@ from typing import Any, Self
 
 from flambeau import websocket_frames as frames
 from flambeau.client.calls import Call, as_whole, error_of, path_of
-from flambeau.client.transport import AsyncConnection, SocketConnection
+from flambeau.client.transport import MAX_RESPONSE_BYTES, SWITCHING, AsyncConnection, SocketConnection
 from flambeau.errors import ApiError, ConfigError, NoConnection
 from flambeau.http_client import HttpReply
 
-MAX_MESSAGE_BYTES = 1 << 30
 ERROR_CODES = range(4000, 5000)  # close codes: 4000 plus the HTTP status of an error
-SWITCHING = 101
 CLOSE_S = 2.0
 
 PartOrEnd = str | bytes | None  # None ends a reply
@@ -38,7 +36,7 @@ def upgrade(model: str, version: str | None, headers: Mapping[str, str] | None) 
 
 def check_upgrade(head: HttpReply, key: str) -> None:
     if head.status != SWITCHING or head.headers.get("sec-websocket-accept") != frames.accept_key(key):
-        raise NoConnection("the server answered, but does not speak WebSocket at this path")
+        raise NoConnection(f"the server answered (HTTP {head.status}), but does not speak WebSocket at this path")
 
 
 def encode_message(data: Any) -> bytes:
@@ -56,8 +54,8 @@ def encode_message(data: Any) -> bytes:
 class SessionReader:
     """Received bytes → the parts of replies, and the frames to answer with."""
 
-    def __init__(self, request_id: str) -> None:
-        self._frames = frames.FrameReader(max_bytes=MAX_MESSAGE_BYTES, is_masked=False)
+    def __init__(self, request_id: str, max_bytes: int = MAX_RESPONSE_BYTES) -> None:
+        self._frames = frames.FrameReader(max_bytes=max_bytes, is_masked=False)
         self._request_id = request_id
         self.parts: deque[PartOrEnd] = deque()
         self.closed: Exception | None = None  # why nothing follows
@@ -100,7 +98,7 @@ class ClientSession:
 
     def __init__(self, connection: SocketConnection, head: HttpReply, timeout_s: float | None) -> None:
         self._connection = connection
-        self._reader = SessionReader(head.headers.get("x-request-id", ""))
+        self._reader = SessionReader(head.headers.get("x-request-id", ""), connection.max_response_bytes)
         self._timeout_s = timeout_s
         self._is_closed = False
 
@@ -112,7 +110,7 @@ class ClientSession:
         try:
             connection.send(call.request(keys), deadline)
             head = connection.read_head(deadline)
-            if head.status >= 400:
+            if head.status >= 300:
                 raise error_of(connection.read_whole(deadline))
             check_upgrade(head, key)
         except BaseException:
@@ -170,7 +168,7 @@ class AsyncClientSession:
 
     def __init__(self, connection: AsyncConnection, head: HttpReply, timeout_s: float | None) -> None:
         self._connection = connection
-        self._reader = SessionReader(head.headers.get("x-request-id", ""))
+        self._reader = SessionReader(head.headers.get("x-request-id", ""), connection.max_response_bytes)
         self._timeout_s = timeout_s
         self._is_closed = False
 
@@ -182,7 +180,7 @@ class AsyncClientSession:
         try:
             await connection.send(call.request(keys), deadline)
             head = await connection.read_head(deadline)
-            if head.status >= 400:
+            if head.status >= 300:
                 raise error_of(await connection.read_whole(deadline))
             check_upgrade(head, key)
         except BaseException:

@@ -14,11 +14,14 @@ from typing import Any, Self
 
 import httptools
 
-from flambeau.errors import CallTimedOut, NoConnection
+from flambeau.errors import ApiError, CallTimedOut, NoConnection
 from flambeau.http_client import HttpReply, host_and_port
 
 READ_BYTES = 64 * 1024
 MAX_IDLE = 64  # connections that a client keeps for its next calls
+MAX_HEAD_BYTES = 1 << 20
+MAX_RESPONSE_BYTES = 1 << 30  # of a whole answer, or of one part of a stream
+SWITCHING = 101
 UNIX = "unix:"
 _UNSAFE = str.maketrans({"\r": " ", "\n": " ", "\0": " "})
 
@@ -69,9 +72,12 @@ class WireRequest:
 class ResponseParser:
     """Bytes of a connection → one response; `take` returns what has arrived of its body."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_RESPONSE_BYTES) -> None:
         self._http: Any = httptools.HttpResponseParser(self)
         self._chunks: list[bytes] = []
+        self._held_bytes = 0  # of the body, until they are taken
+        self._head_bytes = 0
+        self.max_bytes = max_bytes
         self.status = 0
         self.headers: dict[str, str] = {}  # names in lower case
         self.has_head = False
@@ -93,9 +99,24 @@ class ResponseParser:
             self.is_upgraded = True
         except httptools.HttpParserError as error:
             raise NoConnection(f"the server's answer is not HTTP: {error}") from None
+        if self._held_bytes > self.max_bytes:
+            raise too_large(self.status, self.max_bytes)
+        if not self.has_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                raise NoConnection(f"the head of the server's answer has more than {MAX_HEAD_BYTES} bytes")
+
+    def check_head(self) -> None:
+        """Raise ApiError for an answer that cannot be read to its end: too large, or in another protocol."""
+        if self.status == SWITCHING:
+            raise ApiError("the server changed the protocol, which this call did not ask for", status=SWITCHING)
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self.max_bytes:
+            raise too_large(self.status, self.max_bytes)
 
     def take(self) -> bytes:
         chunks, self._chunks = self._chunks, []
+        self._held_bytes = 0
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     # ---- callbacks of httptools ----
@@ -105,7 +126,7 @@ class ResponseParser:
 
     def on_headers_complete(self) -> None:
         status = self._http.get_status_code()
-        if status == 100:
+        if status < 200 and status != SWITCHING:  # the answer follows
             self.headers.clear()
             return
         self.status = status
@@ -114,10 +135,18 @@ class ResponseParser:
 
     def on_body(self, data: bytes) -> None:
         self._chunks.append(data)
+        self._held_bytes += len(data)
 
     def on_message_complete(self) -> None:
         if self.has_head:
             self.is_complete = True
+
+
+def too_large(status: int, max_bytes: int) -> ApiError:
+    return ApiError(
+        f"the server's answer, or one part of it, has more than {max_bytes} bytes; raise max_response_bytes",
+        status=status,
+    )
 
 
 def time_left(deadline: float | None) -> float | None:
@@ -140,9 +169,16 @@ def no_server(address: ServerAddress, error: OSError) -> NoConnection:
 class SocketConnection:
     """One connection on a socket."""
 
-    def __init__(self, address: ServerAddress, tls: ssl.SSLContext | None, deadline: float | None) -> None:
+    def __init__(
+        self,
+        address: ServerAddress,
+        tls: ssl.SSLContext | None,
+        deadline: float | None,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> None:
         self._address = address
-        self._parser = ResponseParser()
+        self.max_response_bytes = max_response_bytes
+        self._parser = ResponseParser(max_response_bytes)
         try:
             self._socket = open_socket(address, tls, time_left(deadline))
         except TimeoutError:
@@ -151,7 +187,7 @@ class SocketConnection:
             raise no_server(address, error) from None
 
     def send(self, request: WireRequest, deadline: float | None) -> None:
-        self._parser = ResponseParser()
+        self._parser = ResponseParser(self.max_response_bytes)
         try:
             self.send_bytes(request.encode(self._address), deadline)
         except NoConnection:
@@ -199,6 +235,7 @@ class SocketConnection:
 
     def read_whole(self, deadline: float | None) -> HttpReply:
         head = self.read_head(deadline)
+        self._parser.check_head()
         while not self._parser.is_complete:
             self._receive(deadline)
         return HttpReply(head.status, head.headers, self._parser.take())
@@ -208,7 +245,7 @@ class SocketConnection:
 
     @property
     def is_reusable(self) -> bool:
-        return self._parser.is_complete and self._parser.keeps_alive
+        return self._parser.is_complete and self._parser.keeps_alive and not self._parser.is_upgraded
 
     @property
     def is_stale(self) -> bool:
@@ -243,10 +280,13 @@ def open_socket(address: ServerAddress, tls: ssl.SSLContext | None, timeout_s: f
 class SocketPool:
     """Connections to one server, for any number of threads."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, url: str, tls: ssl.SSLContext | None = None, max_response_bytes: int = MAX_RESPONSE_BYTES
+    ) -> None:
         self._idle: list[SocketConnection] = []
         self._lock = Lock()
         self._tls = tls
+        self._max_response_bytes = max_response_bytes
         self.address = ServerAddress.parse(url)
 
     def take(self, deadline: float | None) -> SocketConnection:
@@ -254,7 +294,7 @@ class SocketPool:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return SocketConnection(self.address, self._tls, deadline)
+                return SocketConnection(self.address, self._tls, deadline, self._max_response_bytes)
             if not connection.is_stale:
                 return connection
             connection.close()
@@ -283,14 +323,27 @@ class SocketPool:
 class AsyncConnection:
     """One connection on an asyncio stream."""
 
-    def __init__(self, address: ServerAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        address: ServerAddress,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> None:
         self._address = address
         self._reader = reader
         self._writer = writer
-        self._parser = ResponseParser()
+        self.max_response_bytes = max_response_bytes
+        self._parser = ResponseParser(max_response_bytes)
 
     @classmethod
-    async def open(cls, address: ServerAddress, tls: ssl.SSLContext | None, deadline: float | None) -> Self:
+    async def open(
+        cls,
+        address: ServerAddress,
+        tls: ssl.SSLContext | None,
+        deadline: float | None,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> Self:
         try:
             async with asyncio.timeout(time_left(deadline)):
                 if address.path:
@@ -302,10 +355,10 @@ class AsyncConnection:
             raise CallTimedOut(f"{address} did not accept a connection in time") from None
         except OSError as error:
             raise no_server(address, error) from None
-        return cls(address, reader, writer)
+        return cls(address, reader, writer, max_response_bytes)
 
     async def send(self, request: WireRequest, deadline: float | None) -> None:
-        self._parser = ResponseParser()
+        self._parser = ResponseParser(self.max_response_bytes)
         try:
             await self.send_bytes(request.encode(self._address), deadline)
         except NoConnection:
@@ -353,6 +406,7 @@ class AsyncConnection:
 
     async def read_whole(self, deadline: float | None) -> HttpReply:
         head = await self.read_head(deadline)
+        self._parser.check_head()
         while not self._parser.is_complete:
             await self._receive(deadline)
         return HttpReply(head.status, head.headers, self._parser.take())
@@ -362,7 +416,7 @@ class AsyncConnection:
 
     @property
     def is_reusable(self) -> bool:
-        return self._parser.is_complete and self._parser.keeps_alive
+        return self._parser.is_complete and self._parser.keeps_alive and not self._parser.is_upgraded
 
     @property
     def is_stale(self) -> bool:
@@ -382,9 +436,12 @@ class AsyncConnection:
 class AsyncPool:
     """Connections to one server, for the tasks of one event loop."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, url: str, tls: ssl.SSLContext | None = None, max_response_bytes: int = MAX_RESPONSE_BYTES
+    ) -> None:
         self.address = ServerAddress.parse(url)
         self._tls = tls
+        self._max_response_bytes = max_response_bytes
         self._idle: list[AsyncConnection] = []
 
     async def take(self, deadline: float | None) -> AsyncConnection:
@@ -393,7 +450,7 @@ class AsyncPool:
             if not connection.is_stale:
                 return connection
             connection.close()
-        return await AsyncConnection.open(self.address, self._tls, deadline)
+        return await AsyncConnection.open(self.address, self._tls, deadline, self._max_response_bytes)
 
     def give_back(self, connection: AsyncConnection) -> None:
         if connection.is_reusable and len(self._idle) < MAX_IDLE:

@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import get_args
 
@@ -26,6 +27,7 @@ from flambeau.frontend.key_file import (
     ApiKey,
     Kind,
     kind_of,
+    locked,
     new_key,
     read_keys,
     to_document,
@@ -42,6 +44,7 @@ HOW_TO_RENEW = (
     "(`flambeau keys show API`). On the server's machine, `flambeau keys new` needs no key."
 )
 LOOK_S = 1.0  # between two looks at the key file
+RENEW_LOCK_S = 1.0  # a renewal waits on the event loop
 # No public domain name ends so, or has a single label: no web page of another site can have such an address.
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc")
 MAX_KNOWN_HOSTS = 256
@@ -58,11 +61,16 @@ class Keys:
         self._expiry_s = config.expiry_s
         self._now = now
         self._supplied = supplied_keys(environment)
-        known = {**self._unexpired(read_keys(config.file)), **self._supplied}
-        own = {kind: known.get(kind) or self._new_key(kind) for kind in KINDS}
-        self._use({**own, **known})
-        self.file = self._save(config.file, is_needed=len(self._supplied) < len(own))
-        self._stamp = stamp_of(self.file)
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(locked(config.file))
+            except OSError:
+                pass  # it cannot be written either, which `_save` reports
+            known = {**self._unexpired(read_keys(config.file)), **self._supplied}
+            own = {kind: known.get(kind) or self._new_key(kind) for kind in KINDS}
+            self._use({**own, **known})
+            self.file = self._save(config.file, is_needed=len(self._supplied) < len(own))
+            self._stamp = stamp_of(self.file)
         self._next_look = now() + LOOK_S
 
     def check(self, kind: Kind, authorization: str | None) -> None:
@@ -83,10 +91,15 @@ class Keys:
         may_renew = any(key.matches(given, self._now()) for key in self._by_kind[API])
         if kind is None or kind not in get_args(Kind) or not may_renew:
             raise InvalidKey(NOT_RENEWED, plain=HOW_TO_RENEW)
-        keys = {**self._keys, kind: self._new_key(kind)}
-        if self.file is not None:
-            write_private(self.file, to_document(keys))  # first: a key that nobody can read would lock all callers out
-            self._stamp = stamp_of(self.file)
+        with ExitStack() as lock:
+            if self.file is not None:
+                lock.enter_context(locked(self.file, RENEW_LOCK_S))
+                self._look(self._now())  # what another process has added or revoked meanwhile
+            keys = {**self._keys, kind: self._new_key(kind)}
+            if self.file is not None:
+                # first: a key that nobody can read would lock all callers out
+                write_private(self.file, to_document(keys))
+                self._stamp = stamp_of(self.file)
         self._use(keys)
         self._supplied.pop(kind, None)
         logger.info("the %s key was renewed", kind)

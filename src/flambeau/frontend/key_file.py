@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from flambeau.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +26,7 @@ API = "API"
 KINDS = (*get_args(Kind), API)
 MIN_CHARACTERS = 32
 MAX_FILE_BYTES = 1 << 20
+LOCK_S, LOCK_POLL_S = 5.0, 0.01  # a change takes milliseconds
 _EXPIRY = "expiration time"  # the name in the file
 
 
@@ -110,6 +117,78 @@ def read_key(name: str, entry: Any) -> ApiKey | None:
 
 def to_instant(when: float) -> str:
     return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
+
+
+def check_replaceable(file: Path) -> None:
+    """Raise ConfigError for an existing path that is not a key file: it would be lost, as keys are written."""
+    try:
+        status = file.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            problem = "is a link"
+        elif not stat.S_ISREG(status.st_mode):
+            problem = "is not a regular file"
+        elif is_key_document(file.read_bytes() if status.st_size <= MAX_FILE_BYTES else b"too large"):
+            return
+        else:
+            problem = "holds something other than keys"
+    except OSError:
+        return  # it is missing, or cannot be read or written; whoever writes it says so
+    raise ConfigError(
+        f"{file} {problem}, and would be overwritten with keys; name another key file, or move this one away"
+    )
+
+
+def is_key_document(data: bytes) -> bool:
+    """Whether the content of a file is empty, or has the form of keys, be they usable or not."""
+    if not data.strip():
+        return True
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and all(
+        isinstance(entry, dict) and isinstance(entry.get("key"), str) for entry in document.values()
+    )
+
+
+@contextmanager
+def locked(file: Path, wait_s: float = LOCK_S) -> Iterator[None]:
+    """Keep other processes from changing a key file; without one, an empty file is created.
+
+    Raises ConfigError if the path is not a key file or stays locked, and OSError if it cannot be opened.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        check_replaceable(file)
+        descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            if try_lock(descriptor) and is_at(file, descriptor):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+        if time.monotonic() >= deadline:
+            raise ConfigError(f"{file} stays locked by another process; end that process, or name another key file")
+        time.sleep(LOCK_POLL_S)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether the lock was taken; true on file systems without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def is_at(file: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at this path: whoever had the lock before has replaced it."""
+    try:
+        return os.path.samestat(file.lstat(), os.stat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def write_private(file: Path, document: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     inference = {
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
         **InferenceApi(server).routes(),
-        **WebSocketApi(server).routes(),
+        **WebSocketApi(server, keys).routes(),
         **HealthApi(server, keys, "inference").routes(),
         **kserve.routes(),
         **OpenAiApi(server, kserve.v1).routes(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 import pytest
 
@@ -96,6 +97,40 @@ def test_management_address_is_the_one_that_the_server_names():
     assert found({"management": "/models"}) == "http://a:1"
     assert found({}) == "http://a:1"
     assert calls.management_url_of(HttpReply(405, {}, b"x"), "http://a:1") == "http://a:1"
+    assert calls.management_url_of(HttpReply(200, {}, b"[" * 100_000), "http://a:1") == "http://a:1"
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("http://a:1", "http://b:2"),
+        ("http://a:1", "http://a@b:2"),
+        ("http://a:1", "http://127.0.0.1:2"),
+        ("http://127.0.0.1:1", "http://b:2"),
+        ("https://a:1", "http://a:2"),
+        ("http://a:1", "unix:/run/other"),
+        ("http://127.0.0.1:1", "unix:/run/other"),
+        ("http://a:1", "nonsense"),
+    ],
+)
+def test_management_key_is_not_sent_to_another_host_that_the_server_names(url, link):
+    reply = HttpReply(200, {}, json.dumps({"links": {"management": link}}).encode())
+    with pytest.raises(ConfigError, match="pass it as management_url"):
+        calls.management_url_of(reply, url)
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("http://localhost:1", "http://127.0.0.1:2"),
+        ("unix:/run/own", "http://127.0.0.1:2"),
+        ("http://A:1", "https://a:2"),
+        ("http://[::1]:1", "http://localhost:2"),
+    ],
+)
+def test_management_address_may_be_another_port_of_the_same_host(url, link):
+    reply = HttpReply(200, {}, json.dumps({"links": {"management": link}}).encode())
+    assert calls.management_url_of(reply, url) == link
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -123,6 +158,87 @@ def test_half_a_response_is_no_response():
         parser.feed(b"")
     with pytest.raises(NoConnection, match="not HTTP"):
         ResponseParser().feed(b"SSH-2.0-x\r\n")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"{no", b"\xff", b"[" * 100_000, b"[]", b"7", b'{"a": 1}', b"9" * 5000]
+)
+def test_unexpected_answer_is_an_error_of_the_client_with_status_and_beginning(body):
+    reply = HttpReply(200, {"content-type": "application/json", "x-request-id": "r"}, body)
+    wanted = [
+        calls.chat("hi", None, {}),
+        calls.scaling("m", None, 1, True),
+        calls.management("GET", "/", calls.page_of),
+    ]
+    for call in wanted:
+        with pytest.raises(ApiError, match="is not what this call expects") as caught:
+            call.result(reply)
+        assert (caught.value.status, caught.value.request_id) == (200, "r")
+        assert repr(body[:5].decode("utf-8", "replace"))[1:-1] in caught.value.message
+        assert len(caught.value.message) < 1000
+    for status in (500, 503):
+        assert calls.error_of(HttpReply(status, {}, body)).status == status
+
+
+@pytest.mark.parametrize(
+    "data", [b"data: {no\n\n", b"data: " + b"[" * 100_000 + b"\n\n", b"data: []\n\n", b"data: 7\n\n"]
+)
+def test_unexpected_event_is_an_error_of_the_client(data):
+    head = HttpReply(200, {"content-type": "text/event-stream"}, b"")
+    with pytest.raises(ApiError, match="is not what this call expects"):
+        list(StreamReader(head).texts(data, calls.chat_text))
+
+
+def test_bytes_of_an_event_that_are_not_base64_are_an_error_of_the_client():
+    reader = StreamReader(HttpReply(200, {"content-type": "text/event-stream"}, b""))
+    with pytest.raises(ApiError, match="is not what this call expects"):
+        list(reader.parts(b"event: base64\ndata: /\n\n"))
+
+
+def test_redirect_is_an_error_that_names_status_and_location():
+    with pytest.raises(ApiError, match=r"redirects to 'http://b/'.*\(HTTP 307\)") as caught:
+        calls.check(HttpReply(307, {"location": "http://b/"}, b""))
+    assert caught.value.status == 307
+    with pytest.raises(ApiError, match=r"\(HTTP 304\)"):
+        calls.check(HttpReply(304, {}, b""))
+
+
+def test_answer_of_more_bytes_than_the_limit_is_an_error():
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    parser = ResponseParser(max_bytes=10)
+    parser.feed(head + b"8\r\n12345678\r\n")
+    assert parser.take() == b"12345678"  # one that reads a stream may read without end
+    parser.feed(b"8\r\n12345678\r\n")
+    with pytest.raises(ApiError, match="more than 10 bytes; raise max_response_bytes"):
+        parser.feed(b"8\r\n12345678\r\n")
+    announced = ResponseParser(max_bytes=10)
+    announced.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n")
+    with pytest.raises(ApiError, match="more than 10 bytes"):
+        announced.check_head()
+    endless = ResponseParser()
+    endless.feed(b"HTTP/1.1 200 OK\r\n" + (b"x-a: " + b"a" * 60_000 + b"\r\n") * 17)
+    with pytest.raises(NoConnection, match="head of the server's answer has more than"):
+        endless.feed(b"x-a: " + b"a" * 60_000 + b"\r\n")
+    with pytest.raises(ConfigError, match="max_response_bytes is 0"):
+        settings(max_response_bytes=0)
+
+
+@pytest.mark.parametrize("piece", [b"data: 1234\n", b"data: 1234", b"12345678"])
+def test_event_of_more_bytes_than_the_limit_is_an_error(piece):
+    reader = EventReader(max_bytes=100)
+    for _ in range(50):  # events that end, and comments, may come without end
+        assert len([*reader.feed(b": comment of many characters\ndata: 1234\n\n")]) == 1
+    with pytest.raises(ApiError, match="more than 100 bytes"):
+        [*chain.from_iterable(reader.feed(piece) for _ in range(20))]
+
+
+def test_answer_that_switches_protocols_unasked_is_an_error():
+    parser = ResponseParser()
+    parser.feed(b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n")
+    assert not parser.has_head
+    parser.feed(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nabc")
+    with pytest.raises(ApiError, match=r"changed the protocol.*\(HTTP 101\)"):
+        parser.check_head()
 
 
 def test_addresses_of_servers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from flambeau.config.server import KeysConfig
 from flambeau.errors import ConfigError, ForeignRequest, InvalidKey
 from flambeau.frontend.authorization import LOOK_S, HostCheck, Keys, bearer
-from flambeau.frontend.key_file import write_private
+from flambeau.frontend.key_file import locked, write_private
 from support.log_records import logged
 
 LOGGER, FILE_LOGGER = "flambeau.frontend.authorization", "flambeau.frontend.key_file"
@@ -126,15 +127,74 @@ def test_shorter_expiry_counts_for_keys_of_an_earlier_run(new, clock):
     "text",
     [
         "",
-        "[]",
-        "{no",
-        '{"inference": 7}',
+        " \n",
+        "{}",
         '{"inference": {"key": "8letters", "expiration time": "2099-01-01T00:00:00Z"}}',
     ],
 )
-def test_short_keys_and_rubbish_in_the_file_are_replaced(new, config, text):
+def test_short_keys_in_the_file_are_replaced(new, config, text):
     config.file.write_text(text)
     assert all(len(secret) >= 32 for secret in secrets_in(new()).values())
+
+
+@pytest.mark.parametrize("text", ["[]", "{no", '{"inference": 7}', '{"name": "package"}', "notes", "[" * 100_000])
+def test_file_that_holds_no_keys_is_not_overwritten(new, config, text):
+    config.file.write_text(text)
+    with pytest.raises(ConfigError, match=r"key_file\.json holds something other than keys.*name another key file"):
+        new()
+    assert config.file.read_text() == text
+
+
+def test_link_folder_and_device_are_not_overwritten(new, config, tmp_path):
+    new()
+    elsewhere = config.file.rename(tmp_path / "elsewhere.json")
+    before = elsewhere.read_text()
+    for make, words in [
+        (lambda: config.file.symlink_to(elsewhere), "is a link"),
+        (lambda: config.file.symlink_to(tmp_path / "missing"), "is a link"),
+        (lambda: os.mkfifo(config.file), "is not a regular file"),
+    ]:
+        make()
+        kind = config.file.lstat().st_mode
+        with pytest.raises(ConfigError, match=words):
+            new()
+        assert config.file.lstat().st_mode == kind
+        config.file.unlink()
+    config.file.mkdir()
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        new()
+    assert elsewhere.read_text() == before
+
+
+def test_processes_that_change_the_file_at_once_lose_no_key(new, config):
+    new()
+
+    def add(name):
+        with locked(config.file):
+            document = json.loads(config.file.read_text())
+            write_private(config.file, {**document, name: {"key": name * 32, "api": "inference"}})
+
+    names = "abcdefghijkl"
+    with ThreadPoolExecutor(len(names)) as threads:  # locks are of open files, so threads exclude each other as well
+        [*threads.map(add, names)]
+    assert {*secrets_in(new())} == {"management", "inference", "API", *names}
+
+
+def test_renewal_keeps_what_another_process_has_added_a_moment_before(new, config):
+    keys = new()
+    document = json.loads(config.file.read_text())
+    write_private(config.file, {**document, "alice": {"key": "a" * 40, "api": "inference"}})
+    keys.renew("inference", f"Bearer {document['API']['key']}")
+    assert secrets_in(keys)["alice"] == "a" * 40
+
+
+def test_file_that_stays_locked_is_an_error(config):
+    with (
+        locked(config.file),
+        pytest.raises(ConfigError, match="stays locked by another process"),
+        locked(config.file, 0),
+    ):
+        pass
 
 
 def test_own_keys_are_used_and_do_not_expire(new, clock):
@@ -287,11 +347,6 @@ def test_equal_keys_are_replaced(new, config, caplog):
     private(config.file, {kind: {"key": "A" * 40} for kind in ("management", "inference", "API")})
     assert len({*secrets_in(new()).values()} | {"A" * 40}) == 4
     assert [file for file, _ in logged(caplog, FILE_LOGGER)] == [config.file]
-
-
-def test_key_file_that_is_nested_without_end_is_replaced(new, config):
-    private(config.file, "[" * 60_000)
-    assert len(secrets_in(new())) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from flambeau import websocket_frames as frames
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, WorkerDied, brief_cause
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.errors import status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.listener import Listener
@@ -347,8 +348,9 @@ class WebSocketConnection(asyncio.BufferedProtocol):
 class WebSocketApi:
     """GET /predictions/{model}[/{version}[/{more}]] with `Upgrade: websocket`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, keys: Keys | None = None) -> None:
         self._server = server
+        self._keys = keys
 
     def routes(self) -> dict[str, Endpoint]:
         return {UPGRADE + "predictions": self.predictions}
@@ -361,7 +363,8 @@ class WebSocketApi:
         version = segments[2] if len(segments) > 2 else None
         model = self._server.registry.find(segments[1], version)
         priority = None if exchange.priority is None else priority_named(exchange.priority)
-        exchange.accept(ModelSession(self._server, model, version, exchange, "/".join(segments[3:]), priority))
+        url_path = "/".join(segments[3:])
+        exchange.accept(ModelSession(self._server, model, version, exchange, url_path, priority, self._keys))
 
 
 class ModelSession:
@@ -379,7 +382,10 @@ class ModelSession:
         exchange: Exchange,
         url_path: str = "",
         priority: int | None = None,
+        keys: Keys | None = None,
     ) -> None:
+        self._keys = keys
+        self._authorization = exchange.header("authorization")
         self._model = model
         self._version = version
         self._request_id = exchange.request_id
@@ -458,6 +464,8 @@ class ModelSession:
             job.priority = self._priority
         self._running[reply] = job
         try:
+            if self._keys is not None:  # again: the key may have expired, or was revoked
+                self._keys.check("inference", self._authorization)
             self._model.add(job, requested_version=self._version)
         except FlambeauError as error:
             reply.on_error(error)
