@@ -232,6 +232,7 @@ class Listener:
     is_draining: bool = False
     unread: ReplyBudget[ListenerConnection] = field(default_factory=ReplyBudget)
     messages: ReplyBudget[MessageConnection] = field(default_factory=ReplyBudget)  # of WebSockets, not submitted yet
+    logged_at: float = -LOG_EVERY_S  # that these were too many, by the loop's clock
     unfinished_bytes: int = 0  # of large bodies: announced, or received if the size is not announced
 
     @property
@@ -292,5 +293,8 @@ class Listener:
 
     def close_largest(self, now: float) -> None:
         """Close the WebSockets that hold the most of all messages, if these are too many."""
+        if now - self.logged_at >= LOG_EVERY_S:
+            self.logged_at = now
+            logger.warning("WebSocket messages that arrive or wait hold too much; the largest are closed (1013)")
         for connection in self.messages.to_cut(now):
             connection.give_up("too much is arriving in messages of all clients; try again later")

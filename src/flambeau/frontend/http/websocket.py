@@ -214,7 +214,8 @@ class WebSocketConnection(asyncio.BufferedProtocol):
             self._checked_at, self._checked_bytes = now, 0
         self._since = now
         self._reader.push(data)
-        self._read_frames()
+        if not self._is_paused:  # TLS may hand over what it had decrypted before the pause
+            self._read_frames()
 
     def _read_frames(self) -> None:
         """Read some of the frames that have arrived; the others when it is this connection's turn again."""
@@ -425,7 +426,6 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def give_up(self, reason: str) -> None:
-        logger.warning("a message of the client %s is given up: %s", self._remote, reason)
         self.close(frames.TRY_LATER, reason)
 
     def close_if_idle(self) -> None:
