@@ -13,6 +13,7 @@ NORMAL, GOING_AWAY, PROTOCOL_ERROR, NO_STATUS = 1000, 1001, 1002, 1005
 INVALID_TEXT, POLICY, TOO_BIG, INTERNAL_ERROR, TRY_LATER = 1007, 1008, 1009, 1011, 1013
 MAX_CONTROL_BYTES = 125
 MAX_REASON_BYTES = MAX_CONTROL_BYTES - 2
+PIECE_BYTES = 16 * 1024  # a larger frame is unmasked while it arrives
 MAX_FRAGMENTS, FRAGMENT_BYTES = 10_000, 1024  # of a message: so many, and one more for each so many bytes
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CLOSE_CODES = frozenset((1000, 1001, 1002, 1003, *range(1007, 1015)))
@@ -97,9 +98,12 @@ class FrameReader:
 
     __slots__ = (
         "_buffer",
+        "_first",
         "_is_masked",
+        "_mask",
         "_max_bytes",
         "_message",
+        "_missing_bytes",
         "_num_fragments",
         "_opcode",
         "_start",
@@ -113,6 +117,8 @@ class FrameReader:
         self._buffer = bytearray()
         self._start = 0  # of what is not read yet
         self._message = bytearray()  # the fragments that have arrived
+        # Of a large frame that is arriving: its payload is unmasked piece by piece, since all at once takes long.
+        self._missing_bytes, self._mask, self._first = 0, b"", 0
         self._num_fragments = 0
         self._opcode = 0  # of the message whose fragments arrive
         self.has_more = False  # a whole frame may have arrived that is not read yet
@@ -148,7 +154,12 @@ class FrameReader:
             for _ in range(max_frames):
                 at = self._start
                 available = len(buffer) - at
-                if available < 2:
+                if self._missing_bytes and available >= min(4, self._missing_bytes):
+                    if (frame := self._take_piece()) is not None:
+                        self.num_finished += 1
+                        yield frame
+                    continue
+                if available < 2 or self._missing_bytes:
                     self.has_more = False
                     return
                 first, second = buffer[at], buffer[at + 1]
@@ -170,6 +181,11 @@ class FrameReader:
                 start = at + head + (4 if is_masked else 0)
                 end = start + size
                 if len(buffer) < end:
+                    if size > PIECE_BYTES and len(buffer) >= start:
+                        self._opcode = self._opcode or first & 0x0F
+                        self._missing_bytes, self._mask, self._first = size, bytes(buffer[at + head : start]), first
+                        self._start = start
+                        continue
                     self.has_more = False
                     return
                 payload = bytes(buffer[start:end]) if size else b""
@@ -185,6 +201,22 @@ class FrameReader:
         finally:
             del buffer[: self._start]
             self._start = 0
+
+    def _take_piece(self) -> Frame | None:
+        """Read the next part of a large frame; the last one may end a message."""
+        start, missing = self._start, self._missing_bytes
+        size = min(len(self._buffer) - start, missing)
+        if size < missing:
+            size -= size % 4  # so that the mask fits the next piece
+        piece = bytes(self._buffer[start : start + size])
+        if self._is_masked:
+            piece = masked(piece, self._mask)
+        self._start += size
+        self._missing_bytes -= size
+        if not self._missing_bytes:
+            return self._join(self._first, piece)
+        self._message += piece
+        return None
 
     def _check(self, first: int, size: int) -> None:
         opcode = first & 0x0F

@@ -48,6 +48,19 @@ def test_frames_are_read_a_few_at_a_time():
     assert (receiver.is_reading, receiver.held_bytes, receiver.num_finished) == (True, 1, 5)
 
 
+@given(st.integers(500, 40_000), st.integers(0, 3))
+def test_large_frames_are_unmasked_while_they_arrive(size, num_more):
+    parts = [bytes(range(256)) * 200, b"", bytes(range(255, -1, -1)) * 250 + b"abc"[:num_more]]
+    coded = [encode_frame(frames.BINARY, part, is_masked=True) for part in parts]
+    data = bytes([0x02]) + coded[0][1:] + bytes([0x00]) + coded[1][1:] + bytes([0x80]) + coded[2][1:]
+    data += encode_frame(frames.PING, b"?", is_masked=True)
+    receiver, found = reader(), []
+    for start in range(0, len(data), size):
+        found += receiver.feed(data[start : start + size])
+    assert found == [(frames.BINARY, b"".join(parts)), (frames.PING, b"?")]
+    assert (receiver.is_reading, receiver.held_bytes) == (False, 0)
+
+
 BAD = {
     "not masked": (encode_frame(frames.TEXT, b"x"), frames.PROTOCOL_ERROR),
     "extension": (b"\xc1\x80\0\0\0\0", frames.PROTOCOL_ERROR),
