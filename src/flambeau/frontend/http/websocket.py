@@ -34,6 +34,7 @@ PING_S, PONG_S = 20.0, 20.0  # silence before a ping, and before a client that d
 CLOSE_S = 2.0  # for the client to answer a close frame
 MAX_DROPPED_BYTES = 64 * 1024  # read after a close frame was sent; the rest stays in the client's socket
 TURN_FRAMES = 64  # read in a row, before other connections have their turn
+TURN_BYTES = 16 * 1024  # if more has arrived, it waits for a turn
 MAX_CONTROL_FRAMES = 1000  # of a client in a second
 COUNTED_BYTES = 64 * 1024  # messages that hold less are not counted
 PROGRESS_BYTES = 256 * 1024  # of a message that is still arriving, in each `request_read_timeout`
@@ -214,7 +215,10 @@ class WebSocketConnection(asyncio.BufferedProtocol):
             self._checked_at, self._checked_bytes = now, 0
         self._since = now
         self._reader.push(data)
-        if not self._is_paused:  # TLS may hand over what it had decrypted before the pause
+        if len(data) > TURN_BYTES:  # libuv reads 32 times in a row, and unmasking takes a while
+            self._wait_for_turn()
+            self.count()
+        elif not self._is_paused:  # TLS may hand over what it had decrypted before the pause
             self._read_frames()
 
     def _read_frames(self) -> None:

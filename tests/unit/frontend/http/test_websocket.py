@@ -149,8 +149,12 @@ async def test_large_message_that_keeps_growing_has_more_time():
     connection.receive(b"\x82\xff" + (1 << 20).to_bytes(8, "big") + b"\0\0\0\0")
     for i in range(1, 4):
         connection.receive(b"x" * PROGRESS_BYTES)
+        assert not transport.is_reading
+        await asyncio.sleep(0)
+        assert transport.is_reading
         connection.close_if_stale(now + i * (LIMITS.read_timeout_s - 1))
     connection.receive(b"x" * PROGRESS_BYTES)
+    await asyncio.sleep(0)
     assert session.calls == [(b"x" * (1 << 20), False)]
     assert {frame.opcode for frame in transport.frames()} == {frames.PING}
 
@@ -167,6 +171,8 @@ async def test_unfinished_messages_of_all_clients_have_a_common_limit():
         connection.receive(b"\x82\xff" + (1 << 20).to_bytes(8, "big") + b"\0\0\0\0" + b"x" * size)
     assert [bool(transport.sent) for _, transport, _ in clients] == [False, True, False]
     assert closed_with(clients[1][1]) == frames.TRY_LATER
+    for _ in range(10):  # turns
+        await asyncio.sleep(0)
     assert listener.messages.held_bytes == 500_000
     for connection, _, _ in clients:
         connection.connection_lost(None)
