@@ -258,6 +258,27 @@ def test_handshake_without_a_key_is_a_bad_request(server):
     assert (reply.status, reply.message[:28]) == (400, "The WebSocket version must b")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("\r\n\r\n", "\r\nContent-Length: 3\r\n\r\nabc", b"must have no body"),
+        ("\r\n\r\n", "\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"must have no body"),
+        ("HTTP/1.1", "HTTP/1.0", b"needs HTTP/1.1"),
+        ("\r\n\r\n", "\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"two Sec-WebSocket-Key"),
+    ],
+    ids=["length", "chunked", "old version", "two keys"],
+)
+def test_ambiguous_handshake_is_a_bad_request(server, old, new, reason):
+    request = HANDSHAKE.format(model="echo", key=frames.new_key()).replace(old, new)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
+        raw.sendall(request.encode())
+        reply = b""
+        while data := raw.recv(4096):
+            reply += data
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert reason in reply
+
+
 def test_message_right_behind_the_handshake_is_answered(server):
     raw = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     message = frames.encode_frame(frames.TEXT, b"early", is_masked=True)

@@ -291,7 +291,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Let the application answer a request for a WebSocket, if no other request waits."""
         if self._parser.is_discarding:
             return True
-        if self._active is not None or self._waiting or self._is_slow or self._parser.content_length:
+        if self._active is not None or self._waiting or self._is_slow:
             return False
         exchange = self._exchange()
         if not is_websocket(exchange):

@@ -126,6 +126,7 @@ class HttpFrontend:
             room=self._room,
             addresses=self._addresses,
             unread=ReplyBudget(config.max_response_bytes),
+            messages=ReplyBudget(config.max_request_bytes),
         )
         opened: asyncio.Server | TlsPort
         loop = asyncio.get_running_loop()

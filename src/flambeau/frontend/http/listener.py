@@ -93,6 +93,13 @@ class WaitingConnection(Protocol):
         """Handle the first of them."""
 
 
+class MessageConnection(Protocol):
+    """A WebSocket whose messages are held until a model takes them."""
+
+    def give_up(self, reason: str) -> None:
+        """Close, and say why."""
+
+
 class TurnQueue:
     """Connections with pipelined requests. One after another answers one, for a bounded time per turn of the loop."""
 
@@ -224,6 +231,8 @@ class Listener:
     num_refused: int = 0  # lately, with a response
     is_draining: bool = False
     unread: ReplyBudget[ListenerConnection] = field(default_factory=ReplyBudget)
+    messages: ReplyBudget[MessageConnection] = field(default_factory=ReplyBudget)  # of WebSockets, not submitted yet
+    logged_at: float = -LOG_EVERY_S  # that these were too many, by the loop's clock
     unfinished_bytes: int = 0  # of large bodies: announced, or received if the size is not announced
 
     @property
@@ -273,10 +282,19 @@ class Listener:
         patience_s = self.limits.response_timeout_s
         for connection in self.unread.stalled(now, patience_s):
             connection.cut(f"did not read its response for {patience_s:g} s (response_read_timeout)")
-        if self.unread.take_drained():
+        is_drained = self.unread.take_drained()
+        if self.messages.take_drained() or is_drained:
             return_free_memory()
 
     def cut_greedy(self, now: float) -> None:
         """Close the connections that hold the most of all unread responses, if these are too many."""
         for connection in self.unread.to_cut(now):
             connection.cut("does not read its response, and too much is held for such clients")
+
+    def close_largest(self, now: float) -> None:
+        """Close the WebSockets that hold the most of all messages, if these are too many."""
+        if now - self.logged_at >= LOG_EVERY_S:
+            self.logged_at = now
+            logger.warning("WebSocket messages that arrive or wait hold too much; the largest are closed (1013)")
+        for connection in self.messages.to_cut(now):
+            connection.give_up("too much is arriving in messages of all clients; try again later")

@@ -33,11 +33,19 @@ MAX_WAITING = 8  # messages behind the one that is answered; nothing is read mea
 MAX_UNREAD_BYTES = 64 << 20  # of replies that cannot be paused; with more, the connection is closed
 PING_S, PONG_S = 20.0, 20.0  # silence before a ping, and before a client that does not answer it is given up
 CLOSE_S = 2.0  # for the client to answer a close frame
+MAX_DROPPED_BYTES = 64 * 1024  # read after a close frame was sent; the rest stays in the client's socket
+TURN_FRAMES = 64  # read in a row, before other connections have their turn
+TURN_BYTES = 16 * 1024  # if more has arrived, it waits for a turn
+MAX_CONTROL_FRAMES = 1000  # of a client in a second
+COUNTED_BYTES = 64 * 1024  # messages that hold less are not counted
+PROGRESS_BYTES = 256 * 1024  # of a message that is still arriving, in each `request_read_timeout`
+REQUEST_TIMEOUT = 408
 FAILED_FROM = 400  # statuses that are errors
 ERROR_CODES = 4000  # the close code of an error is this plus its HTTP status
 PROTOCOL = "flambeau"
 KEY_PROTOCOL = "flambeau.key."  # a page cannot send headers, so it offers its key as a protocol
 VERSION = "13"
+MAX_CLOSE_BYTES = 6 + frames.MAX_CONTROL_BYTES  # of a masked close frame
 _NOT_PASSED_ON = frozenset({"authorization", "connection", "content-length", "content-type", "upgrade"})
 
 # One buffer serves every connection: received bytes are consumed before the next read.
@@ -51,6 +59,10 @@ class SocketSession(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether a reply is owed."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of messages that have not been submitted."""
 
     def start(self, connection: WebSocketConnection) -> None: ...
 
@@ -99,6 +111,13 @@ class UpgradeExchange(Exchange):
         """Raise BadRequest unless this is a handshake of the only version there is."""
         if self.header("sec-websocket-version") != VERSION:
             raise BadRequest(f"The WebSocket version must be {VERSION} (Sec-WebSocket-Version).")
+        if self.version == "1.0":
+            raise BadRequest("A WebSocket needs HTTP/1.1, and the request is HTTP/1.0.")
+        names = [name.lower() for name, _ in self.headers]
+        if "transfer-encoding" in names or (self.header("content-length") or "0").strip("0"):
+            raise BadRequest("The request for a WebSocket must have no body (Content-Length, Transfer-Encoding).")
+        if names.count("sec-websocket-key") > 1:
+            raise BadRequest("There are two Sec-WebSocket-Key headers; send one.")
         if not frames.is_key(self.header("sec-websocket-key") or ""):
             raise BadRequest("Sec-WebSocket-Key must be 16 bytes in base64.")
 
@@ -127,11 +146,20 @@ class WebSocketConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_address",
+        "_checked_at",
+        "_checked_bytes",
+        "_checked_finished",
+        "_controls_since",
+        "_dropped_bytes",
         "_has_paused",
         "_is_closing",
+        "_is_counted",
+        "_is_held",
         "_is_paused",
         "_is_slow",
+        "_is_waiting_for_turn",
         "_loop",
+        "_num_controls",
         "_pinged_at",
         "_reader",
         "_remote",
@@ -156,7 +184,14 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         self._since = self._loop.time()
         self._pinged_at: float | None = None
         self._is_closing = False  # a close frame was sent
+        self._dropped_bytes = 0  # received after that
         self._is_paused = False  # nothing is read
+        self._is_held = False  # the session wants no more messages for now
+        self._is_waiting_for_turn = False  # to read frames that have arrived
+        self._is_counted = False  # among the messages that the listener holds
+        self._num_controls, self._controls_since = 0, self._since  # control frames, lately
+        # When a message that is arriving was last seen to grow enough: time, size, and how many were finished then.
+        self._checked_at, self._checked_bytes, self._checked_finished = self._since, 0, 0
         self._is_slow = False  # the client reads more slowly than replies come
         self._has_paused = False  # the jobs of the session wait for the client
         self._unsent_bytes = -1  # of a closing connection, at the previous sweep
@@ -172,15 +207,66 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         self.receive(bytes(_buffer[:nbytes]))
 
     def receive(self, data: bytes) -> None:
-        self._since = self._loop.time()
+        if self._is_closing:
+            self._drop(data)
+            return
+        now = self._loop.time()
         self._pinged_at = None
+        if not self._reader.is_reading:
+            self._checked_at, self._checked_bytes = now, 0
+        self._since = now
+        self._reader.push(data)
+        if len(data) > TURN_BYTES:  # libuv reads 32 times in a row, and unmasking takes a while
+            self._wait_for_turn()
+            self.count()
+        elif not self._is_paused:  # TLS may hand over what it had decrypted before the pause
+            self._read_frames()
+
+    def _read_frames(self) -> None:
+        """Read some of the frames that have arrived; the others when it is this connection's turn again."""
+        reader, ping = self._reader, None
         try:
-            for frame in self._reader.feed(data):
-                self._on_frame(frame)
-                if self._transport.is_closing():
-                    return
+            for frame in reader.frames(TURN_FRAMES):
+                if frame.opcode & 0x08:
+                    if frame.opcode == frames.PING:
+                        ping = frame
+                    self._on_control(frame)
+                else:
+                    self._session.on_message(frame.payload, is_text=frame.opcode == frames.TEXT)
+                if self._is_closing or self._is_held:
+                    break
         except frames.FrameError as error:
             self.close(error.code, str(error))
+        if self._is_closing:
+            return
+        if ping is not None and not self._is_slow:  # the last one is enough (RFC 6455, 5.5.3)
+            self._write(frames.encode_frame(frames.PONG, ping.payload))
+        if reader.num_finished != self._checked_finished:
+            self._checked_finished = reader.num_finished
+            self._checked_at, self._checked_bytes = self._since, 0
+        self._wait_for_turn()
+        self.count()
+
+    def _wait_for_turn(self) -> None:
+        if self._reader.has_more and not self._is_held and not self._is_waiting_for_turn:
+            self._is_waiting_for_turn = True
+            self.listener.turns.add(self)
+        self._set_reading()
+
+    def answer_next(self) -> None:
+        """Read frames that have arrived; it is this connection's turn."""
+        self._is_waiting_for_turn = False
+        if not self._is_closing and not self._is_held:
+            self._read_frames()
+        self._set_reading()
+
+    def _drop(self, data: bytes) -> None:
+        """Look only for the client's close frame, and not for long: closing at once could lose the server's."""
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > MAX_DROPPED_BYTES:
+            self._set_reading()
+        elif len(data) <= MAX_CLOSE_BYTES and is_close(data):
+            self._transport.close()
 
     def eof_received(self) -> bool:
         return False  # the transport closes
@@ -189,6 +275,8 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         listener = self.listener
         listener.connections.discard(self)
         listener.unread.release(self)
+        listener.messages.release(self)
+        self._reader.clear()
         if listener.addresses is not None:
             listener.addresses.remove(self._address)
         self._is_closing = True
@@ -212,22 +300,21 @@ class WebSocketConnection(asyncio.BufferedProtocol):
 
     # ---- frames ----
 
-    def _on_frame(self, frame: frames.Frame) -> None:
+    def _on_control(self, frame: frames.Frame) -> None:
         if frame.opcode == frames.CLOSE:
             code, _ = frames.read_close(frame.payload)
-            if not self._is_closing:
-                self._is_closing = True
-                echoed = b"" if code == frames.NO_STATUS else frames.close_payload(code)
-                self._write(frames.encode_frame(frames.CLOSE, echoed))
-                self._session.on_closed()
+            echoed = b"" if code == frames.NO_STATUS else frames.close_payload(code)
+            self._write(frames.encode_frame(frames.CLOSE, echoed))
+            self._end()
             self._transport.close()
-        elif self._is_closing:
             return
-        elif frame.opcode == frames.PING:
-            if not self._is_slow:
-                self._write(frames.encode_frame(frames.PONG, frame.payload))
-        elif frame.opcode in (frames.TEXT, frames.BINARY):
-            self._session.on_message(frame.payload, is_text=frame.opcode == frames.TEXT)
+        self._num_controls += 1
+        if self._num_controls > MAX_CONTROL_FRAMES:
+            if self._since - self._controls_since < 1.0:
+                raise frames.FrameError(
+                    frames.POLICY, f"there were more than {MAX_CONTROL_FRAMES} pings and pongs in a second"
+                )
+            self._num_controls, self._controls_since = 0, self._since
 
     def send(self, payload: bytes, *, is_text: bool) -> None:
         """Send a message; without effect if the client has gone."""
@@ -238,11 +325,18 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         """Close with a reason; the client has a moment to answer."""
         if self._is_closing:
             return
-        self._is_closing = True
         self._write(frames.encode_frame(frames.CLOSE, frames.close_payload(code, reason)))
-        self._session.on_closed()
-        self.read_on()
+        self._end()
+        self._is_held = False
+        self._set_reading()
         self._loop.call_later(CLOSE_S, self._transport.close)
+
+    def _end(self) -> None:
+        """A close frame was sent: nothing more is sent, and what has arrived is not needed."""
+        self._is_closing = True
+        self._reader.clear()
+        self.listener.messages.release(self)
+        self._session.on_closed()
 
     def _write(self, data: bytes) -> None:
         if self._transport.is_closing():
@@ -278,14 +372,37 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         return self.listener.is_draining
 
     def pause_reading(self) -> None:
-        if not self._is_paused and not self._transport.is_closing():
-            self._is_paused = True
-            self._transport.pause_reading()
+        self._is_held = True
+        self._set_reading()
 
     def read_on(self) -> None:
-        if self._is_paused and not self._transport.is_closing():
-            self._is_paused = False
-            self._transport.resume_reading()
+        if self._is_held:
+            self._is_held = False
+            self._wait_for_turn()
+
+    def _set_reading(self) -> None:
+        """Read what the client sends, or leave it in its socket."""
+        is_paused = self._is_held or self._is_waiting_for_turn or self._dropped_bytes > MAX_DROPPED_BYTES
+        if is_paused is not self._is_paused and not self._transport.is_closing():
+            self._is_paused = is_paused
+            if is_paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def count(self) -> None:
+        """Count what is held of messages that the model has not got; with too much in all, the largest are closed."""
+        held = self._reader.held_bytes + self._session.waiting_bytes
+        messages = self.listener.messages
+        if held > COUNTED_BYTES:
+            now = self._loop.time()
+            self._is_counted = True
+            messages.hold(self, held, now)
+            if messages.is_exceeded:
+                self.listener.close_largest(now)
+        elif self._is_counted:
+            self._is_counted = False
+            messages.release(self)
 
     # ---- for the listener ----
 
@@ -302,7 +419,7 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         return self._since
 
     def uncount(self) -> None:
-        """Nothing is counted."""
+        """Nothing is counted as a body."""
 
     def abort(self) -> None:
         self._transport.abort()
@@ -312,6 +429,9 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             logger.warning("the client %s %s; its WebSocket is closed", self._remote, reason)
         self._transport.abort()
+
+    def give_up(self, reason: str) -> None:
+        self.close(frames.TRY_LATER, reason)
 
     def close_if_idle(self) -> None:
         """The server stops."""
@@ -326,12 +446,12 @@ class WebSocketConnection(asyncio.BufferedProtocol):
             if unsent == self._unsent_bytes:
                 self._transport.abort()
             self._unsent_bytes = unsent
+        elif self._is_closing:
+            return
         elif self._is_slow:
             self._hold()
-        elif (
-            self._reader.is_reading and not self._is_paused and now - self._since > self.listener.limits.read_timeout_s
-        ):
-            self.close(frames.PROTOCOL_ERROR, "the rest of the message did not arrive in time")
+        elif self._is_late(now):
+            self.close(ERROR_CODES + REQUEST_TIMEOUT, "the rest of the message did not arrive in time")
         elif self._pinged_at is not None:
             if now - self._pinged_at > PONG_S:
                 self._transport.abort()
@@ -340,9 +460,11 @@ class WebSocketConnection(asyncio.BufferedProtocol):
             self._write(frames.encode_frame(frames.PING, b""))
 
     def _is_late(self, now: float) -> bool:
-        """Whether the rest of a message did not arrive in time."""
-        is_waiting = self._reader.is_reading and not self._is_paused
-        return is_waiting and now - self._since > self.listener.limits.read_timeout_s
+        """Whether a message did not grow enough in time. Single bytes, pings and pongs give it no more time."""
+        held = self._reader.held_bytes
+        if not self._reader.is_reading or self._is_held or held - self._checked_bytes >= PROGRESS_BYTES:
+            self._checked_at, self._checked_bytes = now, held
+        return now - self._checked_at > self.listener.limits.read_timeout_s
 
 
 class WebSocketApi:
@@ -423,6 +545,10 @@ class ModelSession:
     def is_busy(self) -> bool:
         return bool(self._running or self._waiting)
 
+    @property
+    def waiting_bytes(self) -> int:
+        return self._waiting_bytes
+
     def on_message(self, payload: bytes, *, is_text: bool) -> None:
         assert self._connection is not None
         if self._connection.is_draining:
@@ -431,7 +557,7 @@ class ModelSession:
         self._waiting.append((payload, is_text))
         self._waiting_bytes += len(payload)
         self.proceed()
-        if len(self._waiting) >= MAX_WAITING or self._waiting_bytes > self._max_waiting_bytes:
+        if self._connection is not None and self._is_full:
             self._connection.pause_reading()
 
     def proceed(self) -> None:
@@ -443,8 +569,12 @@ class ModelSession:
             payload, is_text = self._waiting.popleft()
             self._waiting_bytes -= len(payload)
             self._submit(payload, is_text=is_text)
-        if connection is not None and len(self._waiting) < MAX_WAITING:
+        if connection is not None and not self._is_full:
             connection.read_on()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= MAX_WAITING or self._waiting_bytes > self._max_waiting_bytes
 
     def _submit(self, payload: bytes, *, is_text: bool) -> None:
         reply = SocketReply(self, self._model, is_text=is_text)
@@ -484,6 +614,7 @@ class ModelSession:
             connection.close(frames.GOING_AWAY, "the server stops")
         else:
             self.proceed()
+            connection.count()
 
     def on_failed(self, reply: SocketReply, error: FlambeauError) -> None:
         """Close with the error: what follows may depend on the message that failed."""
@@ -501,6 +632,7 @@ class ModelSession:
     def on_closed(self) -> None:
         self._connection = None
         self._waiting.clear()
+        self._waiting_bytes = 0
         running, self._running = self._running, {}
         for job in running.values():
             job.cancel()
@@ -555,6 +687,11 @@ def type_of(payload: bytes, *, is_text: bool) -> str:
     if not is_text:
         return "application/octet-stream"
     return "application/json" if payload.lstrip()[:1] in (b"{", b"[") else "text/plain; charset=utf-8"
+
+
+def is_close(data: bytes) -> bool:
+    """Whether the bytes are a close frame."""
+    return data[:1] == bytes((0x80 | frames.CLOSE,))
 
 
 def is_utf8(body: bytes) -> bool:
