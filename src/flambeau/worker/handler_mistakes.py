@@ -37,7 +37,7 @@ PARSED = re.compile(r"the JSON object must be str, bytes or bytearray, not (\w+)
 TYPES = "JSON arrives parsed, text as str, everything else as bytearray; check the type with isinstance"
 NO_CHUNK = "yielded None, expected text, bytes or JSON. Yield only what is to be sent; `return` ends a stream"
 SIGNATURES = {
-    "handle": "handle(data, context), or handle(self, data, context) of a class",
+    "handle": "handle(self, data, context), or a function handle(data, context)",
     "initialize": "initialize(self, context)",
     "preprocess": "preprocess(self, data)",
     "inference": "inference(self, data)",

@@ -257,7 +257,7 @@ def test_wrong_arguments_are_answered_with_the_signature():
         def handle(self, data): ...
 
     text = explain_exception(failure(lambda: Short().handle([], None)))
-    assert "handle(self, data, context)" in text
+    assert "The server calls handle(self, data, context)" in text
 
 
 def test_batch_that_runs_again_names_its_exception():
