@@ -73,12 +73,12 @@ def test_requests_appear_in_the_charts(browser, served):
     assert browser.sees("20 × 200")
 
 
-def test_death_of_a_worker_is_told_within_two_seconds(browser, served):
+def test_death_of_a_worker_is_told_soon(browser, served):
     [pid] = served.worker_pids("echo")
     os.kill(pid, signal.SIGKILL)
     killed = time.monotonic()
     assert browser.sees("killed by SIGKILL")
-    assert time.monotonic() - killed < 10  # two seconds on a machine that has time for a browser
+    assert time.monotonic() - killed < 10  # about a second on a machine that has time for a browser
     browser.wait(lambda: served.worker_pids("echo") not in ([pid], []))
     browser.click("echo")
     assert browser.sees("Last failure")

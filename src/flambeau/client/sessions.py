@@ -12,7 +12,7 @@ from typing import Any, Self
 from flambeau import websocket_frames as frames
 from flambeau.client.calls import Call, as_whole, error_of, path_of
 from flambeau.client.transport import MAX_RESPONSE_BYTES, SWITCHING, AsyncConnection, SocketConnection
-from flambeau.errors import ApiError, ConfigError, NoConnection
+from flambeau.errors import ApiError, ClientError, ConfigError, NoConnection
 from flambeau.http_client import HttpReply
 
 ERROR_CODES = range(4000, 5000)  # close codes: 4000 plus the HTTP status of an error
@@ -150,7 +150,7 @@ class ClientSession:
             if self._reader.closed is None:
                 goodbye = frames.encode_frame(frames.CLOSE, frames.close_payload(frames.NORMAL), is_masked=True)
                 self._connection.send_bytes(goodbye, deadline_in(CLOSE_S))
-        except Exception:  # the connection has ended in another way
+        except (ClientError, OSError):  # the connection has ended in another way
             pass
         self._connection.close()
 
@@ -218,7 +218,7 @@ class AsyncClientSession:
             if self._reader.closed is None:
                 goodbye = frames.encode_frame(frames.CLOSE, frames.close_payload(frames.NORMAL), is_masked=True)
                 await self._connection.send_bytes(goodbye, deadline_in(CLOSE_S))
-        except Exception:  # the connection has ended in another way
+        except (ClientError, OSError):  # the connection has ended in another way
             pass
         await self._connection.wait_closed()
 

@@ -37,9 +37,9 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
     }
-    playground = {**InferenceApi(server).routes(), **OpenAiApi(server, kserve.v1).routes()}
-    console = ConsoleApi(server, keys, {path: playground[path] for path in ("predictions", "explanations", "v1")})
     if config.pages:
+        playground = {**InferenceApi(server).routes(), **OpenAiApi(server, kserve.v1).routes()}
+        console = ConsoleApi(server, keys, {path: playground[path] for path in ("predictions", "explanations", "v1")})
         management.update(console.routes())
         pages = PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys, management["readyz"], console.home)
         management.update(pages.routes())
