@@ -1,37 +1,39 @@
-"""Measures a network of random weights on a GPU beside the ceiling that memory sets, in one run.
+"""Measures a network of random weights on a GPU beside the ceiling that memory sets: the whole table in one run.
 
-    python benchmarks/llm/gpu.py [--preset Llama-2-7B] [--streams 1,32] [--quantization none,int8,fp8,int4]
+    python benchmarks/llm/gpu.py [--preset Llama-2-7B] [--quantization none,int8,fp8,int4] [--compare EARLIER.json]
 
-Each number of streams is measured with greedy requests and with sampled ones (temperature 0.8, top-k 200), by turns.
-The ceiling is what reading the weights once for each token would take at the speed of a plain reduction over a large
-tensor on the same device. The engine is the whole one: scheduler, paged cache, sampler; without a tokenizer. First the
-compiled path must give the eager path's tokens, in float32 arithmetic at a small size, then it is measured. The result
-is a dated JSON file.
+For each kind of weights: 1, 8, 32 and 128 streams of short prompts, greedy and sampled (temperature 0.8, top-k 200),
+and 1 and 32 streams with two longer contexts. For the first kind also: 256 requests of 100 to 1,024 tokens in and out,
+long prompts that arrive among 32 streams, and the rate of prompts. Streams through HTTP, in bfloat16, come last. The
+ceiling of a figure is what reading the weights and the cached keys and values once for each step would take at the
+speed of a plain reduction over a large tensor in the same run. The engine is the whole one: scheduler, paged cache,
+sampler; only HTTP has a tokenizer. With --check, the compiled path must first give the eager path's tokens, in float32
+at a small size. The result is a dated JSON file. Takes about six minutes on an H200.
 """
 
 import argparse
+import gc
 import json
 import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "serving"))
+sys.path[:0] = [str(HERE), str(HERE.parent / "serving")]
 
 import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
-from flambeau.llm.bench import measure_once  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
-from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
+from flambeau.llm.executor.kv_cache import KVCache, block_bytes  # noqa: E402
 from flambeau.llm.loader import make_backend  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
@@ -40,27 +42,65 @@ from flambeau.llm.quantize.packed_layers import use_fast_layers  # noqa: E402
 from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
 from flambeau.llm.sampling_params import SamplingParams  # noqa: E402
 
-Round = dict[str, Any]
+Figures = dict[str, Any]
 
-GPT_FAST = {"1": 216, "32": 5421}  # tokens/s of Llama-2-7B in bfloat16 on an H200, measured before with the same shapes
 READ_BYTES = 16 << 30
 SETTINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.8, "top_k": 200, "seed": 1}}
+SHORT = 6  # tokens of a prompt
+LONG_PROMPTS = 3
+MIXED = 256  # requests
+MIXED_LENGTHS = (100, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Streams that run at the same time."""
+
+    streams: int
+    prompt: int  # tokens of each prompt
+    settings: str
+    tokens: int  # new ones of each stream, after the last has its first
+
+    @property
+    def name(self) -> str:
+        return f"{self.streams} streams of {self.prompt}, {self.settings}"
+
+
+def cases(asked: argparse.Namespace) -> list[Case]:
+    numbers, contexts = numbers_of(asked.streams), numbers_of(asked.contexts)
+    short = [Case(number, SHORT, name, asked.tokens) for number in numbers for name in asked.settings.split(",")]
+    long = [Case(number, context, "greedy", asked.tokens // 2) for context in contexts for number in (1, 32)]
+    return short + [case for case in long if case.streams <= max(numbers)]
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="Llama-2-7B", help="default: %(default)s")
     parser.add_argument("--layers", type=int, help="fewer layers than the preset has, for a trial")
-    parser.add_argument("--streams", default="1,32", help="default: %(default)s")
+    parser.add_argument("--quantization", default="none,int8,fp8,int4", help="default: %(default)s")
+    parser.add_argument("--streams", default="1,8,32,128", help="default: %(default)s")
+    parser.add_argument("--contexts", default="1000,3500", help="of longer prompts (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=200, help="new tokens of each stream (default %(default)s)")
-    parser.add_argument("--prompt", type=int, default=6, help="tokens of each prompt (default %(default)s)")
     parser.add_argument("--settings", default="greedy,sampled", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--quantization", default="none", help="some of none, int8, fp8, int4 (default %(default)s)")
-    parser.add_argument("--no-check", action="store_true", help="do not compare tokens first, which takes a minute")
+    parser.add_argument("--rounds", type=int, default=2, help="of the short prompts (default %(default)s)")
+    parser.add_argument("--extras", default="mixed,long,prompts,http", help="for the first kind (default %(default)s)")
+    parser.add_argument("--check", action="store_true", help="compare tokens first, which takes a minute")
+    parser.add_argument("--compare", type=Path, help="print the ratios to the figures of an earlier result")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     return parser.parse_args()
+
+
+def command_line(given: Sequence[str]) -> str:
+    """The arguments without the folder of this machine."""
+    return " ".join(word for i, word in enumerate(given) if "--out" not in given[max(0, i - 1) : i + 1])
+
+
+def numbers_of(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+# ---- networks and engines ----
 
 
 def random_network(arch: Architecture, device: str, dtype: torch.dtype) -> Transformer:
@@ -74,26 +114,16 @@ def random_network(arch: Architecture, device: str, dtype: torch.dtype) -> Trans
     return model
 
 
-def new_engine(model: Transformer, num_seqs: int, length: int, *, compiled: bool) -> Engine:
+def new_engine(
+    model: Transformer, num_seqs: int, length: int, *, compiled: bool = True, num_blocks: int | None = None
+) -> Engine:
     """The whole engine around a network."""
     weight = model.model.embed_tokens.weight
     config = EngineConfig(max_num_seqs=num_seqs, max_model_len=length, prefix_cache=False, compile=compiled)
-    per_sequence = -(-length // config.block_size)
-    cache = KVCache(
-        model.arch, num_seqs * per_sequence + 1, config.block_size, device=weight.device, dtype=weight.dtype
-    )
+    blocks = num_blocks or num_seqs * -(-length // config.block_size)
+    cache = KVCache(model.arch, blocks + 1, config.block_size, device=weight.device, dtype=weight.dtype)
     forward = make_backend(model, cache, config)
     return Engine(model.arch, forward, num_blocks=cache.num_blocks, config=config, device=str(weight.device))
-
-
-def measure(engine: Engine, streams: list[int], settings: list[str], lengths: tuple[int, int]) -> Iterator[Round]:
-    """One round: every number of streams with every kind of settings."""
-    rng, (prompt, new) = random.Random(0), lengths
-    for number in streams:
-        prompts = [[rng.randrange(engine.arch.vocab_size) for _ in range(prompt)] for _ in range(number)]
-        for name in settings:
-            params = SamplingParams(max_tokens=new, ignore_eos=True, **SETTINGS[name])
-            yield {"settings": name, **asdict(measure_once(engine, prompts, params))}
 
 
 def same_tokens(arch: Architecture, device: str) -> bool:
@@ -112,17 +142,28 @@ def same_tokens(arch: Architecture, device: str) -> bool:
     return found[0] == found[1]
 
 
+# ---- ceilings ----
+
+
 def bandwidth(device: str) -> float:
     """Bytes per second that a plain reduction reads."""
     numbers = torch.ones(READ_BYTES // 4 if device != "cpu" else 1 << 26, device=device)
-    seconds = []
-    for _ in range(8):
-        synchronize(device)
-        began = time.perf_counter()
-        numbers.sum()
-        synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return numbers.nbytes / min(seconds)
+    return numbers.nbytes / min(seconds_of(numbers.sum, device) for _ in range(8))
+
+
+def matmul_rate(device: str) -> float:
+    """Operations per second of a large product in bfloat16."""
+    size = 8192 if device != "cpu" else 256
+    a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / min(seconds_of(lambda: a @ b, device) for _ in range(8))
+
+
+def seconds_of(compute: Callable[[], object], device: str) -> float:
+    synchronize(device)
+    began = time.perf_counter()
+    compute()
+    synchronize(device)
+    return time.perf_counter() - began
 
 
 def synchronize(device: str) -> None:
@@ -138,77 +179,244 @@ def weight_bytes(model: Transformer) -> int:
     return sum(tensor.nbytes for tensor in state.values()) - skipped
 
 
-def medians(rounds: list[Round], settings: str, what: str) -> dict[str, float]:
-    """Number of streams → the median of its rounds."""
-    mine = [each for each in rounds if each["settings"] == settings]
+def ceiling(case: Case, model: Transformer, read: float) -> float:
+    """Tokens per second if a step reads the weights and the keys and values of all streams once."""
+    context = case.prompt + case.tokens / 2
+    cached = case.streams * context * block_bytes(model.arch, 1, model.model.embed_tokens.weight.dtype)
+    return case.streams * read / (weight_bytes(model) + cached)
+
+
+# ---- figures ----
+
+
+def prompts_of(engine: Engine, case: Case) -> list[list[int]]:
+    rng = random.Random(case.streams)
+    return [[rng.randrange(engine.arch.vocab_size) for _ in range(case.prompt)] for _ in range(case.streams)]
+
+
+def measure(engine: Engine, case: Case) -> Figures:
+    """The rate of steps in which all streams of a case get tokens."""
+    # Streams that begin first get tokens while the other prompts are computed.
+    waiting = case.streams * case.prompt // (engine.config.max_step_tokens // 2)
+    params = SamplingParams(max_tokens=case.tokens + waiting, ignore_eos=True, **SETTINGS[case.settings])
+    began, first, num_tokens, since, until = time.perf_counter(), {}, 0, 0.0, 0.0
+    for i, prompt in enumerate(prompts_of(engine, case)):
+        engine.add(f"bench-{i}", prompt, params)
+    while engine.has_work:
+        outputs = engine.step()
+        now = time.perf_counter()
+        for output in outputs:
+            first.setdefault(output.request_id, now)
+        if since and len(outputs) == case.streams:
+            num_tokens, until = num_tokens + sum(len(output.token_ids) for output in outputs), now
+        elif not since and len(first) == case.streams:
+            since = now
     return {
-        str(number): statistics.median(each[what] for each in mine if each["streams"] == number)
-        for number in dict.fromkeys(each["streams"] for each in mine)
+        "tokens_per_s": num_tokens / (until - since) if num_tokens else 0.0,
+        "first_token_ms": 1000 * (statistics.median(first.values()) - began),
     }
 
 
+def run_mixed(engine: Engine) -> Figures:
+    """Requests of many lengths, all at once."""
+    rng = random.Random(0)
+    for i in range(MIXED):
+        prompt = [rng.randrange(engine.arch.vocab_size) for _ in range(rng.randint(*MIXED_LENGTHS))]
+        params = SamplingParams(max_tokens=rng.randint(*MIXED_LENGTHS), ignore_eos=True, temperature=0.0)
+        engine.add(f"mixed-{i}", prompt, params)
+    began, num_tokens = time.perf_counter(), 0
+    while engine.has_work:
+        num_tokens += sum(len(output.token_ids) for output in engine.step())
+    seconds = time.perf_counter() - began
+    return {"requests": MIXED, "output_tokens": num_tokens, "output_tokens_per_s": num_tokens / seconds}
+
+
+def run_long_prompts(engine: Engine, length: int) -> Figures:
+    """What the streams that run notice of long prompts that arrive one after another."""
+    rng, case = random.Random(1), Case(32, SHORT, "greedy", 400)
+    params = SamplingParams(max_tokens=case.tokens, ignore_eos=True, temperature=0.0)
+    for i, prompt in enumerate(prompts_of(engine, case)):
+        engine.add(f"bench-{i}", prompt, params)
+    gaps: list[float] = []
+    last = 0.0
+    for number in range(case.tokens):
+        if number in range(50, 50 + 100 * LONG_PROMPTS, 100):
+            prompt = [rng.randrange(engine.arch.vocab_size) for _ in range(length)]
+            engine.add(f"long-{number}", prompt, replace(params, max_tokens=4))
+        engine.step()
+        now = time.perf_counter()
+        if number > 10:
+            gaps.append(1000 * (now - last))
+        last = now
+    while engine.has_work:
+        engine.step()
+    return {
+        "prompt_tokens": length,
+        "gap_p50_ms": statistics.median(gaps),
+        "gap_p99_ms": statistics.quantiles(gaps, n=100)[98],
+        "gap_max_ms": max(gaps),
+    }
+
+
+def run_prompts(engine: Engine, length: int, operations: float, model: Transformer) -> Figures:
+    """How fast prompts are computed, beside a large product of matrices."""
+    case = Case(8, length, "greedy", 1)
+    for i, prompt in enumerate(prompts_of(engine, case)):
+        engine.add(f"bench-{i}", prompt, SamplingParams(max_tokens=1, temperature=0.0))
+    began = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    rate = case.streams * length / (time.perf_counter() - began)
+    of_a_token = 2 * sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    return {"prompt_tokens_per_s": rate, "of_the_matmul_rate": rate * of_a_token / operations}
+
+
+def progress(*words: object) -> None:
+    print(*words, file=sys.stderr, flush=True)
+
+
+# ---- the run ----
+
+
+def run_kind(asked: argparse.Namespace, arch: Architecture, kind: str, read: float) -> tuple[Figures, Transformer]:
+    """All cases with one kind of weights."""
+    began = time.monotonic()
+    model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
+    if kind != "none":
+        quantize(model, kind)
+        use_fast_layers(model, torch.bfloat16)
+    wanted = cases(asked)
+    lengths = [case.prompt + case.tokens + case.streams * case.prompt // 200 + 32 for case in wanted]
+    blocks = max(case.streams * -(-length // 16) for case, length in zip(wanted, lengths, strict=True))
+    longest = min(max(lengths), arch.max_length)
+    engine = new_engine(model, max(case.streams for case in wanted), longest, num_blocks=blocks)
+    started = time.monotonic()
+    for case in wanted:
+        if case.prompt == SHORT:
+            measure(engine, replace(case, tokens=20))  # asks for what is to be compiled
+            engine.wait_until_compiled()
+    compile_s = time.monotonic() - started
+    found: dict[Case, list[Figures]] = {case: [] for case in wanted}
+    for number in range(asked.rounds):
+        for case in wanted:
+            if number == 0 or case.prompt == SHORT:
+                found[case].append(measure(engine, case))
+                progress(kind, case.name, f"{found[case][-1]['tokens_per_s']:,.0f} tokens/s")
+    engine.close()
+    figures = {
+        case.name: {
+            "streams": case.streams,
+            "prompt": case.prompt,
+            "settings": case.settings,
+            "ceiling_tokens_per_s": ceiling(case, model, read),
+            **{name: statistics.median(each[name] for each in rounds) for name in rounds[0]},
+            "rounds_tokens_per_s": [each["tokens_per_s"] for each in rounds],
+        }
+        for case, rounds in found.items()
+    }
+    result = {
+        "weights_gb": weight_bytes(model) / 1e9,
+        "first_round_with_compilation_s": compile_s,
+        "duration_s": time.monotonic() - began,
+        "figures": figures,
+    }
+    return result, model
+
+
+def run_extras(asked: argparse.Namespace, model: Transformer) -> Figures:
+    """What is measured for one kind of weights only."""
+    found: Figures = {}
+    extras = [name for name in asked.extras.split(",") if name]
+    length = min(3500, model.arch.max_length - 16)
+    if {"mixed", "long", "prompts"} & {*extras}:
+        free = torch.cuda.mem_get_info()[0] if asked.device != "cpu" else 8 << 30
+        each = block_bytes(model.arch, 16, model.model.embed_tokens.weight.dtype)
+        sequence = -(-min(2 * MIXED_LENGTHS[1] + 16, model.arch.max_length) // 16)
+        blocks = min(int(0.85 * free) // each, MIXED * sequence)
+        engine = new_engine(model, MIXED, model.arch.max_length, num_blocks=blocks)
+        for number in (32, 48, 64, 96, 128, 192, 256):  # graphs that the requests will use
+            measure(engine, Case(number, SHORT, "greedy", 4))
+            engine.wait_until_compiled()
+        if "long" in extras:
+            found["long_prompts"] = run_long_prompts(engine, length)
+        if "prompts" in extras:
+            found["prompts"] = run_prompts(engine, length, matmul_rate(asked.device), model)
+        if "mixed" in extras:
+            found["mixed"] = run_mixed(engine)
+        engine.close()
+        del engine
+        progress(found)
+    return found
+
+
 def main() -> None:
-    asked = arguments()
+    asked, began = arguments(), time.monotonic()
     arch = preset(asked.preset)
     if asked.layers:
         arch = replace(arch, num_layers=asked.layers, windows=arch.windows[: asked.layers])
-    is_same = None if asked.no_check else same_tokens(arch, asked.device)
-    print(f"compiled tokens are the eager ones: {is_same}", file=sys.stderr)
-    for kind in asked.quantization.split(","):
-        run(asked, arch, None if kind == "none" else kind, is_same=is_same)
-
-
-def run(asked: argparse.Namespace, arch: Architecture, quantization: str | None, *, is_same: bool | None) -> None:
-    """Measure one kind of weights and write its result."""
-    began = time.monotonic()
-    streams = [int(part) for part in asked.streams.split(",")]
-    model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
-    if quantization:
-        quantize(model, quantization)
-        use_fast_layers(model, torch.bfloat16)
-    read, size = bandwidth(asked.device), weight_bytes(model)
-    print(f"{size / 1e9:.2f} GB at {read / 1e9:.0f} GB/s: at most {read / size:.1f} tokens/s", file=sys.stderr)
-    engine = new_engine(model, max(streams), asked.prompt + asked.tokens + 16, compiled=True)
-    lengths, settings = (asked.prompt, asked.tokens), asked.settings.split(",")
-    started = time.monotonic()
-    for _ in measure(engine, streams, settings, lengths):
-        engine.wait_until_compiled()
-    compile_s = time.monotonic() - started
-    rounds: list[Round] = []
-    for number in range(asked.rounds):
-        for figure in measure(engine, streams, settings, lengths):
-            rounds.append({"round": number + 1, **figure})
-            print(rounds[-1], file=sys.stderr)
-    engine.close()
-    rates = {name: medians(rounds, name, "tokens_per_s") for name in settings}
-    for name, found in rates.items():
-        for number, rate in found.items():
-            beside = f", gpt-fast {GPT_FAST[number]}" if number in GPT_FAST and asked.preset == "Llama-2-7B" else ""
-            share = f", {rate / (read / size):.0%} of the ceiling" if number == "1" else ""
-            print(f"{quantization or 'bf16'} {name}, {number} streams: {rate:.1f} tokens/s{share}{beside}")
+    is_same = same_tokens(arch, asked.device) if asked.check else None
+    read = bandwidth(asked.device)
     date = datetime.now(UTC)
-    result = {
+    result: Figures = {
         "date": date.isoformat(timespec="seconds"),
-        "command": f"python benchmarks/llm/gpu.py {' '.join(sys.argv[1:])}".strip(),
-        "duration_s": round(time.monotonic() - began),
+        "command": f"python benchmarks/llm/gpu.py {command_line(sys.argv[1:])}".strip(),
         "machine": machine.describe(),
         "device": torch.cuda.get_device_name() if asked.device != "cpu" else "cpu",
         "torch": torch.__version__,
         "preset": asked.preset,
-        "quantization": quantization,
+        "layers": arch.num_layers,
         "same_tokens": is_same,
-        "weights_gb": size / 1e9,
         "read_gb_per_s": read / 1e9,
-        "ceiling_tokens_per_s": read / size,
-        "first_round_with_compilation_s": compile_s,
-        "medians_tokens_per_s": rates.get("greedy", {}),
-        "medians_sampled_tokens_per_s": rates.get("sampled", {}),
-        "medians_first_token_ms": medians(rounds, settings[0], "first_token_ms"),
-        "rounds": rounds,
+        "kinds": {},
     }
-    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu-{quantization or 'bf16'}.json"
-    file.write_text(json.dumps(result, indent=1) + "\n")
+    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu.json"
+    for number, kind in enumerate(asked.quantization.split(",")):
+        found, model = run_kind(asked, arch, kind, read)
+        result["kinds"][kind] = found
+        if number == 0:
+            gc.collect()
+            result["extras"] = run_extras(asked, model)
+        del model
+        gc.collect()
+        if asked.device != "cpu":
+            torch.cuda.empty_cache()
+        result["duration_s"] = round(time.monotonic() - began)
+        file.write_text(json.dumps(result, indent=1) + "\n")  # what there is, should the time run out
+    if "http" in asked.extras.split(","):
+        from http_streams import measure_http  # the server's packages may not be installed
+
+        model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
+        result["extras"]["http"] = measure_http(model)
+        result["duration_s"] = round(time.monotonic() - began)
+        file.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result, json.loads(asked.compare.read_text()) if asked.compare else None))
     print(file)
+
+
+def table(result: Figures, earlier: Figures | None) -> str:
+    """A line for each figure: tokens/s, share of the ceiling, and the ratio to an earlier result."""
+    lines = []
+    for kind, found in result["kinds"].items():
+        before = {} if earlier is None else earlier["kinds"].get(kind, {"figures": {}})["figures"]
+        for name, figure in found["figures"].items():
+            rate = figure["tokens_per_s"]
+            ratio = f"  {rate / before[name]['tokens_per_s']:5.2f} of the earlier" if name in before else ""
+            share = rate / figure["ceiling_tokens_per_s"]
+            lines.append(f"{kind:5} {name:32} {rate:9,.1f} tokens/s  {share:4.0%} of the ceiling{ratio}")
+    for name, value in flat(result.get("extras", {})):
+        others = dict(flat({} if earlier is None else earlier.get("extras", {})))
+        ratio = f"  {value / others[name]:5.2f} of the earlier" if others.get(name) else ""
+        lines.append(f"{name:45} {value:12,.2f}{ratio}")
+    return "\n".join(lines)
+
+
+def flat(figures: Mapping[str, Any], path: Sequence[str] = ()) -> Iterator[tuple[str, float]]:
+    """All numbers of nested figures, with their names."""
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, (*path, name))
+        else:
+            yield " ".join((*path, name)), value
 
 
 if __name__ == "__main__":

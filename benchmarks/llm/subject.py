@@ -10,10 +10,19 @@ from torchvision_stand_in import stand_in_for_torchvision
 
 import flambeau.examples
 
-MODEL = Path(flambeau.examples.__file__).parent / "shakespeare"
-SPEAKERS = ("ROMEO", "JULIET", "MENENIUS", "KING RICHARD", "GLOUCESTER", "First Citizen", "DUKE VINCENTIO", "HERMIONE")
-LINES = ("What say you", "I pray thee", "My lord", "O, speak", "Good morrow", "Come, sir", "Alas", "Now hear me")
-PROMPTS = [f"{speaker}:\n{line}" for speaker in SPEAKERS for line in LINES][:32]
+MODEL = Path(flambeau.examples.__file__).parent / "storyteller"
+OPENINGS = (
+    "Once upon a time",
+    "Long ago",
+    "There was once",
+    "In a small village",
+    "One winter morning",
+    "Far away",
+    "This",
+    "It was",
+)
+GOING_ON = (", in a land far away,", ", by the sea, there lived", ", a wise old dragon", " there was a little")
+PROMPTS = [f"{opening}{more}" for opening in OPENINGS for more in GOING_ON]
 
 
 def transformers(num_tokens: int) -> dict[str, float]:

@@ -10,11 +10,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 OVERLAPS = True
+MAX_ROWS = 64  # of a decode step
 
 
-def overlap_options(num_rows: int) -> dict[str, bool]:
-    """Launch options that start a kernel before the one before it ends: faster for one row, slower for more."""
-    overlaps = OVERLAPS and num_rows == 1 and can_overlap()
+def overlap_options(num_rows: int, max_rows: int = 1) -> dict[str, bool]:
+    """Launch options that start a kernel before the one before it ends, for up to `max_rows`.
+
+    Kernels with little work are faster so for several rows, too. The Triton products are not: early programs occupy the
+    place of working ones.
+    """
+    overlaps = OVERLAPS and num_rows <= max_rows and can_overlap()
     return {"OVERLAPS": True, "launch_pdl": True} if overlaps else {"OVERLAPS": False}
 
 

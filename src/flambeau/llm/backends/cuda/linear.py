@@ -19,12 +19,13 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.backends.cuda import few_row_kernel
 from flambeau.llm.backends.cuda.dequantize import is_fast, widen
 from flambeau.llm.backends.cuda.int4 import gate_rows, multiply_one_row_int4, multiply_rows_int4
 from flambeau.llm.backends.cuda.launch import overlap_options, store_one_row, store_rows, wait_for_previous
 
 MAX_ROWS = 64
-MAX_INT4_ROWS = 4 * MAX_ROWS  # widening 4 bits beforehand takes as long as several launches
+MAX_WIDENED_ROWS = 4 * MAX_ROWS  # widening integers beforehand takes as long as several launches
 MIN_ROWS = 16  # of a product on tensor cores
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_PARTS = 4
@@ -116,6 +117,7 @@ class KernelLinear:
     scale: Tensor | None = None  # of each output [N], or of each group
     minimums: Tensor | None = None  # of each group of 4-bit weights
     group_size: int = 0  # of 4-bit weights
+    kernel_scales: Tensor | None = None  # of quantized weights, as the CUDA kernel reads them
 
     @property
     def width(self) -> int:
@@ -133,8 +135,8 @@ class KernelLinear:
             return x.new_empty(0, self.width)
         if len(x) <= MAX_ROWS:
             return one_row(x, self) if len(x) == 1 else few_rows(x, self)
-        if self.group_size and len(x) <= MAX_INT4_ROWS:
-            return torch.cat([few_rows(some, self) for some in torch.split(x, MAX_ROWS)], dim=-2)
+        if not self.weight.dtype.is_floating_point and len(x) <= MAX_WIDENED_ROWS:
+            return torch.cat([few_rows(some, self, MAX_ROWS) for some in torch.split(x, MAX_ROWS)], dim=-2)
         y: Tensor = self.layer(x)
         if not self.gates:
             return y
@@ -159,8 +161,14 @@ def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
     return y
 
 
-def few_rows(x: Tensor, linear: KernelLinear) -> Tensor:
-    """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32."""
+def few_rows(x: Tensor, linear: KernelLinear, as_for_rows: int = 0) -> Tensor:
+    """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32; as many parts as for a number of rows."""
+    gates, width = linear.gates, linear.width
+    division = few_row_kernel.division(x, linear.layer, width, as_for_rows or len(x), gates=gates)
+    if division is not None:
+        y = few_row_kernel.multiply(x, linear.layer, linear.kernel_scales, width, division, gates=gates)
+        if y is not None:
+            return y
     if linear.group_size:
         return few_rows_int4(x, linear)
     width, size, num_rows = linear.width, linear.size, len(x)

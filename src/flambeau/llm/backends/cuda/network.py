@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.backends.cuda import few_row_kernel
 from flambeau.llm.backends.cuda.attention import TILE_ROWS, attend, make_tiles
+from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.norm import normalize
 from flambeau.llm.backends.cuda.rope import rope
@@ -76,18 +78,34 @@ class CudaNetwork:
     def _attend(self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None) -> Tensor:
         """The outputs of attention [T, H·D]."""
         attention = layer.attention
+        window = attention.window or 0
+        rotation = self._tables if attention.is_rotated else None
+        if tiles is None and inputs.query_len == 1:
+            return attend_new_tokens(
+                qkv,
+                layer.keys,
+                layer.values,
+                inputs.positions_T,
+                inputs.slots_T,
+                inputs.block_tables_SB,
+                rotation,
+                layer.qk_gains,
+                self._epsilon,
+                self._num_heads,
+                attention.scale,
+                window,
+            ).flatten(1)
         q_THD = rope(
             qkv,
             layer.keys,
             layer.values,
             inputs.positions_T,
             inputs.slots_T,
-            self._tables if attention.is_rotated else None,
+            rotation,
             layer.qk_gains,
             self._epsilon,
             self._num_heads,
         )
-        window = attention.window or 0
         return attend(q_THD, layer.keys, layer.values, inputs, attention.scale, window, tiles).flatten(1)
 
 
@@ -111,7 +129,9 @@ def cuda_layer(layer: Any, cache: KVCache, number: int) -> CudaLayer:
 def kernel_linear(layer: nn.Module, *, gates: bool = False) -> KernelLinear:
     weight, bias = layer.weight, getattr(layer, "bias", None)
     assert isinstance(weight, Tensor)
-    linear = KernelLinear(layer=layer, weight=weight, bias=bias, gates=gates)
+    has_kernel = few_row_kernel.runs_on(weight.device) and few_row_kernel.kind_of(layer) is not None
+    scales = few_row_kernel.kernel_scales(layer, gates) if has_kernel else None
+    linear = KernelLinear(layer=layer, weight=weight, bias=bias, gates=gates, kernel_scales=scales)
     if isinstance(layer, (RowScaledLinear, CudaFp8Linear)):
         return replace(linear, scale=layer.scale.flatten())
     if isinstance(layer, CudaInt4Linear):
@@ -129,7 +149,7 @@ def tied_head(embedding: nn.Embedding) -> nn.Linear:
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on an NVIDIA GPU; no experts, not sharded."""
     arch = model.arch
-    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or arch.num_experts:
+    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or arch.num_experts or arch.extras:
         return False
     if arch.num_heads // arch.num_kv_heads > TILE_ROWS:
         return False

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
+from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
@@ -45,6 +45,6 @@ def normalize(x: Tensor, gain: Tensor, epsilon: float, sums: Tensor | None = Non
     launch[(num_rows,)](
         x, sums, gain, y, epsilon, num_rows,
         SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x.numel(),
-        **overlap_options(num_rows), num_warps=8,
+        **overlap_options(num_rows, MAX_ROWS), num_warps=8,
     )  # fmt: skip
     return y

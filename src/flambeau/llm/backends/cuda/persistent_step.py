@@ -10,27 +10,32 @@ Shapes: E hidden · V vocabulary · O outputs · G groups of 4-bit weights
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from flambeau.llm.backends.cuda.few_row_kernel import (
+    BFLOAT16,
+    CAPABILITY,
+    FP8,
+    INT4,
+    INT4_PIECE,
+    INT8,
+    driver,
+    kernel_scales,
+    kind_of,
+)
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
-from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
 SOURCE = Path(__file__).parent / "csrc" / "persistent_step.cu"
-BFLOAT16, INT8, FP8, INT4 = range(4)  # kinds of weights, as in the kernel
 PADDING = {BFLOAT16: 16, INT8: 64, FP8: 64, INT4: 32}  # bytes between the rows of a stage, against bank conflicts
-INT4_PIECE = 64  # weights for which the kernel reads one scale
 NUM_WARPS = 12
 ROW_BYTES = 2048  # a bulk copy takes about 40 ns, whatever its size
-CAPABILITY = (9, 0)  # the only one that it was tested on
 WARP_INPUTS = 256  # that the threads of a warp prepare: all of them, or none
 MAX_QUERIES = 8  # heads that share a key-value head: more need too many registers
 
@@ -116,11 +121,6 @@ def launch_together(function: Any, num_blocks: int, num_threads: int, shared_byt
         raise RuntimeError(f"the driver rejects a cooperative launch of {num_blocks} blocks: error {error}")
 
 
-@functools.cache
-def driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
 def shared_memory(model: Transformer, kind: int, limit_bytes: int) -> tuple[int, int, int]:
     """Stages of the ring, bytes of the inputs of a layer, and of all shared memory."""
     arch = model.arch
@@ -137,33 +137,6 @@ def linear_layers(layer: Any) -> list[tuple[Any, bool]]:
     """The linear layers in the order of a step, and whether half of the outputs are gates."""
     attention, mlp = layer.self_attn, layer.mlp
     return [(attention.qkv_proj, False), (attention.o_proj, False), (mlp.gate_up_proj, True), (mlp.down_proj, False)]
-
-
-def kernel_scales(linear: Any, is_gated: bool) -> Tensor | None:
-    """Scales of rows; for 4 bits, scale and minimum of each piece in the order of the kernel's tiles of 16 rows."""
-    if isinstance(linear, nn.Linear):
-        return None
-    if not isinstance(linear, CudaInt4Linear):
-        scale: Tensor = linear.scale
-        return scale.flatten().float().contiguous()
-    both_OG2 = torch.stack((linear.scales, linear.minimums), -1)
-    both_OG2 = both_OG2.repeat_interleave(linear.group_size // INT4_PIECE, dim=1)
-    rows, pieces, _ = both_OG2.shape
-    if is_gated:
-        return both_OG2.view(2, rows // 16, 8, pieces, 2).permute(1, 3, 0, 2, 4).contiguous()
-    return both_OG2.view(rows // 16, 16, pieces, 2).permute(0, 2, 1, 3).contiguous()
-
-
-def kind_of(linear: nn.Module) -> int | None:
-    """The kind of a layer's weights; None if the kernel does not support them."""
-    weight = linear.weight
-    assert isinstance(weight, Tensor)
-    if isinstance(linear, CudaInt4Linear):
-        is_supported = linear.group_size in (INT4_PIECE, 2 * INT4_PIECE) and linear.scales.dtype == torch.bfloat16
-        return INT4 if is_supported else None
-    if isinstance(linear, (RowScaledLinear, CudaFp8Linear)):
-        return {torch.int8: INT8, torch.float8_e4m3fn: FP8}.get(weight.dtype)
-    return BFLOAT16 if type(linear) is nn.Linear and weight.dtype == torch.bfloat16 else None
 
 
 def weight_kind(model: Transformer) -> int | None:
@@ -185,7 +158,7 @@ def is_faster(model: Transformer, cache: KVCache) -> bool:
     if torch.cuda.get_device_capability(device) != CAPABILITY or cache.keys[0].dtype != torch.bfloat16:
         return False
     has_extras = arch.qkv_bias or arch.output_bias or arch.mlp_bias or arch.qk_norm or arch.unrotated_layers
-    if has_extras or any(arch.windows) or arch.head_size not in (64, 128):
+    if arch.extras or has_extras or any(arch.windows) or arch.head_size not in (64, 128):
         return False
     sizes = arch.hidden_size, arch.intermediate_size, arch.num_heads * arch.head_size
     num_blocks = torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,193 @@
+"""Attention of one new token of each sequence, from its projections, in one Triton kernel.
+
+The kernel rotates the query and the key, writes key and value to the cache, and attends to the places before. The new
+token's own key and value are taken from registers, so nothing waits for the cache. The plain version is rope.py and
+attention.py, which compute prompts and verified tokens.
+
+Shapes: T tokens of the step, one of each sequence · B blocks of the longest · P blocks · K tokens of a block ·
+H heads · G key-value heads · D head size · S parts of a sum
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flambeau.llm.backends.cuda.attention import MIN_ROWS, merge_splits, num_splits
+from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
+
+MANY_PROGRAMS = 512  # from which on programs of one warp fill the GPU
+
+
+@triton.jit
+def rotate(first, second, cos, sin):  # type: ignore[no-untyped-def]
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit(do_not_specialize=["T", "table_stride"])  # type: ignore[untyped-decorator]
+def rotate_and_attend(  # type: ignore[no-untyped-def]
+    qkv_ptr, keys_ptr, values_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, tables_ptr, q_gain_ptr, k_gain_ptr,
+    out_ptr, sums_ptr, highs_ptr, totals_ptr, scale, epsilon, T, table_stride,
+    WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF_PADDED: tl.constexpr,
+    PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
+    PARTS: tl.constexpr, ROTATES: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """One split of the places of a sequence, for the heads of one key-value head. The first split has the new token."""
+    token, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    all_heads: tl.constexpr = HEADS + 2 * KV_HEADS
+    half: tl.constexpr = SIZE // 2
+    dtype = out_ptr.dtype.element_ty
+    row = tl.arange(0, ROWS)
+    is_row = row < group
+    head = kv_head * group + row
+    d = tl.arange(0, HALF_PADDED)
+    is_half = d < half
+    dimension = tl.arange(0, PADDED)
+    is_dimension = dimension < SIZE
+    position = tl.load(positions_ptr + token).to(tl.int32)
+    slot = tl.load(slots_ptr + token)
+    if ROTATES:
+        cos = tl.load(cos_ptr + position * half + d, mask=is_half, other=0.0)
+        sin = tl.load(sin_ptr + position * half + d, mask=is_half, other=0.0)
+    first_place = position * 0
+    if WINDOW > 0:
+        first_place = tl.maximum(position + 1 - WINDOW, 0) // PLACES * PLACES
+    share = tl.cdiv(tl.cdiv(position - first_place, SPLITS), PLACES) * PLACES
+    begin = first_place + split * share
+    stop = tl.minimum(begin + share, position)
+    wait_for_previous(OVERLAPS)
+
+    q1 = tl.zeros([ROWS, HALF_PADDED], tl.float32)
+    q2 = tl.zeros([ROWS, HALF_PADDED], tl.float32)
+    k1 = tl.zeros([HALF_PADDED], tl.float32)
+    k2 = tl.zeros([HALF_PADDED], tl.float32)
+    v = tl.zeros([PADDED], tl.float32)
+    is_query = is_row[:, None] & is_half[None, :]
+    for part in tl.static_range(PARTS):
+        at = qkv_ptr + (part * T + token) * (all_heads * SIZE)
+        q_at = at + head[:, None] * SIZE + d[None, :]
+        q1 += tl.load(q_at, mask=is_query, other=0.0).to(tl.float32)
+        q2 += tl.load(q_at + half, mask=is_query, other=0.0).to(tl.float32)
+        k_at = at + (HEADS + kv_head) * SIZE + d
+        k1 += tl.load(k_at, mask=is_half, other=0.0).to(tl.float32)
+        k2 += tl.load(k_at + half, mask=is_half, other=0.0).to(tl.float32)
+        v_at = at + (HEADS + KV_HEADS + kv_head) * SIZE + dimension
+        v += tl.load(v_at, mask=is_dimension, other=0.0).to(tl.float32)
+    q1, q2 = q1.to(dtype).to(tl.float32), q2.to(dtype).to(tl.float32)
+    k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
+    if NORMALIZES:
+        q_root = tl.rsqrt((tl.sum(q1 * q1, 1) + tl.sum(q2 * q2, 1)) / SIZE + epsilon)
+        k_root = tl.rsqrt((tl.sum(k1 * k1, 0) + tl.sum(k2 * k2, 0)) / SIZE + epsilon)
+        q1_gain = tl.load(q_gain_ptr + d, mask=is_half, other=0.0).to(tl.float32)
+        q2_gain = tl.load(q_gain_ptr + half + d, mask=is_half, other=0.0).to(tl.float32)
+        k1_gain = tl.load(k_gain_ptr + d, mask=is_half, other=0.0).to(tl.float32)
+        k2_gain = tl.load(k_gain_ptr + half + d, mask=is_half, other=0.0).to(tl.float32)
+        q1 = (q1 * q_root[:, None] * q1_gain[None, :]).to(dtype).to(tl.float32)
+        q2 = (q2 * q_root[:, None] * q2_gain[None, :]).to(dtype).to(tl.float32)
+        k1 = (k1 * k_root * k1_gain).to(dtype).to(tl.float32)
+        k2 = (k2 * k_root * k2_gain).to(dtype).to(tl.float32)
+    if ROTATES:
+        q1, q2 = rotate(q1, q2, cos[None, :], sin[None, :])
+        k1, k2 = rotate(k1, k2, cos, sin)
+    q1, q2, k1, k2, v = q1.to(dtype), q2.to(dtype), k1.to(dtype), k2.to(dtype), v.to(dtype)
+    high = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, PADDED], tl.float32)
+    if split == 0:
+        to = (slot * KV_HEADS + kv_head) * SIZE
+        tl.store(keys_ptr + to + d, k1, mask=is_half)
+        tl.store(keys_ptr + to + half + d, k2, mask=is_half)
+        tl.store(values_ptr + to + dimension, v, mask=is_dimension)
+        own = tl.sum(q1.to(tl.float32) * k1.to(tl.float32)[None, :], 1)
+        own += tl.sum(q2.to(tl.float32) * k2.to(tl.float32)[None, :], 1)
+        high = own * scale
+        total += 1.0
+        sums += v.to(tl.float32)[None, :]
+    for start in range(begin, stop, PLACES):
+        place = start + tl.arange(0, PLACES)
+        is_place = place < stop
+        block = tl.load(tables_ptr + token * table_stride + place // BLOCK_SIZE, mask=is_place, other=0)
+        base = (block * BLOCK_SIZE + place % BLOCK_SIZE) * (KV_HEADS * SIZE) + kv_head * SIZE
+        k_mask = is_place[:, None] & is_half[None, :]
+        old_k1 = tl.load(keys_ptr + base[:, None] + d[None, :], mask=k_mask, other=0.0)
+        old_k2 = tl.load(keys_ptr + base[:, None] + half + d[None, :], mask=k_mask, other=0.0)
+        v_mask = is_place[:, None] & is_dimension[None, :]
+        old_v = tl.load(values_ptr + base[:, None] + dimension[None, :], mask=v_mask, other=0.0)
+        is_seen = is_place
+        if WINDOW > 0:
+            is_seen = is_seen & (position - place < WINDOW)
+        scores = tl.dot(q1, tl.trans(old_k1), input_precision="ieee")
+        scores = tl.dot(q2, tl.trans(old_k2), scores, input_precision="ieee") * scale
+        scores = tl.where(is_seen[None, :], scores, -1.0e30)
+        higher = tl.maximum(high, tl.max(scores, 1))
+        weights = tl.where(is_seen[None, :], tl.exp(scores - higher[:, None]), 0.0)
+        shrink = tl.exp(high - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None] + tl.dot(weights.to(dtype), old_v, input_precision="ieee")
+        high = higher
+    kept = (token.to(tl.int64) * HEADS + head) * SPLITS + split
+    at = kept[:, None] * SIZE + dimension[None, :]
+    mask = is_row[:, None] & is_dimension[None, :]
+    if SPLITS == 1:
+        tl.store(out_ptr + at, (sums / total[:, None]).to(dtype), mask=mask)
+    else:
+        tl.store(highs_ptr + kept, high, mask=is_row)
+        tl.store(totals_ptr + kept, total, mask=is_row)
+        tl.store(sums_ptr + at, sums, mask=mask)
+
+
+def attend_new_tokens(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions_T: Tensor,
+    slots_T: Tensor,
+    tables_TB: Tensor,
+    rotation: tuple[Tensor, Tensor] | None,
+    gains: tuple[Tensor, Tensor] | None,
+    epsilon: float,
+    num_heads: int,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """The outputs [T, H, D] of projections [T, (H+2G)·D], or of their parts [S, T, (H+2G)·D]; a window of 0 means none.
+
+    Keys and values are written to their slots of [P, K, G, D]. `rotation` are the cosine and sine of positions; None:
+    no rotary positions. `gains` normalize queries and keys; None: no normalization.
+    """
+    num_tokens, (kv_heads, size) = len(positions_T), keys.shape[2:]
+    splits = num_splits(num_tokens, kv_heads)
+    group = num_heads // kv_heads
+    places, warps, stages = attention_shape(num_tokens * kv_heads * splits)
+    out = torch.empty((num_tokens, num_heads, size), dtype=keys.dtype, device=keys.device)
+    sums = highs = totals = None
+    if splits > 1:
+        sums = torch.empty((num_tokens, num_heads, splits, size), dtype=torch.float32, device=keys.device)
+        highs, totals = torch.empty((2, num_tokens, num_heads, splits), dtype=torch.float32, device=keys.device)
+    padded = max(16, triton.next_power_of_2(size))
+    launch: Any = rotate_and_attend
+    launch[(num_tokens, kv_heads, splits)](
+        qkv, keys, values, *(rotation or (None, None)), positions_T, slots_T, tables_TB, *(gains or (None, None)),
+        out, sums, highs, totals, scale, epsilon, num_tokens, tables_TB.stride(0),
+        WINDOW=window, HEADS=num_heads, KV_HEADS=kv_heads, SIZE=size, HALF_PADDED=max(16, padded // 2), PADDED=padded,
+        BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=max(MIN_ROWS, triton.next_power_of_2(group)), PLACES=places,
+        PARTS=qkv.shape[0] if qkv.dim() == 3 else 1, ROTATES=rotation is not None, NORMALIZES=gains is not None,
+        **overlap_options(num_tokens, MAX_ROWS), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    if splits > 1:
+        launch = merge_splits
+        launch[(num_tokens * num_heads,)](
+            sums, highs, totals, out, SIZE=size, PADDED=padded, SPLITS=splits,
+            **overlap_options(num_tokens, MAX_ROWS), num_warps=2,
+        )  # fmt: skip
+    return out
+
+
+def attention_shape(num_programs: int) -> tuple[int, int, int]:
+    """Places that a program reads at a time, warps and pipeline stages: the best of those measured."""
+    return (32, 1, 2) if num_programs >= MANY_PROGRAMS else (64, 4, 3)
