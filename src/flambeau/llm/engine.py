@@ -48,8 +48,10 @@ class Engine:
         self._pool = BlockPool(num_blocks, config.block_size, prefix_cache=config.prefix_cache)
         capacity = self._pool.num_blocks * config.block_size
         self.max_length = min(config.max_model_len or arch.max_length, arch.max_length, capacity)
-        self._inputs = InputProcessor(vocab_size=arch.vocab_size, max_length=self.max_length, tokenizer=tokenizer)
         eos_ids = {*arch.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
+        self._inputs = InputProcessor(
+            vocab_size=arch.vocab_size, max_length=self.max_length, tokenizer=tokenizer, eos_ids=eos_ids
+        )
         sampler = Sampler(arch.vocab_size, eos_ids=[*eos_ids], device=device)
         builder = InputBuilder(
             max_num_seqs=config.max_num_seqs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 
 from flambeau.llm.core.sequence import IncrementalDetokenizer, NoDetokenizer, Sequence
 from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.grammar.compiler import Grammar, GrammarCompiler
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -20,8 +22,11 @@ FIRST_SEED = torch.initial_seed()  # random bits, unless the program has seeded 
 class InputProcessor:
     """Checks requests against the limits of the model."""
 
-    def __init__(self, *, vocab_size: int, max_length: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, *, vocab_size: int, max_length: int, tokenizer: Tokenizer | None, eos_ids: Collection[int] = ()
+    ) -> None:
         self._vocab_size, self._max_length, self._tokenizer = vocab_size, max_length, tokenizer
+        self._grammars = GrammarCompiler(tokenizer, vocab_size, eos_ids)
 
     def to_sequences(
         self,
@@ -39,8 +44,11 @@ class InputProcessor:
             seed = new_seed() if params.seed is None else params.seed
             if params.seed is None and is_torch_seeded():
                 params = replace(params, seed=seed)  # the text is to be repeated, also with speculation
+        grammar = self._grammars.compile(params.structured_outputs) if params.structured_outputs else None
         choices = [
-            self._to_sequence(request_id, i, prompt_ids, params, seed, generated[i] if i < len(generated) else ())
+            self._to_sequence(
+                request_id, i, prompt_ids, params, seed, generated[i] if i < len(generated) else (), grammar
+            )
             for i in range(params.n)
         ]
         if not all(sequence.room > 0 for sequence in choices):
@@ -86,6 +94,7 @@ class InputProcessor:
         params: SamplingParams,
         seed: int,
         generated: Many[int],
+        grammar: Grammar | None,
     ) -> Sequence:
         max_length = self._max_length if params.max_tokens is None else len(prompt_ids) + params.max_tokens
         detokenizer: IncrementalDetokenizer = NoDetokenizer()
@@ -102,6 +111,7 @@ class InputProcessor:
             seed=(seed + index * SEED_STRIDE) % 2**64,
             max_length=min(max_length, self._max_length),
             detokenizer=detokenizer,
+            grammar=grammar.matcher(ignore_eos=params.ignore_eos) if grammar else None,
         )
 
 

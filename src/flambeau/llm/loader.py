@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,8 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 MIN_VOCABULARY = 0.9  # of the network's ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -134,13 +137,13 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    arch = read_architecture(path)
+    arch = with_positions(read_architecture(path), config.max_model_len)
     dtype = dtype_for(config, arch, device)
     # 1. Quantization, layer by layer while the weights are read.
     load = partial(load_model, path, device=device, dtype=dtype, arrived=quantize_on_load(config.quantization, arch))
     # 2. Tensor parallelism.
     if ranks is None:
-        local, model = arch, load()
+        local, model = arch, load(build=lambda _: build(arch))
     else:
         local = local_architecture(arch, ranks.size)
         model = load(build=lambda _: build(local), shard=Shard(arch, ranks.rank, ranks.size))
@@ -160,6 +163,22 @@ def load_network(
         num_blocks=num_blocks,
         draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
     )
+
+
+def with_positions(arch: Architecture, max_model_len: int | None) -> Architecture:
+    """Choose the factors of longrope for all sequences: keys in the cache cannot change when a sequence gets long."""
+    scaling = arch.rope_scaling
+    if scaling is None or scaling.kind != "longrope" or not scaling.is_long:
+        return arch
+    if max_model_len is not None and max_model_len <= scaling.original_length:
+        return replace(arch, rope_scaling=replace(scaling, is_long=False))
+    logger.warning(
+        "all sequences use the rotary factors of long ones (longrope); if none is longer than %d tokens, set "
+        "max_model_len: %d to use the factors of short ones",
+        scaling.original_length,
+        scaling.original_length,
+    )
+    return arch
 
 
 def size_bytes(model: Transformer) -> int:

@@ -6,13 +6,14 @@ This module loads no torch, so that the server process can import it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.errors import InvalidRequest as InvalidRequest  # front ends import this module only
 
-SamplingKind = Literal["integer", "number", "flag", "texts", "token_ids", "biases"]
+SamplingKind = Literal["integer", "number", "flag", "texts", "token_ids", "biases", "structure"]
 
 # The engine looks at all of these for every token, while the other sequences wait for their next step.
 MAX_STOPS = 64
@@ -21,6 +22,13 @@ MAX_STOP_IDS = 1000
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_SHOWN = 100  # characters of an invalid value in its error message
+MAX_STRUCTURE = 128 * 1024  # characters of a schema or grammar
+MAX_CHOICES = 1000  # texts among which the model chooses
+
+# vLLM's older names of `structured_outputs`, one field for each form.
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+STRUCTURE_FIELDS = ("response_format", *GUIDED, "structured_outputs")
+STRUCTURES = ("json", "json_object", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +146,9 @@ class SamplingParams:
         None, "integer", "Log-probabilities of the tokens, and of this many alternatives.", low=0, high=20
     )
     speculate: bool = sampling_field(True, "flag", "Use speculative decoding where the engine has it.")
+    structured_outputs: Mapping[str, Any] | None = sampling_field(
+        None, "structure", f"The form that the text must have: one of {', '.join(STRUCTURES)}."
+    )
 
     def __post_init__(self) -> None:
         for rule in SAMPLING_FIELDS.values():
@@ -197,6 +208,28 @@ def _check_biases(rule: SamplingField, value: Any) -> str | None:
     return f"at most {MAX_BIASES} token ids" if len(value) > MAX_BIASES else None
 
 
+def _check_structure(rule: SamplingField, value: Any) -> str | None:
+    forms = [name for name in STRUCTURES if value.get(name) is not None]
+    unknown = value.keys() - {*STRUCTURES, "disable_any_whitespace"}
+    if len(forms) != 1 or unknown:
+        return f"an object with one of {', '.join(STRUCTURES)}"
+    [form], content = forms, value[forms[0]]
+    if form == "json" and not isinstance(content, str | dict | bool):
+        return "an object whose json is a schema"
+    if form == "json_object" and content is not True:
+        return "an object whose json_object is true"
+    if form == "choice":
+        texts = isinstance(content, list | tuple) and all(isinstance(text, str) and text for text in content)
+        return (
+            None if texts and 0 < len(content) <= MAX_CHOICES else f"an object whose choice is 1 to {MAX_CHOICES} texts"
+        )
+    if form in ("regex", "grammar") and not (isinstance(content, str) and content):
+        return f"an object whose {form} is a text that is not empty"
+    if isinstance(content, str) and len(content) > MAX_STRUCTURE:
+        return f"an object whose {form} has at most {MAX_STRUCTURE} characters"
+    return None
+
+
 _CHECKS = {
     "integer": _check_number,
     "number": _check_number,
@@ -204,9 +237,66 @@ _CHECKS = {
     "texts": _check_texts,
     "token_ids": _check_token_ids,
     "biases": _check_biases,
+    "structure": _check_structure,
 }
 
 
 SAMPLING_FIELDS: dict[str, SamplingField] = {
     one.name: replace(one.metadata["sampling"], name=one.name) for one in fields(SamplingParams)
 }
+
+
+# ---- other spellings of structured_outputs ----
+
+
+def read_structure(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The `structured_outputs` of a request, by whichever of STRUCTURE_FIELDS it has; None: free text.
+
+    A schema becomes JSON text, so that its order and its numbers stay as they are on the way to the engine.
+    """
+    given = {name: fields[name] for name in STRUCTURE_FIELDS if fields.get(name) is not None}
+    if (form := given.get("response_format")) is not None and _is_plain_text(form):
+        del given["response_format"]
+    if not given:
+        return None
+    if len(given) > 1:
+        first, second, *_ = given
+        raise InvalidRequest(f"{second} and {first} both say what form the text has; send one of them", second)
+    [(name, value)] = given.items()
+    if name == "response_format":
+        structure = _read_response_format(value)
+    elif name in GUIDED:
+        structure = {GUIDED[name]: value}
+    elif isinstance(value, Mapping):
+        structure = dict(value)
+    else:
+        raise invalid(name, f"an object with one of {', '.join(STRUCTURES)}", value)
+    if expected := _check_structure(SAMPLING_FIELDS["structured_outputs"], structure):
+        raise invalid(name, expected, value)
+    if isinstance(schema := structure.get("json"), dict | bool):
+        structure["json"] = text = json.dumps(schema, ensure_ascii=False)
+        if len(text) > MAX_STRUCTURE:
+            raise invalid(name, f"a schema of at most {MAX_STRUCTURE} characters", text)
+    return structure
+
+
+def _is_plain_text(response_format: Any) -> bool:
+    return isinstance(response_format, Mapping) and response_format.get("type") == "text"
+
+
+def _read_response_format(value: Any) -> dict[str, Any]:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind != "json_schema":
+        raise InvalidRequest(
+            f"response_format: its type must be text, json_object or json_schema, not {repr(kind)[:MAX_SHOWN]}",
+            "response_format",
+        )
+    named = value.get("json_schema")
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequest(
+            "response_format.json_schema.schema is required: a JSON schema, as an object", "response_format"
+        )
+    return {"json": schema}

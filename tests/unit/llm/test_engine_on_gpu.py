@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import flambeau.examples.shakespeare
+import flambeau.examples.storyteller
 from flambeau.llm import Engine, SamplingParams
 
 pytestmark = [
@@ -16,9 +16,9 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # the compiler's own
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-MODEL = Path(flambeau.examples.shakespeare.__file__).parent / "target"
+MODEL = Path(flambeau.examples.storyteller.__file__).parent / "target"
 DRAFT = MODEL.parent / "draft"
-PROMPTS = ["ROMEO:", "To be, or not to be", "KING RICHARD III:\nNow is", "Enter", "First Citizen:\nBefore we"]
+PROMPTS = ["Once upon a time", "The future of", "Dear Anna,\n\nthank", "The", "Reader:\nTell me"]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "core": set(),
     "text": set(),
     "models": set(),
+    "grammar": {"text"},
     "sampling": {"core"},
     "speculation": {"core", "sampling"},
     "quantize": {"models"},

@@ -7,6 +7,7 @@ Shapes: T tokens of the step · N rows of them · S sequences · Q tokens of eac
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +19,36 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attend, Transformer
 
 
+class ScoreChanges(NamedTuple):
+    """What happens to the scores of attention before the softmax."""
+
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]
+    has_alibi: bool = False
+
+
 class WholeAttention:
     """Attention without a cache: the tokens […, T] are whole sequences."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        has_alibi: bool = False,
+    ) -> Tensor:
         """From q […, T, H, D] and k, v […, T, G, D] to […, T, H, D]."""
         length = q.shape[-3]
         positions = torch.arange(length, device=q.device)
         mask = attention_mask(positions, positions, window)
         q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+        y = attend_to(q, k, v, mask, scale, ScoreChanges(softcap, sinks, has_alibi))
         return y.transpose(-3, -2)
 
 
@@ -38,16 +59,36 @@ class PagedAttention:
         self._cache = cache
         self._inputs = inputs
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        has_alibi: bool = False,
+    ) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         cache.write(layer, inputs.slots_T, k, v)
         attend = attend_uniform if inputs.query_len else attend_ragged
-        return attend(q, cache.keys[layer], cache.values[layer], inputs, scale, window)
+        return attend(
+            q, cache.keys[layer], cache.values[layer], inputs, scale, window, ScoreChanges(softcap, sinks, has_alibi)
+        )
 
 
 def attend_uniform(
-    q_THD: Tensor, keys: Tensor, values: Tensor, inputs: StepInputs, scale: float, window: int | None
+    q_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    inputs: StepInputs,
+    scale: float,
+    window: int | None,
+    changes: ScoreChanges,
 ) -> Tensor:
     """For sequences with the same number of tokens: shapes depend on nothing else."""
     length = inputs.query_len
@@ -60,14 +101,18 @@ def attend_uniform(
     # Old contents of a block may be NaN, which a weight of 0 does not remove.
     is_old = (places_C > positions_SQ.amax(1, keepdim=True))[:, None, :, None]
     k_SGCD, v_SGCD = k_SGCD.masked_fill_(is_old, 0), v_SGCD.masked_fill_(is_old, 0)
-    y_SHQD = F.scaled_dot_product_attention(
-        q_SHQD, k_SGCD, v_SGCD, attn_mask=mask_SQC.unsqueeze(1), scale=scale, enable_gqa=True
-    )
+    y_SHQD = attend_to(q_SHQD, k_SGCD, v_SGCD, mask_SQC.unsqueeze(1), scale, changes)
     return y_SHQD.transpose(1, 2).flatten(0, 1)
 
 
 def attend_ragged(
-    q_THD: Tensor, keys: Tensor, values: Tensor, inputs: StepInputs, scale: float, window: int | None
+    q_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    inputs: StepInputs,
+    scale: float,
+    window: int | None,
+    changes: ScoreChanges,
 ) -> Tensor:
     """For sequences with different numbers of tokens, one after another."""
     starts = inputs.query_starts.tolist()
@@ -79,11 +124,37 @@ def attend_ragged(
         v_GCD = values[blocks].flatten(0, 1)[:length].transpose(0, 1)
         mask_QC = attention_mask(inputs.positions_T[tokens], torch.arange(length, device=keys.device), window)
         q_HQD = q_THD[tokens].transpose(0, 1)
-        y_HQD = F.scaled_dot_product_attention(
-            q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), attn_mask=mask_QC, scale=scale, enable_gqa=True
-        )
+        y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, scale, changes)
         pieces.append(y_HQD[0].transpose(0, 1))
     return torch.cat(pieces)
+
+
+def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, changes: ScoreChanges) -> Tensor:
+    """Attention of q […, H, Q, D] to k, v […, G, C, D], where the mask […, Q, C] is true."""
+    softcap, sinks, has_alibi = changes
+    if softcap is None and sinks is None and not has_alibi:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    num_heads, shared = q.shape[-3], q.shape[-3] // k.shape[-3]
+    k, v = k.repeat_interleave(shared, dim=-3), v.repeat_interleave(shared, dim=-3)
+    scores = q.float() @ k.float().transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if has_alibi:  # a function of the place instead of the distance: the softmax is the same
+        scores = scores + alibi_slopes(num_heads, q.device).view(-1, 1, 1) * torch.arange(k.shape[-2], device=q.device)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is None:
+        return scores.softmax(dim=-1).to(v.dtype) @ v
+    sink = sinks.float().view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+    return weights.to(v.dtype) @ v
+
+
+def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
+    """The slope of each head [H]; computed on the device, as a captured graph copies nothing from the host."""
+    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two that is not above the number of heads
+    first = torch.arange(1, power + 1, device=device) / power
+    more = (2 * torch.arange(num_heads - power, device=device) + 1) / (2 * power)
+    return torch.exp2(-8.0 * torch.cat((first, more)))
 
 
 def attention_mask(positions: Tensor, places_C: Tensor, window: int | None) -> Tensor:

@@ -17,6 +17,7 @@ What is applied to the network while it is loaded:
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
 from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, map_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError
@@ -36,9 +38,11 @@ from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.presets import from_meta, preset
-from flambeau.llm.models.tensor_names import canonical_name
+from flambeau.llm.models.tensor_names import Renames, canonical_name
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build as build_network
+
+logger = logging.getLogger(__name__)
 
 Build = Callable[[Architecture], Transformer]
 Arrived = Callable[[str, nn.Module], nn.Module | None]
@@ -56,11 +60,19 @@ def load_model(
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file."""
     path = Path(path)
-    files = open_weights(path)
+    files = read_mxfp4(open_weights(path))
     arch = read_architecture(path, files)
-    with on_meta_device(dtype or embedding(files).dtype):
+    if arch.unknown_keys:
+        logger.warning(
+            "config.json of %s has keys that are not known for this family and have no effect: %s",
+            path,
+            ", ".join(arch.unknown_keys),
+        )
+    with on_meta_device(dtype or embedding(files, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = map_weights(model, arch, files, shard)
+    if model.lm_head is None:
+        check_tied(files, arch.renames)
     fill(model, placements, torch.device(device), progress or terminal_bar(path.name), arrived)
     model.rotation.make_tables(torch.device(device))
     return model
@@ -73,12 +85,29 @@ def read_architecture(path: Path, files: list[WeightFile] | None = None) -> Arch
     folder = path.parent if path.is_file() else path
     if not any(folder.iterdir()):
         raise CheckpointError(f"{path} is an empty folder; put the files of a checkpoint into it")
+    check_kind(path, folder)
     if (folder / "config.json").is_file():
         return read_hugging_face(folder)
     if (folder / "params.json").is_file():
         files = open_weights(path) if files is None else files
         return from_meta(read_object(folder / "params.json", CheckpointError), vocab_size=embedding(files).shape[0])
     return preset(folder.resolve().name)
+
+
+def check_kind(path: Path, folder: Path) -> None:
+    """Raise for what looks like a model and is not one, or not in a known form."""
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        base = read_object(adapter, CheckpointError).get("base_model_name_or_path") or "another model"
+        raise CheckpointError(
+            f"{folder} holds an adapter of {base} (adapter_config.json), and adapters are not supported; merge it into "
+            "that model (`merge_and_unload` of peft), save the result and serve that folder"
+        )
+    gguf = path if path.suffix == ".gguf" else next(folder.glob("*.gguf"), None)
+    if gguf is not None and not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{gguf} is a GGUF file, which is not supported; use the folder with safetensors that it was made from"
+        )
 
 
 def fill(
@@ -122,15 +151,26 @@ def replace_module(model: Transformer, name: str, arrived: Arrived) -> None:
         model.set_submodule(name, other)
 
 
-def embedding(files: list[WeightFile]) -> StoredTensor:
+def embedding(files: list[WeightFile], renames: Renames = ()) -> StoredTensor:
     """The stored embeddings, which every network has."""
     for file in files:
         for stored in file:
-            if canonical_name(stored.name) == "model.embed_tokens.weight":
+            if canonical_name(stored.name, renames) == "model.embed_tokens.weight":
                 return stored
     raise CheckpointError(
         f"{files[0].path} holds no model.embed_tokens.weight; is it the checkpoint of a language model?"
     )
+
+
+def check_tied(files: list[WeightFile], renames: Renames) -> None:
+    """Raise if config.json ties the output to the embeddings, but the files have other weights for it."""
+    heads = [stored for file in files for stored in file if canonical_name(stored.name, renames) == "lm_head.weight"]
+    tokens = embedding(files, renames)
+    if any(head.shape != tokens.shape or not torch.equal(head.read(), tokens.read()) for head in heads):
+        raise CheckpointError(
+            f"{heads[0].file.path} has an lm_head.weight that differs from the embeddings, and config.json ties them; "
+            "set tie_word_embeddings to false, or remove lm_head.weight from the file"
+        )
 
 
 class SkipInitialization(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,9 @@ from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.tensor_names import (
+    GATES,
     IGNORED,
+    ONE_HEAD_NORM,
     ParameterSlice,
     Region,
     canonical_name,
@@ -21,6 +24,7 @@ from flambeau.llm.models.tensor_names import (
     num_interleaved_heads,
     parts_of,
     to_halves,
+    ungrouped,
 )
 from flambeau.llm.models.transformer import Transformer
 
@@ -94,19 +98,34 @@ def parameters_of(model: Transformer) -> dict[str, Tensor]:
 
 
 def is_ignored(model: Transformer, name: str) -> bool:
-    """Whether a tensor is not needed: rotary angles of old files, and the second copy of tied embeddings."""
-    return bool(IGNORED.search(name)) or (model.lm_head is None and canonical_name(name) == "lm_head.weight")
+    """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens."""
+    arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
+    is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
+    return bool(IGNORED.search(name) or is_unused) or (
+        model.lm_head is None and canonical_name(name, model.arch.renames) == "lm_head.weight"
+    )
 
 
 def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) -> Iterator[tuple[str, Cut]]:
     """The tensors that a stored one is cut into, by canonical name."""
-    name, heads = canonical_name(stored.name), num_interleaved_heads(arch, stored.name)
-    is_interleaved = 0 < heads * arch.head_size <= stored.shape[0]
+    name = canonical_name(stored.name, arch.renames)
+    head_rows = arch.head_size if name.endswith("_norm.weight") else 1
+    heads = num_interleaved_heads(arch, name if arch.interleaved_rope else stored.name)
+    is_transposed = bool(arch.transposed and re.search(arch.transposed, name))
+    is_grouped = arch.grouped_qkv and ".qkv_proj." in name
+    has_alternating_gates = arch.interleaved_gates and bool(GATES.search(name))
 
     def arrange(tensor: Tensor) -> Tensor:
-        if not is_interleaved or tensor.is_meta:  # only the shape is needed
+        if is_transposed:
+            tensor = tensor.transpose(-1, -2)
+        if has_alternating_gates:
+            tensor = torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)
+        if is_grouped and tensor.numel():
+            tensor = ungrouped(tensor, arch)
+        if tensor.is_meta or not 0 < heads * arch.head_size <= tensor.shape[0] * head_rows:  # only the shape is needed
             return tensor
-        return to_halves(tensor, heads, arch.head_size)
+        rows = tensor.reshape(-1, *tensor.shape[2 if head_rows > 1 else 1 :])  # a norm's weights are [H, D]
+        return to_halves(rows, heads, arch.head_size, arch.rotary_size).view_as(tensor)
 
     if shard is None:
         yield name, arrange
@@ -115,7 +134,13 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
     def cut_part(tensor: Tensor, part: str, region: Region) -> Tensor:
         return shard(part, arrange(tensor)[region] if region else arrange(tensor))
 
-    for part, region in parts_of(arch, name, torch.empty(stored.shape, device="meta")).items():
+    if found := ONE_HEAD_NORM.search(name):
+        heads_of_all = torch.arange(arch.num_heads if found[2] == "q" else arch.num_kv_heads).view(-1, 1)
+        own = shard(f"{name[: found.end(1)]}.weight", heads_of_all).flatten().tolist()
+        if int(found[3]) in own:
+            yield f"{name[: found.end(1)]}.norms.{own.index(int(found[3]))}.weight", arrange
+        return
+    for part, region in parts_of(arch, name, arrange(torch.empty(stored.shape, device="meta"))).items():
         yield part, partial(cut_part, part=part, region=region)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from flambeau.llm.errors import CheckpointError, LLMError, NoRoom
 from flambeau.llm.json_files import read_object
+
+logger = logging.getLogger(__name__)
 
 KNOWN_FILES = (  # the first that exists is used
     "model.safetensors.index.json",
@@ -132,15 +135,27 @@ def weight_paths(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint or one of its files")
-    for name in KNOWN_FILES:
-        if (path / name).is_file():
-            return indexed_paths(path / name) if name.endswith(".json") else [path / name]
+    found = [name for name in KNOWN_FILES if (path / name).is_file()]
+    if found:
+        paths = indexed_paths(path / found[0]) if found[0].endswith(".json") else [path / found[0]]
+        warn_of_newer(paths, [path / name for name in found[1:] if not name.endswith(".json")])
+        return paths
     others = sorted(path.glob("*.safetensors"))
     if len(others) != 1:
         raise CheckpointError(
             f"{path} has no weights that are known: {', '.join(KNOWN_FILES)} or one .safetensors file"
         )
     return others
+
+
+def warn_of_newer(used: list[Path], others: list[Path]) -> None:
+    """Warn about weights that are not used, and were written after those that are."""
+    newest = max(path.stat().st_mtime for path in used)
+    for other in others:
+        if other.stat().st_mtime > newest:
+            logger.warning(
+                "%s is newer than %s, which is used instead of it; remove the one that you do not want", other, used[0]
+            )
 
 
 def indexed_paths(index: Path) -> list[Path]:

@@ -46,6 +46,8 @@ class SequenceCounts:
     num_cached: int
     num_drafted: int
     num_accepted: int
+    num_preempted: int = 0
+    is_first: bool = True  # of the choices with the same prompt
 
     @classmethod
     def of(cls, sequence: Sequence) -> SequenceCounts:
@@ -55,6 +57,8 @@ class SequenceCounts:
             num_cached=sequence.num_cached or 0,
             num_drafted=sequence.num_drafted,
             num_accepted=sequence.num_accepted,
+            num_preempted=sequence.num_preempted,
+            is_first=sequence.index == 0,
         )
 
 

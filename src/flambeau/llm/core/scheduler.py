@@ -183,6 +183,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1
+        sequence.num_preempted += 1
         self.running.remove(sequence)
         self._free(sequence)
         self.waiting.appendleft(sequence)
@@ -250,7 +251,7 @@ class Scheduler:
             token_ids=new_ids,
             tokens=sampled.tokens and sampled.tokens[: len(new_ids)],
             finish_reason=reason,
-            error=NO_FINITE_LOGITS if reason == "error" else "",
+            error=error_of(sequence) if reason == "error" else "",
             counts=SequenceCounts.of(sequence) if reason else None,
             seed=sequence.seed,
         )
@@ -284,7 +285,11 @@ def append_tokens(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int
     """Append new tokens up to the one that ends the sequence; returns the text that is final now."""
     kept, reason = cut_at_end(sequence, new_ids, eos_ids)
     detokenizer = sequence.detokenizer
-    text = detokenizer.push(kept[:-1] if reason == "stop" else kept)  # the token that ends a sequence is not text
+    length = sequence.grammar.read_to_end(kept) if sequence.grammar is not None else None
+    if length is not None:  # the end token that must follow needs no forward pass
+        kept, reason = kept[:length], "stop"
+    is_text = reason != "stop" or length is not None  # a token that ends a sequence by itself is not text
+    text = detokenizer.push(kept if is_text else kept[:-1])
     if detokenizer.stopped_after is not None:
         kept, reason = kept[: detokenizer.stopped_after], "stop"
     elif reason is not None:
@@ -294,13 +299,19 @@ def append_tokens(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int
     return text
 
 
+def error_of(sequence: Sequence) -> str:
+    return (sequence.grammar.error if sequence.grammar else "") or NO_FINITE_LOGITS
+
+
 def cut_at_end(
     sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]
 ) -> tuple[list[int], FinishReason | None]:
     """The tokens up to the first that ends the sequence, and the reason."""
     params, room = sequence.params, sequence.room
     for i, token in enumerate(new_ids, 1):
-        is_end = (token in eos_ids and not params.ignore_eos) or token in params.stop_token_ids
+        # A grammar leaves the end token, if it is to be ignored, only where nothing else may follow.
+        ends_at_eos = not params.ignore_eos or sequence.grammar is not None
+        is_end = (token in eos_ids and ends_at_eos) or token in params.stop_token_ids
         if is_end and sequence.num_generated + i > params.min_tokens:
             return [*new_ids[:i]], "stop"
         if i >= room:

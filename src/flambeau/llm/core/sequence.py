@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from flambeau.llm.sampling_params import SamplingParams
 
@@ -40,6 +40,24 @@ class NoDetokenizer:
         return ""
 
 
+class TokenGrammar(Protocol):
+    """The tokens that may follow the text of one sequence, which it reads as it grows."""
+
+    error: str  # why it cannot go on; empty: it can
+
+    def read_to_end(self, new_ids: Ids[int]) -> int | None:
+        """Read the next generated tokens up to the one after which only the end may follow, and return their number.
+
+        None if more may follow, or if the end is among the tokens.
+        """
+
+    def masks(self, tokens: Ids[int], ahead: Ids[int], first: int, num_places: int) -> Any:
+        """Bits [W, words] of the tokens allowed after the generated tokens and `first`, `first + 1` … of those ahead.
+
+        Bit i of word j stands for token 32 * j + i. Behind a token that is not allowed, all are.
+        """
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class SamplingState:
     """What the sampler reads of one sequence. `tokens` is the sequence's own list, so it grows with it."""
@@ -48,6 +66,7 @@ class SamplingState:
     seed: int  # the request's own, or a random one
     tokens: list[int]  # the prompt, then the generated tokens
     num_prompt: int
+    grammar: TokenGrammar | None = None
     key: int = field(init=False)  # where the seed's random numbers begin
 
     def __post_init__(self) -> None:
@@ -80,6 +99,7 @@ class Sequence:
     seed: int
     max_length: int  # prompt and generated tokens together
     detokenizer: IncrementalDetokenizer
+    grammar: TokenGrammar | None = None
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_cached_blocks: int = 0  # full blocks in the prefix cache
@@ -88,12 +108,13 @@ class Sequence:
     num_in_draft: int = 0  # tokens whose keys and values are in the draft model's cache
     num_drafted: int = 0
     num_accepted: int = 0
+    num_preempted: int = 0
     finish_reason: FinishReason | None = None
     siblings: list[Sequence] = field(default_factory=list)  # choices that start once the prompt is computed
     sampling: SamplingState = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sampling = SamplingState(self.params, self.seed, self.tokens, self.num_prompt)
+        self.sampling = SamplingState(self.params, self.seed, self.tokens, self.num_prompt, self.grammar)
 
     @property
     def num_generated(self) -> int:

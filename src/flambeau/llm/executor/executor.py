@@ -114,12 +114,13 @@ class ModelExecutor:
     def _run_plain(self, plan: StepPlan) -> StepOutput:
         if not plan.chunks and (greedy := self._greedy(plan.decodes)):
             return [*map(SampledTokens, plan.decodes, self._argmax(greedy, plan.decodes))]
+        sequences = [*plan.decodes, *plan.finished_prompts]
+        self._prepare(sequences)
         logits = []
         if plan.decodes:
             logits.append(self._backend.decode(self._inputs.decode(plan.decodes)))
         if plan.chunks:
             logits.append(self._prefill(plan.chunks))
-        sequences = [*plan.decodes, *plan.finished_prompts]
         return self._sample(sequences, torch.cat(logits) if len(logits) > 1 else logits[0]) if sequences else []
 
     def _run_speculative(self, plan: StepPlan, proposal: Proposal) -> StepOutput:
@@ -127,6 +128,7 @@ class ModelExecutor:
             draws = self._argmax(greedy, plan.decodes, proposal)
             output = self._accept(plan.decodes, proposal, verify_draws(draws, proposal))
         else:
+            self._prepare(plan.decodes, proposal)
             logits_TV = self._backend.decode(self._inputs.decode(plan.decodes, proposal.ids_SK, proposal.lengths))
             logits_SWV = logits_TV.view(len(plan.decodes), -1, logits_TV.shape[-1])
             ids = verify(self._sampler, logits_SWV, [sequence.sampling for sequence in plan.decodes], proposal)
@@ -136,6 +138,14 @@ class ModelExecutor:
             logits_NV = self._prefill(plan.chunks)
             output += self._sample(plan.finished_prompts, logits_NV) if plan.finished_prompts else []
         return output
+
+    def _prepare(self, sequences: Many[Sequence], proposal: Proposal | None = None) -> None:
+        """Have the masks of constrained sequences made while the network runs."""
+        constrained = [i for i, sequence in enumerate(sequences) if sequence.grammar is not None]
+        if constrained:
+            ahead = None if proposal is None else proposal.ids_SK.tolist()
+            states = [sequences[i].sampling for i in constrained]
+            self._sampler.prepare(states, None if ahead is None else [ahead[i] for i in constrained])
 
     def _greedy(self, sequences: Many[Sequence]) -> Greedy | None:
         """The backend's own greedy decoding, if it gives all of these sequences what the sampler would."""

@@ -63,11 +63,20 @@ def minimum_of_ranks(number: int, ranks: TensorParallelGroup) -> int:
 
 def local_architecture(arch: Architecture, size: int) -> Architecture:
     """The shape of one rank's part of a network."""
-    if arch.num_heads % size or arch.intermediate_size % size or arch.expert_size % size:
+    if (
+        arch.num_heads % size
+        or arch.intermediate_size % size
+        or arch.expert_size % size
+        or arch.shared_expert_size % size
+    ):
         raise LLMError(
             f"{arch.num_heads} heads and an intermediate size of {arch.intermediate_size} cannot be split among {size} "
             f"ranks; use a number of ranks that divides both"
         )
+    if arch.wide_qk_norm:
+        raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
+    if arch.has_alibi:
+        raise LLMError("ALiBi's slopes depend on the number of heads, which ranks share; use one rank")
     if arch.num_kv_heads % size and size % arch.num_kv_heads:
         raise LLMError(f"{arch.num_kv_heads} key-value heads cannot be split among {size} ranks")
     return replace(
@@ -76,6 +85,7 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         num_kv_heads=max(1, arch.num_kv_heads // size),
         intermediate_size=arch.intermediate_size // size,
         expert_size=arch.expert_size // size,
+        shared_expert_size=arch.shared_expert_size // size,
     )
 
 
@@ -91,9 +101,10 @@ class Shard:
         """The rank's part of a tensor; all of it if every rank needs it."""
         module, _, kind = name.rpartition(".")
         leaf = module.rpartition(".")[2]
-        if leaf in _ROWS:
+        is_head_norm = leaf in ("q_norm", "k_norm") and tensor.dim() == 2
+        if leaf in _ROWS or kind == "sinks" or (is_head_norm and leaf == "q_norm"):
             return tensor.chunk(self.size, dim=0)[self.rank]
-        if leaf in _KV_ROWS:
+        if leaf in _KV_ROWS or is_head_norm:
             return self._kv_rows(tensor)
         if leaf in _COLUMNS:
             if kind == "bias":  # added once, by rank 0

@@ -6,10 +6,13 @@ It comes from a Hugging Face config.json (hugging_face.py) or from a preset (pre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-RopeKind = Literal["linear", "llama3", "yarn"]
+RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
+NormKind = Literal["rms", "layer"]
+NormPlaces = Literal["before", "after", "both"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,10 @@ class RopeScaling:
     high_frequency_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None: computed from the factor
+    attention_factor: float | None = None  # yarn, longrope; None: computed from the factor
+    short_factors: tuple[float, ...] = ()  # longrope: of each pair of dimensions
+    long_factors: tuple[float, ...] = ()  # longrope
+    is_long: bool = True  # longrope: sequences may be longer than the original length, so the long factors are used
     mscale: float | None = None  # yarn
     mscale_all_dimensions: float | None = None  # yarn
     truncate: bool = True  # yarn: round the ends of the ramp to whole dimensions
@@ -59,14 +65,67 @@ class Architecture:
     expert_size: int = 0  # the intermediate size of one expert
     normalizes_experts: bool = True  # the weights of the chosen experts sum to one
     dense_layers: frozenset[int] = frozenset()  # layers without experts in a network that has them
+    # Parts that Llama does not have; see `extras`.
+    norm: NormKind = "rms"
+    norm_bias: bool = False  # of a layer norm
+    norm_offset: float = 0.0  # added to the weights of norms (Gemma stores their difference from 1)
+    norm_places: NormPlaces = "before"  # of attention and the feed-forward layer
+    is_parallel: bool = False  # attention and the feed-forward layer have the same input, and one norm
+    has_gate: bool = True  # of the feed-forward layer
+    activation: Activation = "silu"
+    rotary_size: int | None = None  # the dimensions of a head that are rotated; None: all
+    local_rope_theta: float | None = None  # of layers with a window, whose positions are not scaled (Gemma 3)
+    wide_qk_norm: bool = False  # one norm over all heads instead of one per head (OLMo 2)
+    separate_qk_norm: bool = False  # a layer norm per head, and each head has its own weights (Cohere)
+    has_norm_weight: bool = True  # of a layer norm (OLMo 1 has none)
+    parallel_norms: bool = False  # in parallel layers, the feed-forward layer has a norm of its own (GPT-NeoX)
+    clip_qkv: float | None = None  # the largest absolute value in queries, keys and values
+    has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
+    has_alibi: bool = False  # scores fall with the distance instead of rotary positions (BLOOM)
+    learned_positions: bool = False  # embeddings of positions are added to those of tokens (GPT-2)
+    position_offset: int = 0  # of the first learned position (OPT)
+    embedding_norm: bool = False  # a norm after the embeddings (BLOOM)
+    expert_bias: bool = False  # of the router and of the experts (gpt-oss)
+    swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
+    swiglu_alpha: float = 1.702  # with a limit
+    shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
+    gates_shared_expert: bool = False  # Qwen 2 MoE
+    has_sigmoid_router: bool = False  # experts are weighed one by one, and chosen with a bias (GLM-4.5)
+    num_expert_groups: int = 1  # with a sigmoid router: experts are chosen from the best groups only …
+    num_chosen_groups: int = 1  # … of which there are so many
+    routed_scale: float = 1.0  # of the weights of the chosen experts
+    attention_scale: float | None = None  # None: the root of the head size
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and the feed-forward layer add
+    logit_scale: float = 1.0
+    head_bias: bool = False
+    # ---- end of the extras ----
+    renames: tuple[tuple[str, str], ...] = ()  # of tensors in the files: patterns and what replaces them
+    interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
+    interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate
+    grouped_qkv: bool = False  # in the files only: queries, keys and values of a key-value head lie side by side
+    num_unused_layers: int = 0  # in the files only: layers that predict further tokens, after the others
+    transposed: str = ""  # in the files only: a pattern of the names of weights that are transposed
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"
+    unknown_keys: tuple[str, ...] = field(default=(), compare=False)  # of config.json, which may have an effect
     source: Mapping[str, Any] = field(default_factory=dict, compare=False)  # config.json or params.json
 
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""
         return self.windows[layer] if self.windows else None
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The parts that Llama does not have; a kernel that knows none of them must not compute this network."""
+        return tuple(one.name for one in fields(self) if one.name in EXTRAS and getattr(self, one.name) != one.default)
+
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers
+
+
+_NAMES = [one.name for one in fields(Architecture)]
+EXTRAS = frozenset(_NAMES[_NAMES.index("norm") : _NAMES.index("head_bias") + 1])

@@ -9,19 +9,49 @@ from typing import Any, get_args
 
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
-from flambeau.llm.models.architecture import Architecture, RopeKind, RopeScaling
-from flambeau.llm.models.families import Config, Family, family_of
+from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
+from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
+from flambeau.llm.models.families import Config, Family, family_of, partial_rotation
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu_squared",
+}
 SUPPORTED = {  # options with only one supported value
-    "hidden_act": ("silu", "swish"),
+    "use_qk_norm": (None, False),
+    "qk_layernorm": (None, False),
+    "use_parallel_residual": (None, False),
+    "use_bidirectional_attention": (None, False),
     "partial_rotary_factor": (None, 1, 1.0),
     "alibi": (None, False),
     "clip_qkv": (None,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
+    "is_causal": (None, True),
+    "rope_interleaved": (None, False),
+    "lm_head_bias": (None, False),
+    "mlp_type": (None, "default"),
+    "norm_type": (None, "layer_norm"),
+    "use_mrope": (None, False),
+    "compression_config": (None,),
+}
+ALWAYS_UNDERSTOOD = frozenset({"original_max_position_embeddings"})  # checked if positions are scaled
+CANONICAL_FILES = {
+    "renames": (),
+    "interleaved_rope": False,
+    "interleaved_gates": False,
+    "grouped_qkv": False,
+    "transposed": "",
 }
 LAYER_TYPES = ("full_attention", "sliding_attention")
+DEFAULT_THETA = 10000.0
 
 
 def read_hugging_face(folder: Path) -> Architecture:
@@ -34,29 +64,33 @@ def read_hugging_face(folder: Path) -> Architecture:
 
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
-    config = {**DEFAULTS, **family.defaults, **config}
-    check_supported(config)
+    given = {family.aliases.get(key, key): value for key, value in config.items()}
+    config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
+    check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
-    kv_heads = integer(config, "num_key_value_heads", heads)
+    kv_heads = integer(config, "num_key_value_heads", heads) if family.has_kv_heads else heads
     head_size = integer(config, "head_dim", hidden // heads)
     if heads % kv_heads or head_size % 2:
         raise CheckpointError(
             f"{heads} heads of size {head_size} with {kv_heads} key-value heads: the size must be even, "
             "and every key-value head serve as many heads as the others"
         )
-    scaling = rope_scaling(config)
+    scaling = rope_scaling(config, family)
     has_bias = bool(config.get("attention_bias"))
-    return Architecture(
+    parts = {**family.parts, **(family.derive(config) if family.derive is not None else {})}
+    arch = Architecture(
         vocab_size=integer(config, "vocab_size"),
         hidden_size=hidden,
         num_layers=integer(config, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
-        intermediate_size=integer(config, "intermediate_size"),
+        intermediate_size=integer(
+            config, "intermediate_size", None if family.mlp_ratio is None else family.mlp_ratio * hidden
+        ),
         max_length=max_length(config, scaling),
-        norm_epsilon=number(config, "rms_norm_eps"),
-        rope_theta=number({**config, **rope_parameters(config)}, "rope_theta", 10000.0),
+        norm_epsilon=number(config, family.epsilon_key),
+        rope_theta=number(rope_parameters(config, family), "rope_theta", number(config, "rope_theta", DEFAULT_THETA)),
         rope_scaling=scaling,
         unrotated_layers=unrotated_layers(config, family),
         tied_embeddings=bool(config["tie_word_embeddings"]),
@@ -68,47 +102,83 @@ def from_hugging_face(config: Config) -> Architecture:
         eos_ids=token_ids(config.get("eos_token_id")),
         bos_id=config.get("bos_token_id"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
-        source=config,
+        source={**DEFAULTS, **family.defaults, **given},
+        activation=activation(config, family),
+        renames=family.renames,
         **(experts(config) if family.experts else {}),
     )
+    windowed = WINDOW_KEYS if family.windowed != "none" else frozenset()
+    understood = HARMLESS | ALWAYS_UNDERSTOOD | windowed | family.understands | config.read
+    is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
+    parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
+    return replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
 
 
-def check_supported(config: Config) -> None:
+def activation(config: Config, family: Family) -> Activation:
+    name = config.get(family.activation_key) or "silu"
+    if name not in ACTIVATIONS or (family.experts and ACTIVATIONS[name] != "silu"):
+        known = ["silu"] if family.experts else [*ACTIVATIONS]
+        raise CheckpointError(f"{family.activation_key} {name!r} is not supported; supported are {', '.join(known)}")
+    return ACTIVATIONS[name]
+
+
+def check_supported(config: Config, family: Family) -> None:
     """Raise for the first option that the network does not support."""
-    for key, values in SUPPORTED.items():
-        if key in config and config[key] not in values:
+    for key, values in {**SUPPORTED, **family.supported}.items():
+        if key in config and key not in family.understands and config[key] not in values:
             raise CheckpointError(f"{key} {config[key]!r} is not supported; supported is {values[-1]!r}")
     quantization = section(config, "quantization_config")
-    if quantization and quantization.get("quant_method") != "flambeau":
+    if quantization and quantization.get("quant_method") not in ("flambeau", *family.dequantizes):
         raise CheckpointError(
             f"weights quantized by {quantization.get('quant_method')!r} are not supported; "
             "use the original checkpoint and quantize it with `flambeau llm quantize`"
         )
 
 
-def rope_parameters(config: Config) -> Config:
+def rope_parameters(config: Config, family: Family) -> Config:
     """The settings of rotary positions: `rope_parameters` since transformers 5, `rope_scaling` before."""
-    parameters = section(config, "rope_parameters") or section(config, "rope_scaling")
+    given, scaling = section(config, "rope_parameters"), section(config, "rope_scaling")
+    if family.has_local_rope and isinstance(given.get("full_attention"), Mapping):
+        local = section(given, "sliding_attention")
+        if local.get("rope_type", "default") != "default":
+            raise CheckpointError(f"rope type {local['rope_type']!r} of layers with a window is not supported")
+        given = given["full_attention"]
+    parameters = scaling or given  # people add rope_scaling to files that have the other: it replaces all of it
+    if scaling and "rope_theta" in given and "rope_theta" not in scaling:
+        theta, other = given["rope_theta"], config.get("rope_theta", DEFAULT_THETA)
+        if theta != other:
+            raise CheckpointError(
+                f"rope_scaling replaces rope_parameters, which alone has rope_theta {theta:g}; without it, it is "
+                f"{other:g}. Copy rope_theta into rope_scaling"
+            )
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise CheckpointError("rope_parameters that differ between types of layers are not supported")
     return {key: value for key, value in parameters.items() if value is not None}
 
 
-def rope_scaling(config: Config) -> RopeScaling | None:
+def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
     """How positions are scaled; None: not at all."""
-    parameters = rope_parameters(config)
+    parameters = rope_parameters(config, family)
     kind: Any = parameters.get("rope_type") or parameters.get("type") or "default"
-    if parameters.get("partial_rotary_factor", 1) != 1:
-        raise CheckpointError("partial_rotary_factor is not supported: the whole head must be rotated")
-    if kind == "default":
+    if parameters.get("partial_rotary_factor", 1) != 1 and "partial_rotary_factor" not in family.understands:
+        raise CheckpointError("partial_rotary_factor is not supported here: the whole head must be rotated")
+    if kind in ("default", "dynamic"):  # dynamic has no effect up to max_position_embeddings, where sequences end
         return None
     if kind not in get_args(RopeKind):
-        raise CheckpointError(f"rope type {kind!r} is not supported; supported are default, linear, llama3 and yarn")
+        names = ", ".join(("default", "dynamic", *get_args(RopeKind)))
+        raise CheckpointError(f"rope type {kind!r} is not supported; supported are {names}")
     trained = integer(config, "max_position_embeddings")
-    original = integer(parameters, "original_max_position_embeddings", trained)
+    outside = config.get("original_max_position_embeddings")
+    default = trained if kind != "longrope" or outside is None else outside  # Phi-3 has it outside
+    original = integer(parameters, "original_max_position_embeddings", default)
+    if kind in ("llama3", "yarn") and outside is not None and outside != original:
+        raise CheckpointError(
+            f"original_max_position_embeddings is {outside} outside of the rope parameters, where it has no effect, "
+            f"and {original} for them; put the right one into them"
+        )
     return RopeScaling(
         kind=kind,
-        factor=number(parameters, "factor", trained / original if kind == "yarn" else None),
+        factor=number(parameters, "factor", trained / original if kind in ("yarn", "longrope") else None),
         original_length=original,
         low_frequency_factor=number(parameters, "low_freq_factor", 1.0),
         high_frequency_factor=number(parameters, "high_freq_factor", 4.0),
@@ -118,7 +188,20 @@ def rope_scaling(config: Config) -> RopeScaling | None:
         mscale=parameters.get("mscale"),
         mscale_all_dimensions=parameters.get("mscale_all_dim"),
         truncate=parameters.get("truncate", True),
+        short_factors=long_factors(config, parameters, "short_factor") if kind == "longrope" else (),
+        long_factors=long_factors(config, parameters, "long_factor") if kind == "longrope" else (),
+        is_long=kind != "longrope" or trained > original,
     )
+
+
+def long_factors(config: Config, parameters: Config, key: str) -> tuple[float, ...]:
+    """The factors of all pairs of dimensions that are rotated."""
+    factors = parameters.get(key)
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    size = partial_rotation(config).get("rotary_size", head_size)
+    if not isinstance(factors, list) or len(factors) != size // 2:
+        raise CheckpointError(f"rope type 'longrope' needs {key}, a list of {size // 2} numbers")
+    return tuple(float(factor) for factor in factors)
 
 
 def max_length(config: Config, scaling: RopeScaling | None) -> int:
@@ -140,19 +223,34 @@ def windows(config: Config, family: Family, length: int) -> tuple[int | None, ..
 def windowed_layers(config: Config, family: Family) -> frozenset[int]:
     """The layers with a window, in a model that has one."""
     num_layers, named = integer(config, "num_hidden_layers"), config.get("layer_types")
-    if family.windowed == "all":
-        return frozenset(range(num_layers))
     if named is not None:
         if len(named) != num_layers or not set(named) <= set(LAYER_TYPES):
             raise CheckpointError(f"layer_types must name {num_layers} layers, each one of {', '.join(LAYER_TYPES)}")
+        if not family.names_layers and set(named) != {"sliding_attention"}:
+            raise CheckpointError(
+                f"layer_types are not supported for {family.model_type}: all its layers have the window"
+            )
         return frozenset(i for i, kind in enumerate(named) if kind == "sliding_attention")
+    if family.windowed == "all":
+        return frozenset(range(num_layers))
     if family.windowed == "unrotated":
         return unrotated_layers(config, family)
+    if family.windowed == "even":
+        return frozenset(range(0, num_layers, 2))
+    if family.windowed == "pattern":
+        every = integer(config, "sliding_window_pattern")
+        return frozenset(i for i in range(num_layers) if (i + 1) % every)
     return frozenset(range(integer(config, "max_window_layers", least=0), num_layers))
 
 
 def unrotated_layers(config: Config, family: Family) -> frozenset[int]:
-    """The layers without rotary positions (SmolLM 3)."""
+    """The layers without rotary positions (SmolLM 3), or without a window in models that rotate only those."""
+    if not family.is_rotated:
+        return frozenset(range(integer(config, "num_hidden_layers")))
+    if family.rotates_windows:
+        num_layers = integer(config, "num_hidden_layers")
+        has_windows = config.get("sliding_window") is not None
+        return frozenset(range(num_layers)) - windowed_layers(config, family) if has_windows else frozenset()
     if family.model_type != "smollm3":
         return frozenset()
     rotated = config.get("no_rope_layers")  # despite its name, 1 for layers with rotary positions

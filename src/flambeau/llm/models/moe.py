@@ -9,6 +9,8 @@ Shapes: T tokens · N experts · A experts of a token · E hidden · F intermedi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,6 +26,9 @@ class Experts(nn.Module):
         count, size, hidden = arch.num_experts, arch.expert_size, arch.hidden_size
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
+        self.gate_up_proj_bias = nn.Parameter(torch.zeros(count, 2 * size)) if arch.expert_bias else None
+        self.down_proj_bias = nn.Parameter(torch.zeros(count, hidden)) if arch.expert_bias else None
+        self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
 
     def reset_parameters(self) -> None:
         """Random weights, as nn.Linear has them."""
@@ -43,44 +48,107 @@ class Experts(nn.Module):
         y_TE = torch.zeros_like(x_TE)
         for expert in torch.unique(chosen_TA).tolist():
             tokens, places = (chosen_TA == expert).nonzero(as_tuple=True)
-            gate, up = F.linear(x_TE[tokens], self.gate_up_proj[expert]).chunk(2, dim=-1)
-            y = F.linear(F.silu(gate) * up, self.down_proj[expert])
+            up_bias, down_bias = self.biases(expert)
+            gate_up = F.linear(x_TE[tokens], self.gate_up_proj[expert], up_bias)
+            y = F.linear(self.activate(gate_up), self.down_proj[expert], down_bias)
             y_TE.index_add_(0, tokens, (y * weights_TA[tokens, places, None]).to(y_TE.dtype))
         return y_TE
 
     def compute_gathered(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """With the weights of each token's own experts."""
-        gate, up = torch.einsum("ti,tafi->taf", x_TE, self.gate_up_proj[chosen_TA]).chunk(2, dim=-1)
-        y_TAE = torch.einsum("taf,taif->tai", F.silu(gate) * up, self.down_proj[chosen_TA])
+        up_bias, down_bias = self.biases(chosen_TA)
+        gate_up = torch.einsum("ti,tafi->taf", x_TE, self.gate_up_proj[chosen_TA])
+        gate_up = gate_up if up_bias is None else gate_up + up_bias
+        y_TAE = torch.einsum("taf,taif->tai", self.activate(gate_up), self.down_proj[chosen_TA])
+        y_TAE = y_TAE if down_bias is None else y_TAE + down_bias
         return (y_TAE * weights_TA.unsqueeze(-1)).sum(dim=1).to(x_TE.dtype)
 
     def compute_all(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """All experts for all tokens; experts that a token did not choose have weight 0."""
         weights_TN = weights_TA.new_zeros(len(x_TE), len(self.down_proj)).scatter(1, chosen_TA, weights_TA)
-        gate, up = (x_TE @ self.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)
-        y_NTE = (F.silu(gate) * up) @ self.down_proj.transpose(1, 2)
+        up_bias, down_bias = self.biases((slice(None), None))
+        gate_up = x_TE @ self.gate_up_proj.transpose(1, 2)
+        gate_up = gate_up if up_bias is None else gate_up + up_bias
+        y_NTE = self.activate(gate_up) @ self.down_proj.transpose(1, 2)
+        y_NTE = y_NTE if down_bias is None else y_NTE + down_bias
         return (y_NTE * weights_TN.t().unsqueeze(-1)).sum(dim=0).to(x_TE.dtype)
 
+    def biases(self, chosen: Any) -> tuple[Tensor | None, Tensor | None]:
+        """The biases of some experts, before and after the activation."""
+        if self.gate_up_proj_bias is None or self.down_proj_bias is None:
+            return None, None
+        return self.gate_up_proj_bias[chosen], self.down_proj_bias[chosen]
 
-class SparseMLP(nn.Module):
-    """A router and its experts."""
+    def activate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        if self.limit is None:
+            return F.silu(gate) * up
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
+
+
+class SharedExpert(nn.Module):
+    """An expert for all tokens."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        self.gate = nn.Linear(arch.hidden_size, arch.num_experts, bias=False)
+        self.gate_up_proj = nn.Linear(arch.hidden_size, 2 * arch.shared_expert_size, bias=False)
+        self.down_proj = nn.Linear(arch.shared_expert_size, arch.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
+
+
+class SparseMLP(nn.Module):
+    """A router and its experts; there may be one more for all tokens, with a gate or without."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.gate = nn.Linear(arch.hidden_size, arch.num_experts, bias=arch.expert_bias)
         self.experts = Experts(arch)
         self.experts.reset_parameters()
         self.num_experts_per_token = arch.num_experts_per_token
         self.normalizes_experts = arch.normalizes_experts
+        self.num_groups, self.num_chosen_groups = arch.num_expert_groups, arch.num_chosen_groups
+        self.routed_scale = arch.routed_scale
+        # float32 whatever the type of the network: it decides between scores that are close.
+        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.has_sigmoid_router else None
+        self.score_bias = None if bias is None else nn.Parameter(bias)
+        self.shared_expert = SharedExpert(arch) if arch.shared_expert_size else None
+        self.shared_expert_gate = nn.Linear(arch.hidden_size, 1, bias=False) if arch.gates_shared_expert else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
         x_TE = x.flatten(0, -2)
-        weights_TN = self.gate(x_TE).float().softmax(dim=-1)
-        weights_TA, chosen_TA = weights_TN.topk(self.num_experts_per_token, dim=-1)
+        weights_TA, chosen_TA = self.route(x_TE)
         if self.normalizes_experts:
             weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
-        return self.experts(x_TE, chosen_TA, weights_TA).view_as(x)  # type: ignore[no-any-return]
+        if self.routed_scale != 1.0:
+            weights_TA = weights_TA * self.routed_scale
+        y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
+        if self.shared_expert is None:
+            return y
+        shared = self.shared_expert(x)
+        gate = self.shared_expert_gate
+        return y + (shared if gate is None else shared * torch.sigmoid(gate(x)))  # type: ignore[no-any-return]
+
+    def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights [T, A] of the chosen experts, and their numbers."""
+        if self.score_bias is None:
+            weights_TN = self.gate(x_TE).float().softmax(dim=-1)
+            weights_TA, chosen_TA = weights_TN.topk(self.num_experts_per_token, dim=-1)
+            return weights_TA, chosen_TA
+        weights_TN = F.linear(x_TE.float(), self.gate.weight.float()).sigmoid()
+        scores_TN = weights_TN + self.score_bias
+        if self.num_groups > 1:
+            scores = scores_TN.view(len(x_TE), self.num_groups, -1)
+            best = scores.topk(2, dim=-1)[0].sum(dim=-1).topk(self.num_chosen_groups, dim=-1)[1]
+            is_chosen = torch.zeros(scores.shape[:2], dtype=torch.bool, device=x_TE.device).scatter(1, best, True)
+            scores_TN = scores.masked_fill(~is_chosen.unsqueeze(-1), -torch.inf).flatten(1)
+        chosen_TA = scores_TN.topk(self.num_experts_per_token, dim=-1)[1]
+        return weights_TN.gather(1, chosen_TA), chosen_TA
 
 
 def needs_static_shapes(x: Tensor) -> bool:

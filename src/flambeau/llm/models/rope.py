@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture, RopeScaling
+
+Angles = tuple[Tensor, Tensor]  # cosine and sine […, 1, D] of some positions
+Rotations = tuple[Angles, Angles]  # of ordinary layers, and of those with a local theta
 
 
 class Rotation(nn.Module):
@@ -23,10 +27,19 @@ class Rotation(nn.Module):
         self.arch = arch
         self.cos: Tensor
         self.sin: Tensor
+        # Layers with a window may have a theta of their own, without scaling.
+        theta = arch.local_rope_theta
+        self.local = (
+            Rotation(replace(arch, rope_theta=theta, rope_scaling=None, local_rope_theta=None)) if theta else None
+        )
         self.make_tables(torch.get_default_device())
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine […, 1, D] of the positions […], for `rotate`."""
+    def forward(self, positions: Tensor) -> Rotations:
+        """What `rotate` needs for the positions […]."""
+        angles = self.angles(positions)
+        return angles, self.local.angles(positions) if self.local is not None else angles
+
+    def angles(self, positions: Tensor) -> Angles:
         cos, sin = self.cos[positions], self.sin[positions]
         return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
 
@@ -35,6 +48,8 @@ class Rotation(nn.Module):
         cos, sin = rotation_tables(self.arch, length)
         self.register_buffer("cos", cos.to(device), persistent=False)
         self.register_buffer("sin", sin.to(device), persistent=False)
+        if self.local is not None:
+            self.local.make_tables(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to the network's device, but keep float32: the tables are computed again."""
@@ -51,8 +66,9 @@ def rotation_tables(arch: Architecture, length: int) -> tuple[Tensor, Tensor]:
 
 def inverse_wavelengths(arch: Architecture) -> tuple[Tensor, float]:
     """The rotation of each pair of dimensions per position, and the factor of cosine and sine."""
-    dimensions = torch.arange(0, arch.head_size, 2, dtype=torch.float32, device="cpu")
-    inverse = 1.0 / arch.rope_theta ** (dimensions / arch.head_size)
+    size = arch.rotary_size or arch.head_size
+    dimensions = torch.arange(0, size, 2, dtype=torch.float32, device="cpu")
+    inverse = 1.0 / arch.rope_theta ** (dimensions / size)
     scaling = arch.rope_scaling
     if scaling is None:
         return inverse, 1.0
@@ -60,6 +76,9 @@ def inverse_wavelengths(arch: Architecture) -> tuple[Tensor, float]:
         return inverse / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return stretch_llama3(inverse, scaling), 1.0
+    if scaling.kind == "longrope":
+        factors = scaling.long_factors if scaling.is_long else scaling.short_factors
+        return inverse / torch.tensor(factors, dtype=torch.float32, device="cpu"), long_attention_factor(scaling)
     return stretch_yarn(inverse, arch, scaling), yarn_attention_factor(scaling)
 
 
@@ -81,17 +100,25 @@ def stretch_llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
 def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> Tensor:
     """High frequencies are kept, low ones divided by the factor, with a ramp between."""
 
+    size = arch.rotary_size or arch.head_size
+
     def dimension(turns: float) -> float:
         ratio = scaling.original_length / (turns * 2 * math.pi)
-        return arch.head_size * math.log(ratio) / (2 * math.log(arch.rope_theta))
+        return size * math.log(ratio) / (2 * math.log(arch.rope_theta))
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, arch.head_size - 1)
-    places = torch.arange(arch.head_size // 2, dtype=torch.float32, device="cpu")
+    low, high = max(low, 0), min(high, size - 1)
+    places = torch.arange(size // 2, dtype=torch.float32, device="cpu")
     ramp = ((places - low) / ((high - low) or 0.001)).clamp(0.0, 1.0)
     return inverse / scaling.factor * ramp + inverse * (1 - ramp)
+
+
+def long_attention_factor(scaling: RopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_length)) if scaling.factor > 1 else 1.0
 
 
 def yarn_attention_factor(scaling: RopeScaling) -> float:

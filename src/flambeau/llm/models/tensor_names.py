@@ -27,12 +27,17 @@ RENAMES = (
     (r"(\.mlp\..*)\bw2\b", r"\1down_proj"),
     (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
 )
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$")
-INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")
-EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(?:\.(\w+))?$")  # several tensors if quantized
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$")  # constants
+INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast
+PROJECTED = re.compile(r"\.self_attn\.(?:(q|k|qkv)_proj\.(?:weight|bias)|(q|k)_norm\.weight)$")
+EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(?:[._](\w+))?$")  # several tensors if quantized or biased
+HEAD_NORM = re.compile(r"\.self_attn\.[qk]_norm\.weight$")
+ONE_HEAD_NORM = re.compile(r"(\.self_attn\.([qk])_norm)\.norms\.(\d+)\.weight$")
+GATES = re.compile(r"\.experts\.gate_up_proj(_bias)?$")
 STACKED = re.compile(r"\.experts\.(gate_proj|up_proj)$")
 
 Region = tuple[slice | int, ...]
+Renames = tuple[tuple[str, str], ...]  # patterns and what replaces them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,9 @@ class ParameterSlice:
     region: Region = ()
 
 
-def canonical_name(name: str) -> str:
-    """A tensor's Hugging Face name, or our name if it is fused."""
-    for pattern, replacement in RENAMES:
+def canonical_name(name: str, renames: Renames = ()) -> str:
+    """A tensor's Hugging Face name in a Llama, or our name if it is fused; `renames` are those of its family."""
+    for pattern, replacement in (*renames, *RENAMES):
         name = re.sub(pattern, replacement, name)
     return name
 
@@ -65,7 +70,7 @@ def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
 
 def part_name(name: str, part: str) -> str:
     """The name of one projection of a fused parameter."""
-    return re.sub(r"\b(qkv|gate_up)_proj\b", part, name)
+    return re.sub(r"\b(qkv|gate_up)_proj(?=\b|_bias)", part, name)
 
 
 def layouts(arch: Architecture, name: str, parameter: Tensor) -> list[dict[str, ParameterSlice]]:
@@ -77,6 +82,9 @@ def layouts(arch: Architecture, name: str, parameter: Tensor) -> list[dict[str, 
         return [expert_slices(name, found, len(parameter), parts), whole, *([stacked] if stacked else [])]
     parts = part_rows(arch, name, len(parameter)) if parameter.dim() else {}
     fused = {part_name(name, part): ParameterSlice(name, (rows,)) for part, rows in parts.items()}
+    if HEAD_NORM.search(name) and parameter.dim() == 2:  # StableLM has a norm for each head
+        one = name.removesuffix(".weight")
+        return [whole, {f"{one}.norms.{i}.weight": ParameterSlice(name, (i,)) for i in range(len(parameter))}]
     return [fused, whole] if fused else [whole]
 
 
@@ -99,14 +107,27 @@ def parts_of(arch: Architecture, name: str, tensor: Tensor) -> dict[str, Region]
 
 
 def num_interleaved_heads(arch: Architecture, name: str) -> int:
-    """How many leading heads of a gpt-fast tensor have interleaved rotary coordinates."""
-    found = INTERLEAVED.search(name)
+    """How many leading heads of a tensor have interleaved rotary coordinates."""
     heads = {"q": arch.num_heads, "k": arch.num_kv_heads, "qkv": arch.num_heads + arch.num_kv_heads}
-    return heads[found[1]] if found else 0
+    if found := INTERLEAVED.search(name):
+        return heads[found[1]]
+    if not arch.interleaved_rope or not (found := PROJECTED.search(name)):
+        return 0
+    return heads[found[1]] if found[1] else heads[found[2]] if arch.separate_qk_norm else 0
 
 
-def to_halves(tensor: Tensor, num_heads: int, head_size: int) -> Tensor:
-    """Turn interleaved rotary coordinates of the first heads into halves; further rows stay as they are."""
-    interleaved, rest = tensor[: num_heads * head_size], tensor[num_heads * head_size :]
-    halves = interleaved.reshape(num_heads, head_size // 2, 2, -1).transpose(1, 2).flatten(0, 2)
-    return torch.cat((halves, rest))
+def ungrouped(tensor: Tensor, arch: Architecture) -> Tensor:
+    """Queries, keys and values of each key-value head, side by side → all queries, all keys, all values."""
+    shared = arch.num_heads // arch.num_kv_heads
+    groups = tensor.view(arch.num_kv_heads, shared + 2, arch.head_size, *tensor.shape[1:])
+    q, k, v = groups.tensor_split([shared, shared + 1], dim=1)
+    return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in (q, k, v)])
+
+
+def to_halves(tensor: Tensor, num_heads: int, head_size: int, rotary_size: int | None = None) -> Tensor:
+    """Turn interleaved rotary coordinates of the first heads into halves; all else stays as it is."""
+    size = rotary_size or head_size
+    heads, rest = tensor[: num_heads * head_size], tensor[num_heads * head_size :]
+    rotated, fixed = heads.reshape(num_heads, head_size, -1).tensor_split([size], dim=1)
+    halves = rotated.reshape(num_heads, size // 2, 2, -1).transpose(1, 2).flatten(1, 2)
+    return torch.cat((torch.cat((halves, fixed), dim=1).reshape(heads.shape), rest))

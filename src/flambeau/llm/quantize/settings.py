@@ -13,6 +13,7 @@ from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.quantize.int4 import GROUP_SIZES
 
 METHOD = "flambeau"
+DEQUANTIZED = ("mxfp4",)  # while they are loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class QuantizationSettings:
 
     def applies_to(self, name: str, linear: nn.Linear) -> bool:
         """Whether a layer is quantized. The router of experts is not: it is small, and its precision matters."""
-        is_excluded = name.endswith(".gate") or (name == "lm_head" and not self.lm_head)
+        is_excluded = name.endswith((".gate", ".shared_expert_gate")) or (name == "lm_head" and not self.lm_head)
         return not is_excluded and self.fits(linear.in_features)
 
     def fits(self, in_features: int) -> bool:
@@ -51,7 +52,7 @@ class QuantizationSettings:
 def read_quantization(config: Mapping[str, Any]) -> QuantizationSettings | None:
     """The quantization that a config.json declares; None: none."""
     declared = config.get("quantization_config")
-    if not declared:
+    if not declared or declared.get("quant_method") in DEQUANTIZED:
         return None
     try:
         return QuantizationSettings(

@@ -1,4 +1,4 @@
-"""Changes to logits before sampling: logit bias, penalties, and no end token before `min_tokens`.
+"""Changes to logits before sampling: logit bias, penalties, no end token before `min_tokens`, and grammars.
 
 Shapes: S sequences · W places of each · V vocabulary · P sequences with penalties · A tokens proposed ahead
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.core.sequence import SamplingState
+from flambeau.llm.sampling.grammar_masks import GrammarMasks, mask_logits
 
 
 class TokenCounts:
@@ -65,9 +66,14 @@ class LogitsProcessors:
     """The logit changes of a fixed list of sequences."""
 
     def __init__(
-        self, states: Sequence[SamplingState], counts: TokenCounts, eos_ids: Sequence[int], device: torch.device
+        self,
+        states: Sequence[SamplingState],
+        counts: TokenCounts,
+        masks: GrammarMasks,
+        eos_ids: Sequence[int],
+        device: torch.device,
     ) -> None:
-        self._counts, self._eos_ids, self._device = counts, eos_ids, device
+        self._counts, self._masks, self._eos_ids, self._device = counts, masks, eos_ids, device
         self._biased = _biases(states, device)
         self._with_min_tokens = [(i, state) for i, state in enumerate(states) if state.params.min_tokens]
         penalized = [(i, state) for i, state in enumerate(states) if state.has_penalties]
@@ -77,7 +83,11 @@ class LogitsProcessors:
         self._repetition = self._column([p.repetition_penalty for p in params])
         self._presence = self._column([p.presence_penalty for p in params])
         self._frequency = self._column([p.frequency_penalty for p in params])
-        self.are_none = not (self._biased or self._with_min_tokens or self._penalized)
+        constrained = [i for i, state in enumerate(states) if state.grammar is not None]
+        self._constrained = [states[i] for i in constrained]
+        self._constrained_rows = None if len(constrained) == len(states) else torch.tensor(constrained, device=device)
+        self._constrained_places = constrained
+        self.are_none = not (self._biased or self._with_min_tokens or self._penalized or self._constrained)
 
     def apply(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
         """Changed logits; place w comes after the sequence's tokens and the first `offset + w` of the tokens ahead."""
@@ -91,7 +101,16 @@ class LogitsProcessors:
         if self._penalized:
             rows = self._penalized_rows
             logits_SWV[rows] = self._penalize(logits_SWV[rows], ahead_SA, offset)
+        if self._constrained:
+            self._constrain(logits_SWV, ahead_SA, offset)
         return logits_SWV
+
+    def _constrain(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> None:
+        """Last of all changes, so that none of them allows what a grammar does not."""
+        ahead = None if ahead_SA is None else ahead_SA.tolist()
+        some = None if ahead is None else [ahead[i] for i in self._constrained_places]
+        bits = self._masks.of(self._constrained, some, offset, logits_SWV.shape[1])
+        mask_logits(logits_SWV, bits, self._constrained_rows)
 
     def _mask_end_tokens(self, logits_SWV: Tensor, offset: int) -> None:
         for i, state in self._with_min_tokens:

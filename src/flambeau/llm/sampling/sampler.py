@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from flambeau.llm.core.outputs import NO_TOKEN, TokenInfo
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling import rng
+from flambeau.llm.sampling.grammar_masks import GrammarMasks
 from flambeau.llm.sampling.logits_processors import LogitsProcessors, TokenCounts
 from flambeau.llm.sampling.row_groups import RowSettings, SamplingGroup, group_states, merge_groups
 
@@ -33,6 +34,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_ids = [token for token in eos_ids if token < vocab_size]
         self._counts = TokenCounts(vocab_size, self.device)
+        self._masks = GrammarMasks()
         self._tokens_V = torch.arange(vocab_size, device=self.device)
         self._batches: list[_SamplingBatch] = []
 
@@ -71,6 +73,10 @@ class Sampler:
                 noise_SWV[group.index_S] = 0.0
         return argmax_tokens(noise_SWV.add_(scores_SWV))
 
+    def prepare(self, states: Sequence[SamplingState], ahead: Sequence[Sequence[int]] | None = None) -> None:
+        """Start making the masks that `sample` needs for these sequences and tokens ahead, beside a forward pass."""
+        self._masks.prepare(states, ahead)
+
     def takes_argmax(self, states: Sequence[SamplingState]) -> bool:
         """Whether `sample` gives every sequence the argmax of its unchanged logits."""
         return self._batch(states).takes_argmax
@@ -108,7 +114,7 @@ class Sampler:
                 return batch
         groups = group_states(states, self._vocab_size, self.device)
         keys_S = torch.tensor([state.key for state in states], device=self.device)
-        processors = LogitsProcessors(states, self._counts, self._eos_ids, self.device)
+        processors = LogitsProcessors(states, self._counts, self._masks, self._eos_ids, self.device)
         row_settings = RowSettings.of(states, self._vocab_size) if processors.are_none else None
         batch = _SamplingBatch(states, groups, processors, keys_S, row_settings)
         self._batches = [batch, *self._batches[: MAX_BATCHES - 1]]

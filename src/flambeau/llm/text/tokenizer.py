@@ -53,6 +53,11 @@ class Tokenizer:
         return self._vocabulary.num_base
 
     @property
+    def has_bytes(self) -> bool:
+        """Whether each token has bytes of its own, which follow each other in a text."""
+        return self._vocabulary.has_bytes
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template; otherwise messages are joined as plain text."""
         return self.template is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -21,6 +21,7 @@ from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.errors import CheckpointError, NoRoom
 from flambeau.llm.models import presets
 from flambeau.llm.models.transformer import Transformer
+from support.checkpoints import write_checkpoint
 from support.tiny_models import ARCH, tiny_model
 from support.weights import (
     gpt_fast_tensors,
@@ -456,3 +457,45 @@ def test_loading_imports_no_compiler(tmp_path, model):
         "sys.exit('sympy' in sys.modules or 'torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+# ---- folders that look like a model ----
+
+
+def test_adapter_is_not_served_as_its_base(tmp_path):
+    write_checkpoint(tmp_path, "llama-2")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
+    with pytest.raises(CheckpointError, match=r"an adapter of org/base .*merge"):
+        load_model(tmp_path)
+
+
+def test_gguf_file_is_called_that(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF\3\0\0\0")
+    for path in (file, tmp_path):
+        with pytest.raises(CheckpointError, match="is a GGUF file"):
+            read_architecture(path)
+
+
+def test_head_that_differs_from_tied_embeddings_is_rejected(tmp_path):
+    write_checkpoint(tmp_path, "smol-lm")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    load_model(tmp_path)  # a copy is fine
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, file)
+    with pytest.raises(CheckpointError, match="that differs from the embeddings"):
+        load_model(tmp_path)
+
+
+def test_weights_that_are_newer_than_those_in_use_are_warned_about(tmp_path, caplog):
+    write_checkpoint(tmp_path, "llama-2", max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    other = tmp_path / "model.safetensors"
+    other.write_bytes(b"")
+    os.utime(other, (0, 0))
+    load_model(tmp_path)
+    assert not caplog.records
+    os.utime(other, (2**32, 2**32))
+    load_model(tmp_path)
+    assert "model.safetensors is newer than" in caplog.text

@@ -125,18 +125,19 @@ def test_experts_are_counted_in_both_spellings():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
+        ({"architectures": ["XGLMForCausalLM"]}, ["XGLMForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
         ({"architectures": None, "model_type": "bert"}, ["'bert'", "MistralForCausalLM"]),
         ({"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
         ({"architectures": [3]}, ["3 is not supported"]),
         ({"architectures": "BertModel"}, ["BertModel is not supported"]),
         ({"rope_scaling": "linear"}, ["rope_scaling", "'linear'", "must be an object"]),
         ({"quantization_config": "gptq"}, ["quantization_config", "'gptq'", "must be an object"]),
-        ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'"]),
+        ({"hidden_act": "selu"}, ["hidden_act", "'selu'"]),
         ({"alibi": True}, ["alibi"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["'dynamic'", "llama3", "yarn"]),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, ["'ntk'", "llama3", "yarn"]),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, ["short_factor", "32 numbers"]),
         ({"rope_scaling": {"type": "linear"}}, ["factor"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["rope_parameters", "layers"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["'gptq'", "flambeau llm quantize"]),
@@ -225,3 +226,55 @@ def test_metas_own_parameters_are_read():
     expected = preset("Meta-Llama-3.1-8B")
     assert arch == expected
     assert from_meta({**params, "vocab_size": -1}, vocab_size=128256) == expected
+
+
+# ---- options that would be ignored silently ----
+
+
+def test_theta_that_only_the_replaced_parameters_have_is_asked_for():
+    parameters = {"rope_type": "default", "rope_theta": 1e6}
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    with pytest.raises(CheckpointError, match="Copy rope_theta into rope_scaling"):
+        llama(rope_parameters=parameters, rope_scaling=yarn)
+    complete = llama(rope_parameters=parameters, rope_scaling={**yarn, "rope_theta": 1e6})
+    assert complete.rope_theta == 1e6
+    assert complete.rope_scaling.kind == "yarn"
+    assert llama(rope_parameters=parameters, rope_scaling=yarn, rope_theta=1e6) == complete
+
+
+def test_length_outside_of_the_rope_parameters_is_not_ignored():
+    yarn = {"type": "yarn", "factor": 4.0}
+    with pytest.raises(CheckpointError, match="original_max_position_embeddings is 1024 outside"):
+        llama(rope_scaling=yarn, original_max_position_embeddings=1024)
+    same = llama(rope_scaling={**yarn, "original_max_position_embeddings": 512}, original_max_position_embeddings=512)
+    assert same.rope_scaling.original_length == 512
+
+
+def test_attention_to_later_tokens_is_not_supported():
+    with pytest.raises(CheckpointError, match="is_causal False is not supported"):
+        llama(is_causal=False)
+    assert llama(is_causal=True) == llama()
+
+
+def test_layers_with_a_window_are_named_or_all():
+    types = ["full_attention", "sliding_attention"] * 2
+    assert family("MistralForCausalLM", layer_types=types).windows == (None, 4096, None, 4096)
+    with pytest.raises(CheckpointError, match="layer_types are not supported for mixtral"):
+        family("MixtralForCausalLM", layer_types=types, sliding_window=16)
+
+
+def test_keys_that_may_have_an_effect_and_are_not_known_are_listed():
+    assert llama(use_cache=True, attention_dropout=0.1, pretraining_tp=2, head_dim=None).unknown_keys == ()
+    assert llama(attn_temperature=2.0, sliding_window=64, gates=[]).unknown_keys == (
+        "attn_temperature",
+        "sliding_window",
+    )
+    assert family("MistralForCausalLM", sliding_window=64).unknown_keys == ()
+    rope = {"rope_type": "linear", "factor": 2.0, "bend": 3}
+    assert llama(rope_parameters=rope).unknown_keys == ("rope_parameters.bend",)
+
+
+@pytest.mark.parametrize(("key", "value"), [("rope_interleaved", True), ("lm_head_bias", True), ("use_mrope", True)])
+def test_keys_that_are_known_to_change_the_result_are_refused(key, value):
+    with pytest.raises(CheckpointError, match=key):
+        llama(**{key: value})

@@ -22,7 +22,7 @@ def test_only_the_distance_between_two_tokens_matters():
     q, k = torch.randn(2, 1, 1, ARCH.head_size)
 
     def product(query_at: int, key_at: int) -> float:
-        turned = [rotate(x, *rotation(torch.tensor([at]))) for x, at in ((q, query_at), (k, key_at))]
+        turned = [rotate(x, *rotation.angles(torch.tensor([at]))) for x, at in ((q, query_at), (k, key_at))]
         return float((turned[0] * turned[1]).sum())
 
     assert product(107, 100) == pytest.approx(product(7, 0), abs=1e-4)
@@ -44,7 +44,7 @@ def test_the_tables_are_there_once_a_network_without_memory_gets_some():
 
 def test_rotation_keeps_the_type_of_what_it_turns():
     x = torch.randn(3, 2, ARCH.head_size, dtype=torch.bfloat16)
-    assert rotate(x, *Rotation(ARCH)(torch.arange(3))).dtype == torch.bfloat16
+    assert rotate(x, *Rotation(ARCH).angles(torch.arange(3))).dtype == torch.bfloat16
 
 
 def test_linear_scaling_slows_all_frequencies():

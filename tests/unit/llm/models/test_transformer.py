@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flambeau.llm.backends.eager import PagedAttention, WholeAttention
-from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.quantized import save_quantized
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.executor import parallel
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
+from flambeau.llm.loader import with_positions
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.checkpoints import KINDS, LENGTH, VOCAB_SIZE, read_checkpoint, write_checkpoint
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 8
@@ -101,6 +110,22 @@ def test_greedy_tokens_are_those_of_transformers(checkpoint, kind):
     torch.testing.assert_close(torch.cat(found), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_that_transformers_writes_is_understood(checkpoint, kind):
+    assert checkpoint(kind)[0].arch.unknown_keys == ()
+
+
+def test_a_key_that_is_not_known_is_warned_of_by_name(tmp_path, caplog):
+    write_checkpoint(tmp_path, "llama-2")
+    load_model(tmp_path)
+    assert not own_levels(caplog)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "attn_temperature": 2.0}))
+    load_model(tmp_path)
+    assert own_levels(caplog) == ["WARNING"]
+    assert "attn_temperature" in caplog.text
+
+
 def test_the_kinds_differ_where_they_should(checkpoint):
     """A window, a stretched position or a missing rotation that changed nothing would prove nothing."""
     arch = {kind: checkpoint(kind)[0].arch for kind in ("mistral", "qwen-2-windows", "qwen-3-windows", "smol-lm-3")}
@@ -148,7 +173,18 @@ def test_the_older_spelling_of_rotary_parameters_gives_the_same_logits(checkpoin
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("kind", ["llama-3.1", "qwen-3", "mixtral"])
+def test_short_sequences_have_the_short_factors_of_longrope_if_none_may_be_long(tmp_path, caplog):
+    reference = write_checkpoint(tmp_path, "phi-3-long")
+    ids = some_ids(16)  # as many as the model was trained on
+    model = build(with_positions(read_architecture(tmp_path), 16))
+    model.load_state_dict(load_model(tmp_path).state_dict())
+    torch.testing.assert_close(whole_logits(model, ids), reference_logits(reference, ids), **TOLERANCE)
+    assert not own_levels(caplog)
+    assert with_positions(read_architecture(tmp_path), None).rope_scaling.is_long
+    assert "max_model_len: 16" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["llama-3.1", "qwen-3", "mixtral", "gpt-oss", "qwen-2-moe", "gpt-2", "bloom", "olmo"])
 def test_a_step_of_even_length_is_traced_without_a_break(checkpoint, kind):
     model, _ = checkpoint(kind)
     ids, cache = some_ids(20), cache_for(model)
@@ -158,3 +194,169 @@ def test_a_step_of_even_length_is_traced_without_a_break(checkpoint, kind):
     traced = torch.compile(model, backend="eager", fullgraph=True)
     found = step(model, cache, 20, [5], query_len=1, forward=traced)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+OTHER_FILES = (  # kinds whose files have other names, or another arrangement, than the network
+    "gemma-2",
+    "glm-4",
+    "cohere",
+    "cohere-qk-norm",
+    "stable-lm-2-12b",
+    "phi-2",
+    "nemotron",
+    "olmo",
+    "olmoe",
+    "qwen-2-moe",
+    "granite-moe-shared",
+    "glm-4.5",
+    "gpt-oss",
+    "gpt-2",
+    "gpt-j",
+    "gpt-neox",
+    "falcon-40b",
+    "opt",
+    "bloom",
+    "mpt",
+)
+
+
+@pytest.mark.parametrize("kind", OTHER_FILES)
+def test_quantized_on_load_and_read_from_quantized_files_it_is_the_same_network(kind, tmp_path):
+    reference = write_checkpoint(tmp_path / "original", kind)
+    save_quantized(tmp_path / "original", tmp_path / "small", "int8")
+    arch = read_architecture(tmp_path / "original")
+    on_load = load_model(tmp_path / "original", arrived=quantize_on_load("int8", arch))
+    from_files = load_model(tmp_path / "small", dtype=torch.float32)
+    assert any(isinstance(module, Int8Linear) for module in on_load.modules())
+    ids = some_ids()
+    found, expected = whole_logits(on_load, ids), reference_logits(reference, ids)
+    torch.testing.assert_close(whole_logits(from_files, ids), found, **TOLERANCE)
+    if not arch.num_experts:  # a router may choose others
+        assert (found - expected).norm() < 0.1 * expected.norm()
+
+
+SHARDED = (
+    "cohere-qk-norm",
+    "stable-lm-2-12b",
+    "nemotron",
+    "olmo",
+    "qwen-2-moe",
+    "granite-moe-shared",
+    "glm-4.5",
+    "gpt-oss",
+    "gpt-2",
+    "gpt-j",
+    "gpt-neox",
+    "falcon-7b",
+    "falcon-40b",
+    "opt",
+)
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_two_ranks_find_what_one_finds(kind, tmp_path, monkeypatch):
+    reference = write_checkpoint(tmp_path, kind)
+    arch, ids = read_architecture(tmp_path), some_ids()
+    meeting = threading.Barrier(2, timeout=60)
+    sums: dict[str, Tensor] = {}
+
+    def all_reduce(y: Tensor) -> None:
+        sums[threading.current_thread().name] = y.clone()
+        meeting.wait()
+        y.copy_(sums["rank 0"] + sums["rank 1"])
+        meeting.wait()
+
+    monkeypatch.setattr(parallel.dist, "all_reduce", all_reduce)
+    found: dict[int, Tensor] = {}
+
+    def run(rank: int) -> None:
+        part = load_model(tmp_path, build=lambda _: build(local_architecture(arch, 2)), shard=Shard(arch, rank, 2))
+        add_all_reduce(part)
+        found[rank] = whole_logits(part, ids)
+
+    models = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(2)]
+    for thread in models:
+        thread.start()
+    for thread in models:
+        thread.join()
+    for rank in range(2):
+        torch.testing.assert_close(found[rank], reference_logits(reference, ids), **TOLERANCE)
+
+
+def test_layers_for_further_tokens_are_left_out_if_the_configuration_counts_them(tmp_path):
+    reference = write_checkpoint(tmp_path, "glm-4.5")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "model.layers.3.eh_proj.weight": torch.ones(32, 64)}, tmp_path / "model.safetensors")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    for number in (0, 1):
+        file.write_text(json.dumps({**config, "num_nextn_predict_layers": number}))
+        if number == 0:
+            with pytest.raises(CheckpointError, match="eh_proj"):
+                load_model(tmp_path)
+    model = load_model(tmp_path)
+    torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+
+
+def test_weights_in_mxfp4_are_dequantized_with_a_warning(tmp_path, caplog):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    reference = write_checkpoint(tmp_path, "gpt-oss")
+    tensors = load_file(tmp_path / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(256, (count, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(122, 127, (count, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        reference.get_parameter(name).copy_(convert_moe_packed_tensors(blocks, scales))
+    save_file(tensors, tmp_path / "model.safetensors")
+    file = tmp_path / "config.json"
+    method = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": method}))
+    model = load_model(tmp_path)
+    torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+    assert own_levels(caplog) == ["WARNING"]
+    assert "MXFP4" in caplog.text
+
+
+REMOVED = object()
+EDITED = {  # config.json as people change it; transformers reads the same file
+    "rope-scaling-beside-parameters": (
+        "qwen-3",
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+    ),
+    "rope-scaling-with-theta": (
+        "llama-3",
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}},
+    ),
+    "mistral-with-layer-types": ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}),
+    "smol-lm-3-without-theta": ("smol-lm-3", {"rope_parameters": REMOVED, "rope_theta": REMOVED}),
+}
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_edited_configuration_means_what_it_means_to_transformers(name, tmp_path):
+    kind, changes = EDITED[name]
+    write_checkpoint(tmp_path, kind)
+    file = tmp_path / "config.json"
+    before = json.loads(file.read_text())
+    config = {key: value for key, value in {**before, **changes}.items() if value is not REMOVED}
+    ids = some_ids()
+    unedited = load_model(tmp_path)
+    file.write_text(json.dumps(config))
+    ours, theirs = load_model(tmp_path), read_checkpoint(tmp_path)
+    logits = whole_logits(ours, ids)
+    torch.testing.assert_close(logits, reference_logits(theirs, ids), **TOLERANCE)
+    assert (logits - whole_logits(unedited, ids)).abs().max() > 0.01, "the change has no effect"
+
+
+def own_levels(caplog) -> list[str]:
+    """The levels of our own log lines; transformers has others."""
+    return [record.levelname for record in caplog.records if record.name.startswith("flambeau")]
+
+
+def whole_logits(model: Transformer, ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        positions = torch.arange(len(ids))
+        return model.logits(model(torch.tensor(ids), positions, WholeAttention()))

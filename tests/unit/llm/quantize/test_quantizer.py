@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-import flambeau.examples.shakespeare
+import flambeau.examples.storyteller
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints import quantized
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -34,7 +34,7 @@ from flambeau.llm.quantize.settings import QuantizationSettings
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.tiny_models import ARCH
-from support.verses import HAMLET
+from support.unseen_tales import TALES
 
 KINDS = {"int8": Int8Linear, "int4": Int4Linear, "fp8": Fp8Linear}
 
@@ -102,12 +102,12 @@ class TestLayers:
 
 @pytest.fixture(scope="module")
 def folder():
-    return Path(flambeau.examples.shakespeare.__file__).parent / "target"
+    return Path(flambeau.examples.storyteller.__file__).parent / "target"
 
 
 @pytest.fixture(scope="module")
 def ids(folder):
-    return load_tokenizer(folder).encode(HAMLET)
+    return load_tokenizer(folder).encode(TALES)
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +183,9 @@ class TestFiles:
             "group_size": 128,
         }
         assert {path.name for path in out.iterdir()} == {path.name for path in folder.iterdir()}
-        assert (out / "model.safetensors").stat().st_size < 0.4 * (folder / "model.safetensors").stat().st_size
-        assert perplexity_of(out, HAMLET) == pytest.approx(perplexity_of(folder, HAMLET), rel=0.1)
+        # The embedding stays as it is: a quarter of this model.
+        assert (out / "model.safetensors").stat().st_size < 0.5 * (folder / "model.safetensors").stat().st_size
+        assert perplexity_of(out, TALES) == pytest.approx(perplexity_of(folder, TALES), rel=0.1)
 
     def test_quantized_while_loading_it_is_the_same(self, folder, ids):
         arrived = quantize_on_load("int8", read_architecture(folder))
@@ -201,7 +202,7 @@ class TestFiles:
                 load(small, build=lambda _, local=local: build(local), shard=Shard(arch, rank, 2)) for rank in range(2)
             ]
             whole = load(small).model.layers[0].mlp.down_proj
-            x = torch.randn(3, 512)
+            x = torch.randn(3, arch.intermediate_size)
             parts = [
                 share.model.layers[0].mlp.down_proj(half) for share, half in zip(shares, x.chunk(2, 1), strict=True)
             ]
@@ -248,7 +249,7 @@ class TestFiles:
 def test_an_engine_of_quantized_weights_gives_everybody_the_tokens_it_gets_alone(folder, kind):
     engine = load_engine(folder, EngineConfig(device="cpu", quantization=kind, compile=False, block_size=4))
     params = SamplingParams(max_tokens=12, temperature=0)
-    prompts = ["ROMEO:", "O, that this", "The quality of mercy is not", "x"]
+    prompts = ["Once upon a time", "The future of", "Dear Anna,\n\n", "x"]
     together = engine.generate(prompts, params)
     alone = [engine.generate(prompt, params)[0] for prompt in prompts]
     assert [one.text for one in together] == [one.text for one in alone]

@@ -94,9 +94,25 @@ class CpuAttention:
         self._cache = cache
         self._inputs = inputs
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        has_alibi: bool = False,
+    ) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
+        if softcap is not None or sinks is not None or has_alibi:  # which the kernel does not know
+            return PagedAttention(cache, inputs)(
+                layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks, has_alibi=has_alibi
+            )
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
         cached = cache.keys[layer], cache.values[layer]
         y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0)

@@ -109,7 +109,7 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: float32 on a CPU; no biases, experts, quantized or sharded layers."""
     arch, keys = model.arch, cache.keys[0]
     has_extras = arch.qk_norm or arch.qkv_bias or arch.output_bias or arch.mlp_bias or bool(arch.unrotated_layers)
-    if has_extras or arch.num_experts or keys.device.type != "cpu" or keys.dtype != torch.float32:
+    if arch.extras or has_extras or arch.num_experts or keys.device.type != "cpu" or keys.dtype != torch.float32:
         return False
     are_float = all(p.dtype == torch.float32 and p.is_contiguous() for p in model.parameters())
     return are_float and arch.head_size in HEAD_SIZES and all(is_unmodified(module) for module in model.modules())

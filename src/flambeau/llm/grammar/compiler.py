@@ -1,0 +1,184 @@
+"""GrammarCompiler: the form that a request asks for → a grammar over the model's tokens; the last ones are kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.grammar.matcher import GrammarMatcher
+from flambeau.llm.grammar.schema import check_schema, locate_fault, parse_schema, refusal
+from flambeau.llm.sampling_params import STRUCTURES
+from flambeau.llm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_GRAMMARS = 64
+PARAMETER = "structured_outputs"
+IN_GRAMMAR = re.compile(r"\s*\d+ \||\s*\^\s*$|<non-verbose/>")  # a line of the grammar, and a mark under it
+REMEDIES = {
+    "oneOf constraints are not supported": "the parts of oneOf may overlap, which cannot be excluded; use anyOf",
+    "NoExtensionBias": "no text fits it",
+}
+IN_SCHEMA = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+
+# Bounds of a compilation and of a step, in llguidance's units: about 50,000 lexer fuel, 14,000 step fuel and 20,000
+# items take a millisecond; a lexer state has 1 to 2 kB.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled grammar at its beginning; each sequence gets a matcher of its own."""
+
+    start: LLMatcher
+    eos_ids: Collection[int]
+    vocab_size: int
+
+    def matcher(self, *, ignore_eos: bool) -> GrammarMatcher:
+        return GrammarMatcher(self.start.deep_copy(), self.eos_ids, self.vocab_size, ignore_eos=ignore_eos)
+
+
+# Between the parts of JSON: a few spaces, or a line break and an indentation. Small models would go on for ever.
+WHITESPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,40}"
+
+
+class GrammarCompiler:
+    """Compiles for one vocabulary. The tables of the vocabulary are made with the first grammar."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Collection[int]) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
+        self._vocabulary: LLTokenizer | None = None
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()
+
+    def compile(self, structure: Mapping[str, Any]) -> Grammar:
+        """Raises InvalidRequest for a form that cannot be enforced."""
+        key = json.dumps(structure)
+        if key not in self._grammars:
+            self._grammars[key] = Grammar(self._compile(structure), self._eos_ids, self._vocab_size)
+            if len(self._grammars) > MAX_GRAMMARS:
+                self._grammars.popitem(last=False)
+        self._grammars.move_to_end(key)
+        return self._grammars[key]
+
+    def _compile(self, structure: Mapping[str, Any]) -> LLMatcher:
+        vocabulary = self._vocabulary_tables()
+        from llguidance import LLMatcher, LLParserLimits
+
+        form = next(name for name in STRUCTURES if structure.get(name) is not None)
+        is_schema = form in ("json", "json_object")
+        schema = read_schema(structure) if is_schema else None
+        text = schema_grammar(schema, structure) if is_schema else to_lark(form, structure[form])
+        matcher = LLMatcher(vocabulary, grammar_of(text), log_level=0, limits=LLParserLimits(**LIMITS))
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds what is too complex for a step, and warms up the lexer
+        if not matcher.is_error():
+            return matcher
+        if not is_schema:
+            raise InvalidRequest(f"the {form} cannot be enforced: {short(matcher.get_error())}", PARAMETER)
+
+        def error_of(part: Any) -> str:
+            return short(LLMatcher.validate_grammar(grammar_of(schema_grammar(part, structure))))
+
+        message = error_of(schema)
+        pointer = locate_fault(schema, message, error_of) if message and isinstance(schema, dict) else ""
+        raise refusal(pointer, message or short(matcher.get_error()))
+
+    def _vocabulary_tables(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            if self._tokenizer is None or not self._tokenizer.has_bytes or not self._eos_ids:
+                raise InvalidRequest(
+                    "structured output needs a tokenizer whose tokens have bytes of their own and an end token, which "
+                    "this model lacks; ask for the form in the prompt",
+                    PARAMETER,
+                )
+            try:
+                from llguidance import LLTokenizer
+            except ImportError:
+                raise InvalidRequest(
+                    "structured output needs llguidance: pip install 'flambeau[llm]'", PARAMETER
+                ) from None
+            tokens = VocabularyBytes(self._tokenizer, self._vocab_size, self._eos_ids)
+            self._vocabulary = LLTokenizer(tokens, eos_token=[*self._eos_ids])  # type: ignore[arg-type]
+        return self._vocabulary
+
+
+class VocabularyBytes:
+    """The bytes of all tokens as llguidance reads them. Tokens without bytes are never allowed, except the end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
+        num_text = min(vocab_size, tokenizer.vocab_size)
+        hidden = {*eos_ids, tokenizer.unk_id, tokenizer.pad_id, tokenizer.bos_id}
+        self.tokens = [b"" if i >= num_text or i in hidden else tokenizer.visible_bytes(i) for i in range(vocab_size)]
+        for token in eos_ids:
+            self.tokens[token] = b"<end %d>" % token
+        self.special_token_ids = [*eos_ids]
+        self.eos_token_id = min(eos_ids)
+
+    def __call__(self, text: bytes | str) -> Sequence[int]:
+        """Not used: grammars do not cut texts into tokens."""
+        return []
+
+
+def read_schema(structure: Mapping[str, Any]) -> Any:
+    schema = structure.get("json")
+    if schema is None:
+        return {"type": "object"}
+    if isinstance(schema, str):
+        schema = parse_schema(schema)
+    check_schema(schema)
+    return schema
+
+
+def schema_grammar(schema: Any, structure: Mapping[str, Any]) -> str:
+    if isinstance(schema, dict):
+        is_compact = structure.get("disable_any_whitespace")
+        options = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": WHITESPACE}
+        schema = {**schema, "x-guidance": options}
+    return f"start: %json {json.dumps(schema)}"
+
+
+def to_lark(form: str, content: Any) -> str:
+    from llguidance import regex_to_lark
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if form == "choice":
+        return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in content)
+    if form == "regex":
+        return f"start: /{regex_to_lark(content, use_ascii='d')}/"  # \d is 0 to 9, as most people mean it
+    if "%llguidance" in content:
+        raise InvalidRequest("the grammar cannot have %llguidance: its options are the server's own", PARAMETER)
+    try:
+        return any_to_lark(content)
+    except Exception as error:  # the converter of llama.cpp's notation raises several kinds
+        raise InvalidRequest(f"the grammar cannot be read: {short(str(error))}", PARAMETER) from None
+
+
+def grammar_of(lark: str) -> str:
+    """A grammar that leaves it to the model how a text is cut into tokens, also where only one text may follow."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + lark)
+
+
+def short(message: str) -> str:
+    """The part of llguidance's message that is about the request, without the place in our own grammar."""
+    lines = [line.strip() for line in message.strip().splitlines() if not IN_GRAMMAR.match(line)]
+    told = " ".join(IN_SCHEMA.sub("", line) for line in lines if line)[:300]
+    return next((remedy for start, remedy in REMEDIES.items() if told.startswith(start)), told)
