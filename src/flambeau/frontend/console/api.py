@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
+import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from flambeau import __version__
-from flambeau.errors import Unavailable
-from flambeau.frontend import operations
+from flambeau.errors import BadRequest, InvalidKey, Unavailable
 from flambeau.frontend.authorization import Keys
+from flambeau.frontend.console import uploads
 from flambeau.frontend.console.activity import FIELDS, KEPT, WINDOW, Activity
+from flambeau.frontend.console.documents import (
+    failure_documents,
+    model_document,
+    output_document,
+    server_document,
+    settings_document,
+)
+from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.errors import respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.pages import StaticFiles, other_address
 from flambeau.frontend.http.router import Endpoint, not_allowed, not_found, query_of
-from flambeau.logs.line_formats import masked
-from flambeau.metrics.system import HostReader, resident_bytes
+from flambeau.metrics.system import HostReader, Reading, read_gpus
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import models_in
 from flambeau.serving.server import Server
-from flambeau.serving.workers.host_resources import resident_bytes_of
-from flambeau.serving.workers.supervisor import Slot
-from flambeau.wire.example_requests import is_json
+from flambeau.serving.slow_requests import slowest_of
+from flambeau.serving.workers.host_resources import gpu_properties
+
+logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
 INTERVAL_S = 1.0
-LINGER_S = 900.0  # sampling goes on so long after the last viewer has gone, so that charts are there again
-GPUS_EVERY = 5  # samples: nvidia-smi takes a while
-MAX_FAILURES = 20
+GPUS_EVERY = 5  # samples
+UPLOAD_PIECE_BYTES = 4 << 20
 MAX_VIEWERS = 64
+MAX_SLOW = 8
 EVENT_HEADERS = (("content-type", "text/event-stream"), ("x-accel-buffering", "no"))
 
 
@@ -52,8 +58,14 @@ class ConsoleApi:
         self._host = HostReader()
         self._state_of_host: dict[str, float] = {}
         self._num_samples = 0
-        self._last_viewed = 0.0
+        self._gpus: dict[str, str] = {}  # names by index
+        self._reading_gpus: asyncio.Task[None] | None = None
+        self._started_at = time.time()
         self._sampling: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to sample, on the event loop that runs."""
+        self._sampling = asyncio.get_running_loop().create_task(self._sample_on())
 
     def routes(self) -> dict[str, Endpoint]:
         return {"console": self}
@@ -72,6 +84,9 @@ class ConsoleApi:
             case ["store"]:
                 self.check(exchange, segments)
                 return self._list_store(exchange)
+            case ["uploads", name]:
+                self.check(exchange, segments)
+                return self._upload(exchange, name)
             case [root, *_] if root in self._inference:
                 self.check(exchange, segments)
                 return self._inference[root](exchange, segments[1:])
@@ -95,22 +110,16 @@ class ConsoleApi:
         exchange.start(200, EVENT_HEADERS)
         watched = self._viewers[exchange] = query_of(exchange).get("model", "")
         exchange.on_gone = lambda: self._viewers.pop(exchange, None)
-        self._last_viewed = time.monotonic()
-        if self._sampling is None or self._sampling.done():
-            self._sampling = asyncio.get_running_loop().create_task(self._sample_while_watched())
-            return  # the first sample comes at once
         exchange.send([event("history", self._history()), event("state", self._state(exchange.host, watched))])
 
-    async def _sample_while_watched(self) -> None:
-        for exchange in self._viewers:
-            exchange.send([event("history", self._history())])
+    async def _sample_on(self) -> None:
+        """Sample all the time: whoever looks after a failure finds the minutes before it. It takes microseconds."""
         while not self._server.is_draining:
-            await self._sample()
-            if self._viewers:
-                self._last_viewed = time.monotonic()
-            elif time.monotonic() - self._last_viewed > LINGER_S:
-                return
-            await self._send_states()
+            try:
+                await self._sample()
+                await self._send_states()
+            except Exception:  # the next sample may succeed; meanwhile pages tell that they are not current
+                logger.exception("the console's sample failed")
             await asyncio.sleep(INTERVAL_S)
         for exchange in [*self._viewers]:
             exchange.send([event("end", {"reason": "the server is stopping"})], ends=True)
@@ -123,22 +132,44 @@ class ConsoleApi:
             if key not in states:
                 states[key] = event("state", self._state(*key))
                 await asyncio.sleep(0)
-            if exchange in self._viewers:
+            if exchange in self._viewers and not self._end_if_revoked(exchange):
                 exchange.send([states[key]])
 
+    def _end_if_revoked(self, exchange: Exchange) -> bool:
+        """End the stream of a viewer whose key was revoked or has expired since it began."""
+        try:
+            self.check(exchange, [])
+        except InvalidKey as error:
+            del self._viewers[exchange]
+            exchange.send([event("end", {"reason": error.plain or str(error)})], ends=True)
+            return True
+        return False
+
     async def _sample(self) -> None:
-        with_gpus = self._server.num_gpus > 0 and self._num_samples % GPUS_EVERY == 0
-        readings = await asyncio.to_thread(self._host.read, gpus=with_gpus)
+        self._num_samples += 1
+        self._activity.add(self._server.registry, time.monotonic())
+        if not self._viewers and self._state_of_host:
+            return
+        self._note(await asyncio.to_thread(self._host.read, gpus=False))
+        is_due = self._num_samples % GPUS_EVERY == 0 or self._reading_gpus is None
+        if self._server.num_gpus and is_due and (self._reading_gpus is None or self._reading_gpus.done()):
+            self._reading_gpus = asyncio.get_running_loop().create_task(self._read_gpus())
+
+    async def _read_gpus(self) -> None:
+        """nvidia-smi takes a while, for which samples do not wait."""
+        if not self._gpus:
+            self._gpus = {row[0]: row[1] for row in await asyncio.to_thread(gpu_properties)}
+        self._note(await asyncio.to_thread(lambda: [*read_gpus()]))
+
+    def _note(self, readings: Iterable[Reading]) -> None:
         for name, _, value, device in readings:
             self._state_of_host[name if device is None else f"{name}:{device}"] = round(value, 1)
-        self._num_samples += 1
-        tokens = self._server.telemetry.totals_by_model("GeneratedTokens")
-        self._activity.add(self._server.registry, tokens, time.monotonic())
 
     def _history(self) -> dict[str, Any]:
         return {
             "fields": FIELDS,
             "kept": KEPT,
+            "sample": self._num_samples,
             "window": WINDOW,
             "models": {
                 f"{model.name}/{model.version}": self._activity.history((model.name, model.version))
@@ -151,102 +182,72 @@ class ConsoleApi:
         server = self._server
         details = server.config.shows_error_details
         models = [model for model in server.registry if model.is_listed]
+        followed = next((model for model in models if f"{model.name}/{model.version}" == watched), None)
         return {
-            "version": __version__,
+            **server_document(server, self._state_of_host),
+            "sample": self._num_samples,
+            "gpus": self._gpus,
             "time": time.time(),
-            "ready": server.is_ready,
+            "startedAt": self._started_at,
             "inference": other_address(server.config.inference, host),
-            "host": self._state_of_host,
-            "serverBytes": resident_bytes(os.getpid()),
-            "missing": [{"name": name, "reason": why} for name, why in server.missing.items()],
             "models": [self._model_state(model, details=details) for model in models],
-            "failures": failures_of(models, details=details),
-            "lines": lines_of(models, watched) if watched else {},
+            "failures": failure_documents(models, details=details),
+            "details": None if followed is None else details_of(followed),
         }
 
     def _model_state(self, model: Model, *, details: bool) -> dict[str, Any]:
         key = (model.name, model.version)
-        pool = model.pool
         return {
-            "name": model.name,
-            "version": model.version,
+            **model_document(model, details=details),
             "isDefault": self._server.registry.is_default(model),
-            "state": pool.state,
-            "handler": model.handler,
-            "url": masked(model.source.url),
-            "abilities": sorted(model.abilities),
-            "example": example_of(model),
-            "maxLength": model.max_length,
-            "registeredAt": model.registered_at,
-            "batchSize": model.config.batch_size,
-            "ready": pool.num_ready,
-            "wanted": pool.num_wanted,
-            "minWorkers": pool.min_workers,
-            "maxWorkers": pool.max_workers,
-            "waiting": model.num_waiting,
-            "inFlight": model.num_in_flight,
-            "capacity": model.queue.capacity,
-            "restarts": pool.num_restarts,
-            "answers": {str(status): count for status, count in model.answers.items()},
-            "workers": [worker_state(slot, details=details) for slot in pool.slots],
             "recent": self._activity.recent(key),
             "sample": self._activity.latest(key),
         }
+
+    # ---- the store ----
 
     async def _list_store(self, exchange: Exchange) -> None:
         """The archives and folders of the model store."""
         folder = self._server.config.model_store
         found = [] if folder is None else await asyncio.to_thread(models_in, folder)
-        respond_json(exchange, 200, {"store": folder is not None, "models": [path.name for path in found]})
-
-
-def example_of(model: Model) -> str:
-    """A JSON body that the model accepts; empty if none is known."""
-    example = model.config.options.get("example")
-    if example is not None:
-        return example if isinstance(example, str) else json.dumps(example)
-    return model.example if is_json(model.example) else ""
-
-
-def worker_state(slot: Slot, *, details: bool) -> dict[str, Any]:
-    worker = slot.worker
-    state: dict[str, Any] = {
-        "id": slot.id,
-        "state": operations.state_of(slot),
-        "pid": worker.pid if worker else 0,
-        "device": None if slot.device is None else f"cuda:{slot.device}",
-        "bytes": resident_bytes_of(worker.pids) if worker and worker.pid else 0,
-        "startedAt": slot.started_at,
-        "restarts": slot.restarts,
-        "running": sum(batch.remaining for batch in worker.batches) if worker else 0,
-    }
-    if slot.last_exit is not None:
-        state["lastFailure"] = operations.failure_document(slot.last_exit, details=details)
-    return state
-
-
-def failures_of(models: list[Model], *, details: bool) -> list[dict[str, Any]]:
-    """The last exits of workers, the newest first."""
-    exits = [one for model in models for one in model.pool.recent_exits]
-    return [
-        {
-            "time": one.at,
-            "model": one.worker.model,
-            "version": one.worker.version,
-            "worker": one.worker.id,
-            **operations.failure_document(one.exit, details=details),
+        taken = {model.source.url for model in self._server.registry}
+        document = {
+            "store": folder is not None,
+            "models": [{"name": path.name, "isRegistered": path.name in taken} for path in found],
+            "uploads": self._server.config.allow_uploads,
+            "pieceBytes": min(UPLOAD_PIECE_BYTES, self._server.config.max_request_bytes),
         }
-        for one in sorted(exits, key=lambda one: -one.at)[:MAX_FAILURES]
-    ]
+        respond_json(exchange, 200, document)
+
+    async def _upload(self, exchange: Exchange, name: str) -> None:
+        """PUT a piece of an archive, ?offset=…&size=…; DELETE forgets those that were put."""
+        store = uploads.check_allowed(self._server.config)
+        if exchange.method == "DELETE":
+            await asyncio.to_thread(uploads.discard, store, name)
+            respond_json(exchange, 200, {"status": f"{name} is not uploaded"})
+            return
+        if exchange.method != "PUT":
+            not_allowed(exchange)
+            return
+        query = query_of(exchange)
+        try:
+            offset, size = int(query.get("offset", "")), int(query.get("size", ""))
+        except ValueError:
+            raise BadRequest("a piece of an archive needs offset and size in bytes: ?offset=0&size=1000") from None
+        piece = take_bytes(exchange)
+        is_done = await asyncio.to_thread(uploads.add_piece, store, name, piece, offset=offset, size=size)
+        if is_done:
+            logger.info("%s was uploaded into the model store: %d bytes", name, size)
+        respond_json(exchange, 200, {"status": "uploaded" if is_done else "continue", "offset": offset + len(piece)})
 
 
-def lines_of(models: list[Model], watched: str) -> dict[str, list[str]]:
-    """The last lines that the workers of a model printed, by worker."""
+def details_of(model: Model) -> dict[str, Any]:
+    """What only the page of a model shows."""
+    pool = model.pool
     return {
-        str(worker.spec.id): [*worker.last_lines]
-        for model in models
-        if f"{model.name}/{model.version}" == watched
-        for worker in model.pool.workers
+        "settings": settings_document(model.config, pool.min_workers, pool.max_workers),
+        "output": output_document(model),
+        "slow": msgspec.to_builtins(slowest_of([model.slow], MAX_SLOW)),
     }
 
 

@@ -1,6 +1,7 @@
 // The console: follows the server's events and shows the view that the address names.
-import { call, events, failure, hasKey, headers, setKey, toast, h, put, replace } from "/console/elements.js";
-import { ModelView, Overview } from "/console/models.js";
+import { events, failure, hasKey, headers, setKey, toast, h, put, replace } from "/console/elements.js";
+import { ModelView } from "/console/model.js";
+import { Overview } from "/console/overview.js";
 import { Playground } from "/console/playground.js";
 
 const STALE_MS = 3000; // without an event for so long, the page says that it is not current
@@ -8,7 +9,7 @@ const STALE_MS = 3000; // without an event for so long, the page says that it is
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 
-export const server = { state: null, fields: [], kept: 300, samples: new Map() };
+export const server = { state: null, fields: [], kept: 300, samples: new Map(), cpu: [] };
 let view = null;
 let following = null;
 let lastEvent = 0;
@@ -44,12 +45,14 @@ async function follow(watched) {
   while (following === mine) {
     try {
       const response = await fetch(`/console/events?model=${encodeURIComponent(watched)}`, { headers: headers(), signal: mine.abort.signal });
-      if (!response.ok) throw await failure(response.status, await response.text());
+      if (!response.ok) throw failure(response.status, await response.text());
+      let reason = "the server is stopping";
       for await (const event of events(response)) {
         if (following !== mine) return;
+        if (event.name === "end") reason = JSON.parse(event.data).reason;
         take(event);
       }
-      show("warn", "the server is stopping");
+      show("warn", reason);
       main.classList.add("stale");
     } catch (error) {
       if (following !== mine) return;
@@ -72,18 +75,22 @@ function take(event) {
     server.fields = document.fields;
     server.kept = document.kept;
     server.samples = new Map(Object.entries(document.models));
+    server.sample = document.sample;
   } else if (event.name === "state") {
     const isFresh = server.state === null;
+    document.models.sort((one, other) => one.name.localeCompare(other.name) || one.version.localeCompare(other.version));
     server.state = document;
     const present = new Set();
     for (const model of document.models) {
       const name = `${model.name}/${model.version}`;
       present.add(name);
       const samples = server.samples.get(name) || [];
-      samples.push(model.sample);
+      if (document.sample !== server.sample) samples.push(model.sample);
       if (samples.length > server.kept) samples.shift();
       server.samples.set(name, samples);
     }
+    server.sample = document.sample;
+    server.cpu = [...server.cpu, document.host.CPUUtilization ?? null].slice(-60);
     for (const name of server.samples.keys()) if (!present.has(name)) server.samples.delete(name);
     const failed = document.models.filter((model) => model.state === "failed").length + document.missing.length;
     if (document.ready) show("good", "ready");
@@ -139,7 +146,14 @@ window.addEventListener("pagehide", () => {
 window.addEventListener("pageshow", (event) => {
   if (event.persisted) start();
 });
-window.addEventListener("hashchange", open);
+window.addEventListener("hashchange", () => {
+  open();
+  main.focus({ preventScroll: true }); // a screen reader goes on with the new view
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the part of an address behind # names the view
+  main.focus();
+});
 window.addEventListener("unhandledrejection", (event) => toast(String(event.reason?.message || event.reason)));
 
 function start() {

@@ -1,18 +1,22 @@
 // Elements, numbers and calls of the server: what every view uses.
 
+const SVG = new Set(["svg", "path", "line", "text", "rect", "g", "circle", "image"]);
+
 export function h(tag, attributes = {}, ...children) {
-  const node = tag === "svg" || SVG.has(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  const node = SVG.has(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "value") node.value = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  node.append(...present(children));
   return node;
 }
 
-const SVG = new Set(["path", "line", "text", "rect", "g", "polyline"]);
+function present(children) {
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+}
 
 // Change the text of a node only if it differs, so that selections and screen readers are left alone.
 export function put(node, text) {
@@ -20,8 +24,62 @@ export function put(node, text) {
 }
 
 export function replace(node, ...children) {
-  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  node.replaceChildren(...present(children));
 }
+
+// Make the children of a node anew only if what they show has changed.
+export function renew(node, document, make) {
+  const text = JSON.stringify(document);
+  if (node.shown === text) return;
+  node.shown = text;
+  replace(node, make());
+}
+
+export function meter(label) {
+  const bar = h("i");
+  const node = h("div", { class: "meter", role: "progressbar", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 }, bar);
+  // A share from 0 to 1; null: under way, nobody knows how far.
+  const set = (share) => {
+    node.classList.toggle("unknown", share === null);
+    if (share === null) node.removeAttribute("aria-valuenow");
+    else node.setAttribute("aria-valuenow", Math.round(100 * share));
+    bar.style.width = share === null ? "" : `${100 * Math.min(1, Math.max(0, share))}%`;
+  };
+  set(0);
+  return { node, set };
+}
+
+// Tabs with panels that are made when they are first shown; the arrow keys move between them.
+export function tabs(label, panels, onselect = () => {}) {
+  const bar = h("div", { class: "tabs", role: "tablist", "aria-label": label });
+  const id = `tabs-${Math.random().toString(36).slice(2)}`;
+  const panel = h("div", { role: "tabpanel", id });
+  const made = new Map();
+  const names = Object.keys(panels);
+  const select = (name) => {
+    for (const tab of bar.children) {
+      const isHere = tab.textContent === name;
+      tab.setAttribute("aria-selected", String(isHere));
+      tab.tabIndex = isHere ? 0 : -1;
+    }
+    panel.setAttribute("aria-label", name);
+    if (!made.has(name)) made.set(name, panels[name]());
+    replace(panel, made.get(name));
+    onselect(name);
+  };
+  const move = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = bar.children[(([...bar.children].indexOf(event.target) + step) + names.length) % names.length];
+    select(next.textContent);
+    next.focus();
+  };
+  bar.append(...names.map((name) => h("button", { type: "button", role: "tab", "aria-controls": id, onclick: () => select(name), onkeydown: move }, name)));
+  select(names[0]);
+  return { node: h("div", {}, names.length > 1 ? bar : null, panel), select };
+}
+
+// ---- numbers ----
 
 export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
@@ -31,8 +89,12 @@ export function number(value, digits = 3) {
 
 export function duration(milliseconds) {
   if (milliseconds === null || milliseconds === undefined) return "–";
-  if (milliseconds >= 10000) return `${number(milliseconds / 1000)} s`;
+  if (milliseconds >= 1000) return `${number(milliseconds / 1000)} s`;
   return `${number(milliseconds)} ms`;
+}
+
+export function percent(value) {
+  return value === null || value === undefined ? "–" : `${number(value)} %`;
 }
 
 export function bytes(value) {
@@ -46,7 +108,7 @@ export function age(seconds) {
   if (seconds < 60) return `${Math.max(0, Math.floor(seconds))} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
-  return `${Math.floor(seconds / 86400)} days`;
+  return count(Math.floor(seconds / 86400), "day");
 }
 
 export function count(value, noun) {
@@ -80,11 +142,11 @@ export function headers(more = {}) {
 export async function call(method, path, body) {
   const response = await fetch(path, { method, headers: headers(body ? { "content-type": "application/json" } : {}), body: body && JSON.stringify(body) });
   const text = await response.text();
-  if (!response.ok) throw await failure(response.status, text);
+  if (!response.ok) throw failure(response.status, text);
   return text ? JSON.parse(text) : null;
 }
 
-export async function failure(status, text) {
+export function failure(status, text) {
   let document = {};
   try {
     document = JSON.parse(text);
