@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from flambeau.errors import ConfigError
+
+CA_VARIABLE = "FLAMBEAU_CA_FILE"
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,34 @@ def host_and_port(url: str) -> tuple[str, int | None, bool]:
 def connect(url: str, timeout_s: float | None = None) -> http.client.HTTPConnection:
     """A connection to the server at `url`, which is opened by the first request."""
     host, port, is_tls = host_and_port(url)
-    kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
-    return kind(host, port, timeout=timeout_s)
+    if is_tls:
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls_context())
+    return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+
+def tls_context() -> ssl.SSLContext:
+    """Trusts the authorities of the system, and the certificates in the file that FLAMBEAU_CA_FILE names."""
+    context = ssl.create_default_context()
+    if file := os.environ.get(CA_VARIABLE):
+        try:
+            context.load_verify_locations(file)
+        except OSError as error:  # ssl's own errors are of this kind
+            reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+            raise ConfigError(f"{CA_VARIABLE}={file} cannot be used: {reason}; name a PEM file") from None
+    return context
+
+
+def explain_tls(address: str, error: BaseException) -> str:
+    """What a failed handshake means, and the remedy; empty if the error is another one."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        problem = (error.verify_message or "it cannot be verified").rstrip(".")
+        remedy = f"name its PEM file, or that of its authority, in {CA_VARIABLE}"
+        if "mismatch" in problem or "not valid for" in problem:
+            remedy = "use a name that the certificate has"
+        return f"the certificate of {address} is not trusted: {problem}; {remedy}"
+    if isinstance(error, ssl.SSLError):
+        return f"{address} does not answer with TLS ({error.reason or error}); for a server without it, write http://"
+    return ""
 
 
 def fetch(

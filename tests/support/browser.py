@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
@@ -43,6 +45,27 @@ class Browser:
         return WebDriverWait(self.driver, WAIT_S, poll_frequency=0.05, ignored_exceptions=(Exception,)).until(
             lambda _: condition()
         )
+
+    def find_all(self, path: str) -> list[WebElement]:
+        """The elements at an XPath, as they are now."""
+        return self.driver.find_elements(By.XPATH, path)
+
+    @contextmanager
+    def width(self, pixels: int) -> Iterator[None]:
+        """A phone of this width; a window cannot be so narrow."""
+        size = {"width": pixels, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        yield
+        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    def wait_other(self, script: str, value: Any) -> None:
+        """Wait until a script gives another value."""
+        self.wait(lambda: self.evaluate(script) != value)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, wherever the focus is."""
+        for key in keys:
+            ActionChains(self.driver).send_keys(key).perform()
 
     def find(self, selector: str) -> WebElement:
         return self.wait(lambda: self.driver.find_element(By.CSS_SELECTOR, selector))

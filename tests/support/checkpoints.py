@@ -26,6 +26,21 @@ TINY = {
 }
 
 
+GPT = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+PLAIN = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
+POSITIONLESS = {key: value for key, value in PLAIN.items() if key not in ("rope_theta", "intermediate_size")}
+OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
+    "GPT2": GPT,
+    "GPTJ": GPT,
+    "GPTNeoX": PLAIN,
+    "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
+    "OPT": {**POSITIONLESS, "ffn_dim": 56},
+    "Bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
+}
+MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+
+
 @dataclass(frozen=True)
 class Kind:
     """A class of models in transformers, and how its tiny one differs from the others."""
@@ -61,6 +76,59 @@ KINDS = {
     "smol-lm": Kind("Llama", {"tie_word_embeddings": True, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "mistral": Kind("Mistral", {"sliding_window": 9}),
     "mistral-v0.3": Kind("Mistral", {"sliding_window": None, "head_dim": 16}),
+    "ministral": Kind(
+        "Ministral",
+        {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8},
+    ),
+    "gemma": Kind("Gemma", {"head_dim": 16}),
+    "gemma-2": Kind("Gemma2", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 20}),
+    "gemma-3": Kind(
+        "Gemma3",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gemma-3-scaled": Kind(
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 40000.0},
+            },
+        },
+    ),
+    "phi-3": Kind("Phi3", {"sliding_window": 9, "pad_token_id": None}),
+    "phi-4-mini": Kind("Phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True, "pad_token_id": None}),
+    "phi-2": Kind("Phi", {"partial_rotary_factor": 0.5}),
+    "olmo-2": Kind("Olmo2"),
+    "olmo-3": Kind(
+        "Olmo3",
+        {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "granite": Kind(
+        "Granite",
+        {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1, "logits_scaling": 4.0},
+    ),
+    "cohere": Kind("Cohere", {"logit_scale": 0.5, "pad_token_id": None}),
+    "cohere-2": Kind(
+        "Cohere2",
+        {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "pad_token_id": None},
+    ),
+    "starcoder-2": Kind("Starcoder2", {"sliding_window": 9}),
+    "stable-lm": Kind("StableLm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "glm": Kind("Glm", {"head_dim": 16, "pad_token_id": None}),
+    "glm-4": Kind("Glm4", {"head_dim": 16, "pad_token_id": None}),
+    "seed-oss": Kind("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
+    "ernie-4.5": Kind("Ernie4_5", {"head_dim": 16}),
+    "helium": Kind("Helium", {"head_dim": 8, "pad_token_id": None}),
+    "exaone-4": Kind("Exaone4", {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}),
     "qwen-2": Kind("Qwen2"),
     "qwen-2-windows": Kind("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen-2.5-yarn": Kind("Qwen2", stretched("yarn", **YARN)),
@@ -93,6 +161,81 @@ KINDS = {
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
     ),
+    "phi-3-long": Kind(
+        "Phi3",
+        {
+            "pad_token_id": None,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [1.0, 1.5, 3.0, 6.0],
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "llama-dynamic": Kind("Llama", stretched("dynamic")),
+    "cohere-qk-norm": Kind("Cohere", {"use_qk_norm": True, "pad_token_id": None}),
+    "stable-lm-2-12b": Kind(
+        "StableLm", {"qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.25}
+    ),
+    "nemotron": Kind("Nemotron", {"partial_rotary_factor": 0.5}),
+    "olmo": Kind("Olmo", {"clip_qkv": 0.8, "pad_token_id": None}),
+    "olmoe": Kind("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.8, "pad_token_id": None}),
+    "qwen-2-moe": Kind(
+        "Qwen2Moe",
+        {
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "granite-moe": Kind(
+        "GraniteMoe", {"num_local_experts": 4, "embedding_multiplier": 6.0, "attention_multiplier": 0.2}
+    ),
+    "granite-moe-shared": Kind("GraniteMoeShared", {"num_local_experts": 4, "shared_intermediate_size": 24}),
+    "glm-4.5": Kind(
+        "Glm4Moe",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "gpt-oss": Kind(
+        "GptOss",
+        {
+            "head_dim": 16,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "swiglu_limit": 1.0,
+            **stretched("yarn", truncate=False, **YARN),
+        },
+    ),
+    "gpt-2": Kind("GPT2", {"n_inner": None}),
+    "gpt-j": Kind("GPTJ", {"rotary_dim": 4}),
+    "gpt-neox": Kind("GPTNeoX", {"partial_rotary_factor": 0.5}),
+    "gpt-neox-serial": Kind("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
+    "falcon-7b": Kind("Falcon", {"multi_query": True}),
+    "falcon-40b": Kind("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-serial": Kind("Falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    "opt": Kind("OPT", {"word_embed_proj_dim": 32, "pad_token_id": None}),
+    "bloom": Kind("Bloom"),
+    "bloom-6-heads": Kind("Bloom", {"n_head": 6, "hidden_size": 48}),
+    "mpt": Kind("Mpt"),
     "smol-lm-3": Kind("SmolLM3", {"no_rope_layer_interval": 2, "pad_token_id": None}),
 }
 
@@ -101,18 +244,31 @@ def reference(kind: str, seed: int = 0) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
     import transformers
 
-    options = {**TINY, **KINDS[kind].options}
+    options = {**OTHER_SIZES.get(KINDS[kind].family, TINY), **KINDS[kind].options}
     if "rope_parameters" in options:
         del options["rope_theta"]
-    config = getattr(transformers, f"{KINDS[kind].family}Config")(**options, bos_token_id=1, eos_token_id=2)
+    config = config_class(KINDS[kind].family)(**options, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{KINDS[kind].family}ForCausalLM")(config).eval().requires_grad_(False)
+    model = (
+        getattr(transformers, MODEL_CLASSES.get(KINDS[kind].family, f"{KINDS[kind].family}ForCausalLM"))(config)
+        .eval()
+        .requires_grad_(False)
+    )
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         else:
             torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
     return model
+
+
+def config_class(family: str) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
 
 
 def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:

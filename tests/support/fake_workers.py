@@ -30,7 +30,7 @@ class FakeWorker:
         self.has_answered = self.is_ready = self.is_retiring = self.is_concurrent = self.has_suspect = False
         self.has_exited = False
         self.depth = 1
-        self.example = ""
+        self.example = self.health = ""
         self.num_batches = self.places = self.max_length = self.loaded_bytes = 0
         self.abilities: list[str] = []
         self.inputs: list[Any] = []
@@ -57,12 +57,14 @@ class FakeWorker:
         self.ready.set_result(None)
         self._on_free()
 
-    def send(self, jobs: list[Job]) -> None:
+    def send(self, jobs: list[Job], held_since: float = 0.0) -> None:
         self.sent.append([*jobs])
 
     def kill(self, cause: WorkerExit) -> None:
         if not self.ended.done():
             self.ended.set_result(cause)
+
+    kill_with_stacks = kill
 
     async def retire(self, timeout_s: float) -> None:
         self.is_retiring = True

@@ -10,6 +10,7 @@ from flambeau.errors import FlambeauError
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import Job, RequestBody
+from flambeau.serving.slow_requests import SlowRequests
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.worker_process import WorkerSpec
 from flambeau.wire.messages import Load, Part, Ready, ToWorker
@@ -90,6 +91,7 @@ def new_worker(
         on_lost=on_lost,
         on_samples=lambda samples: None,
         traffic=ModelTraffic("m", HostTraffic()),
+        slow=SlowRequests(),
         output=SimpleNamespace(name="W-1-m_1.0"),  # type: ignore[arg-type]
         events=events or ServerEvents(),
         launcher=None,  # type: ignore[arg-type]

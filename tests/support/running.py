@@ -34,7 +34,8 @@ class RunningServer(ModelServer):
     start_timeout_s = 60.0  # a busy machine is no failure; what is there is found at once
 
     def __init__(self, log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(log, *arguments, env={"PYTHONPATH": path(), **(env or {})})
+        variables = {"PYTHONPATH": path(), "FLAMBEAU_CRASH_FOLDER": str(log.parent / "crashes")}
+        super().__init__(log, *arguments, env={**variables, **(env or {})})
 
     def predict(self, model: str, body: Any = b"", *, kind: str | None = None, **options: Any) -> Reply:
         return super().predict(model, body, content_type=kind, **options)

@@ -13,6 +13,7 @@ from typing import Any
 from flambeau import __version__
 from flambeau.archive.pretrained import choose_handler, configured_task, is_pretrained
 from flambeau.errors import BrokenArchive, ConfigError
+from flambeau.small_files import read_small
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 RUNTIMES = ("python", "python3", "LSP")
@@ -34,6 +35,7 @@ UNSUPPORTED = {
     "vllm_handler": "it needs vLLM; use gpt_handler, or pack a handler of your own that imports it",
 }
 CONFIG = "model-config.yaml"
+MANIFEST_BYTES = 16 << 20
 MAX_SHOWN = 5  # files in an error message
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".so", ".onnx", ".safetensors", ".bin")
 
@@ -111,7 +113,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Read the manifest of an unpacked archive; None if it has none, which is allowed."""
     file = folder / MANIFEST
     try:
-        content = file.read_bytes()
+        content = read_small(file, MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -44,6 +44,7 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "captum": "explain",
     "jinja2": "llm",
+    "llguidance": "llm",
     "safetensors": "llm",
     "sentencepiece": "llm",
     "tokenizers": "llm",

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from flambeau.errors import ConfigError
+from flambeau.small_files import read_small
 
 ENGINE, EMBEDDER, TRANSFORMERS = "gpt_handler", "sentence_embedder", "transformers"
 TASKS = (
@@ -95,6 +96,7 @@ EXAMPLES: Mapping[str, dict[str, Any]] = {  # a request for each task that takes
 GENERATED_TASKS = ("summarization", "translation", "text2text-generation")
 WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "onnx/*.onnx", "0_Transformer/*.safetensors", "0_Transformer/*.bin")
 CARD_BYTES = 1 << 20
+DOCUMENT_BYTES = 64 << 20  # the index of a large checkpoint, or many thousand labels, has a few MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +214,22 @@ def example_of(folder: Path, task: str) -> dict[str, Any] | None:
     return EXAMPLES.get(task)
 
 
+def reject_unsupported_form(path: Path) -> None:
+    """Reject a GGUF file, or a folder with one only, and the folder of an adapter, with the remedy."""
+    gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None) if path.is_dir() else None
+    if gguf is not None and not (path / "config.json").is_file():
+        raise ConfigError(
+            f"{gguf} is a GGUF file, which is not supported; use the folder with safetensors that it was made from"
+        )
+    adapter = path / "adapter_config.json"
+    if adapter.is_file():
+        base = read_document(adapter).get("base_model_name_or_path") or "another model"
+        raise ConfigError(
+            f"{path} holds an adapter of {base} (adapter_config.json), and adapters are not supported; merge it into "
+            "that model (`merge_and_unload` of peft), save the result and serve that folder"
+        )
+
+
 def check_weights(folder: Path) -> None:
     """Reject a folder without weights, and one that lacks a file of its index: an interrupted download."""
     if not any(path.is_file() for pattern in WEIGHTS for path in folder.glob(pattern)):
@@ -228,14 +246,14 @@ def check_weights(folder: Path) -> None:
 def read_tag(folder: Path) -> str:
     """`pipeline_tag` of the model card, README.md; empty if there is none."""
     try:
-        with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
-            head, text = file.readline(), file.read(CARD_BYTES)
+        head, _, text = read_small(folder / "README.md", DOCUMENT_BYTES).decode(errors="replace").partition("\n")
     except OSError:
         return ""
-    if head.strip() != "---" or "\n---" not in text:
+    front, fence, _ = text[:CARD_BYTES].partition("\n---")
+    if head.strip() != "---" or not fence:
         return ""
     try:
-        card = yaml.load(text.partition("\n---")[0], yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
+        card = yaml.load(front, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return ""
     tag = card.get("pipeline_tag") if isinstance(card, Mapping) else None
@@ -245,10 +263,12 @@ def read_tag(folder: Path) -> str:
 def read_document(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one if there is no such file."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_small(path, DOCUMENT_BYTES))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a JSON object")

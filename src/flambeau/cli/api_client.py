@@ -16,7 +16,7 @@ from flambeau.cli.options import management_beside
 from flambeau.errors import BadRequest, FlambeauError, Unavailable
 from flambeau.frontend.authorization import is_loopback
 from flambeau.frontend.key_file import read_keys
-from flambeau.http_client import connect
+from flambeau.http_client import connect, explain_tls
 
 COMPLETION_S = 1.0  # a shell waits for it
 
@@ -49,7 +49,12 @@ def send(
     try:
         connection.request(method, path, body, {**found, **(headers or {})})
         response = connection.getresponse()
+    except http.client.BadStatusLine as error:  # RemoteDisconnected is one of these and an OSError
+        hint = f"; if it uses TLS, write https://{urlsplit(url).netloc}" if url.startswith("http://") else ""
+        raise Unavailable(f"{url} does not answer with HTTP ({error or 'nothing'}){hint}") from None
     except OSError as error:
+        if problem := explain_tls(url, error):
+            raise Unavailable(problem) from None
         raise Unavailable(
             f"no server answers at {url} ({error.strerror or error}); start one with `flambeau serve`{guess_hint(url)}"
         ) from None

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flambeau.cli.output import StageRow, median_call, print_json, print_rows, stage_rows
-from flambeau.cli.run import open_model, to_request
+from flambeau.cli.run import example_bodies, open_model, to_request
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
 from flambeau.handler_checks.guarded_call import GuardedCaller, Sample, guarded_call
@@ -22,18 +22,18 @@ from flambeau.worker.stage_timings import CallProfile, StageObserver
 
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
 TIMED_CALLS = 5
+BLOCKING_S = 0.25  # shorter than in a server: here nothing else delays the event loop
 TIMED_CALLS_S = 1.0
 
 
 def check(
-    path: Path, samples: Path, content_type: str | None, *, batch_size: int, timeout_s: float, as_json: bool
+    path: Path, samples: Path | None, content_type: str | None, *, batch_size: int, timeout_s: float, as_json: bool
 ) -> None:
     """Print a verdict per check; exit with status 1 if one of them is a problem."""
-    logging.getLogger("flambeau").setLevel(logging.ERROR)  # malformed bodies are part of the checks
-    found = read_samples(samples, content_type)
+    found = read_samples(samples, content_type) if samples is not None else ()
     verdicts, rows = [], list[StageRow]()
-    with open_model(path, batch_size=batch_size) as load:
-        for verdict in run_checks(load, found, rows, timeout_s):
+    with WarningCollector() as warnings, open_model(path, batch_size=batch_size) as load:
+        for verdict in run_checks(load, found, rows, timeout_s, warnings):
             verdicts.append(verdict)
             if not as_json:
                 print(f"{MARKS[verdict.level]} {verdict.what}: {verdict.text}", flush=True)
@@ -46,19 +46,66 @@ def check(
         sys.exit(1)
 
 
-def run_checks(load: Load, samples: Sequence[Sample], rows: list[StageRow], timeout_s: float) -> Iterator[Verdict]:
+class WarningCollector(logging.Handler):
+    """Keeps what the server would log about the model, until `close`: malformed bodies are part of the checks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logging.getLogger("flambeau")
+        self._texts: list[str] = []
+        self._seen: set[str] = set()
+        self.is_open = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if self.is_open and text not in self._seen:
+            self._seen.add(text)
+            self._texts.append(text)
+
+    def take(self) -> Iterator[Verdict]:
+        """The warnings since the last call."""
+        texts, self._texts = self._texts, []
+        for text in texts:
+            yield Verdict("note", "warning", text)
+
+    def __enter__(self) -> WarningCollector:
+        self._logger.addHandler(self)
+        self._logger.propagate = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = True
+
+
+def run_checks(
+    load: Load, samples: Sequence[Sample], rows: list[StageRow], timeout_s: float, warnings: WarningCollector
+) -> Iterator[Verdict]:
     """Load the handler, run every check, and append the times of its stages to `rows`."""
     observer = StageObserver()
     config = ServerConfig()
-    worker, outcome = guarded_call(lambda: LocalWorker(load, observer), config.default_startup_timeout_s)
+    worker, outcome = guarded_call(
+        lambda: LocalWorker(load, observer, blocking_s=BLOCKING_S), config.default_startup_timeout_s
+    )
+    yield from warnings.take()
     if outcome.error is not None:
         yield Verdict("problem", "loads", outcome.reason)
         return
     yield Verdict("ok", "loads", f"{load.handler} in {outcome.seconds:.2f} s")
     if sentence := explain_training(worker.loaded.handler, worker.loaded.handle):
         yield Verdict("note", "training mode", sentence)
+    if not samples:
+        samples = [Sample("example", "application/json", body) for body in example_bodies(worker)]
+    if not samples:
+        yield Verdict("problem", "samples", "none: give a folder with --samples, or set `example = …` in the handler")
+        return
     caller = GuardedCaller(worker, timeout_s)
-    yield from HandlerChecks(caller, samples, load.batch_size, config.max_response_bytes).run()
+    last_good = "mixed sizes" if load.batch_size > 1 else "batch"
+    for verdict in HandlerChecks(caller, samples, load.batch_size, config.max_response_bytes).run():
+        yield verdict
+        yield from warnings.take()
+        # Good requests come first; what is logged about malformed ones is no finding.
+        warnings.is_open = warnings.is_open and verdict.what != last_good
     rows.extend(time_stages(caller, observer, samples))
     guarded_call(worker.close, timeout_s)
 

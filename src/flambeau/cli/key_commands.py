@@ -105,12 +105,17 @@ def keys_revoke(name: KeyName, file: KeyFile = DEFAULT_FILE) -> None:
 def load(file: Path, *, may_be_empty: bool = False) -> dict[str, ApiKey]:
     """The keys of a file; raises if there are none, or if others may know them."""
     from flambeau.frontend.key_file import exposure, read_keys
+    from flambeau.small_files import read_small
 
     if not file.exists():
         raise ConfigError(f"{file} does not exist; name the key file of the server with --file")
-    if may_be_empty and file.read_bytes().strip() in (b"", b"{}"):
-        return {}
-    if problem := exposure(file.stat()):
+    try:
+        if may_be_empty and read_small(file).strip() in (b"", b"{}"):
+            return {}
+        problem = exposure(file.lstat(), file.stat())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}; name a key file with --file") from None
+    if problem:
         raise ConfigError(f"{file} is not used: {problem}")
     if not (keys := read_keys(file)):
         raise ConfigError(f"{file} has no keys; name the key file of a server with --file")

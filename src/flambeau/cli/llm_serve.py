@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from flambeau.config.resolution import Settings, to_server_config
 from flambeau.config.server import ServerConfig
 from flambeau.config.settings import LLM_SERVE
 from flambeau.errors import ConfigError, WorkersFailed
+from flambeau.serving.model_sources.hub import HubName, fetch, read_hub_name
 
 HANDLER = "gpt_handler"
 TOKENIZERS = {"tokenizer.json": "tokenizers", "tokenizer.model": "sentencepiece"}  # file → its reader
@@ -42,10 +43,12 @@ class LlmServeFlags:
 
 
 def serve_settings(checkpoint: Path, settings: Settings) -> None:
-    """Serve a checkpoint until a signal."""
+    """Serve a checkpoint until a signal; one of the Hugging Face hub is downloaded first."""
+    hub_name = read_hub_name(checkpoint)
+    overrides = to_overrides(settings, must_load=True)
     flags = LlmServeFlags(
-        model_path=checkpoint,
-        draft_model_path=settings["draft"],
+        model_path=fetch(hub_name) if hub_name else checkpoint,
+        draft_model_path=fetch(draft) if (draft := hub_name_of(settings["draft"])) else settings["draft"],
         tokenizer_path=settings["tokenizer"],
         dtype=settings["dtype"],
         quantization=settings["quantization"],
@@ -58,11 +61,15 @@ def serve_settings(checkpoint: Path, settings: Settings) -> None:
     serve(
         to_server_config(settings, LLM_SERVE),
         flags,
-        to_overrides(settings, must_load=True),
+        replace(overrides, name=overrides.name or (hub_name.model_name if hub_name else None)),
         ranks=settings["tensor_parallel"],
         log_level=settings["log_level"],
         warnings=settings.warnings,
     )
+
+
+def hub_name_of(path: Path | None) -> HubName | None:
+    return None if path is None else read_hub_name(path)
 
 
 def serve(

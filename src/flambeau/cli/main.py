@@ -13,10 +13,12 @@ from flambeau.cli.llm_commands import llm_app
 from flambeau.cli.model_commands import archive_app, models_app
 from flambeau.cli.options import (
     DEFAULT_INFERENCE,
+    DEFAULT_MANAGEMENT,
     EPILOG,
     ConfigCommand,
     Inference,
     Json,
+    Management,
     ModelName,
     SettingsCommand,
     Version,
@@ -100,11 +102,29 @@ def predict(
 
 
 @app.command()
+def slow(
+    model: Annotated[str | None, typer.Argument(help="Only requests of this model.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, help="How many requests.")] = 10,
+    as_json: Json = False,
+    url: Management = DEFAULT_MANAGEMENT,
+) -> None:
+    """Show the slowest requests of the last hour and where their time went."""
+    from flambeau.cli import management_client as models
+
+    models.slow(url, model, limit, as_json=as_json)
+
+
+@app.command()
 def run(
     path: Annotated[Path, typer.Argument(help="Handler file, model file, model folder or archive.")],
     input_file: Annotated[
         list[Path] | None,
-        typer.Option("--input", "-i", metavar="FILE", help="File with a request body; repeat it for a batch."),
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="FILE",
+            help="File with a request body; repeat it for a batch. Default: the handler's `example`.",
+        ),
     ] = None,
     content_type: Annotated[str | None, typer.Option(help="Default: guessed from each file name.")] = None,
     handler: Annotated[
@@ -125,9 +145,43 @@ def run(
 
 
 @app.command()
+def replay(
+    bundle: Annotated[
+        Path | None, typer.Argument(help="Crash bundle: its folder, or the name of one in the crash folder.")
+    ] = None,
+    payload: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Request body, if the bundle holds none.")
+    ] = None,
+    content_type: Annotated[str | None, typer.Option(help="Default: that of the recorded request.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The model, if it is not where it was served from.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="FLAMBEAU_CRASH_FOLDER",
+            help="Crash folder of the server. Default: that of a server without a log folder.",
+        ),
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the bundles, the newest first.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Send the request of a crash bundle to a fresh worker, and tell whether it dies again.
+
+    Without a bundle, list them. The exit status is 1 if the worker dies or hangs again, and 2 if it was not tried.
+    """
+    from flambeau.cli import replay as work
+
+    work.replay(bundle, payload, content_type, model=model, folder=folder, list_all=list_all, as_json=as_json)
+
+
+@app.command()
 def check(
     handler: Annotated[Path, typer.Argument(help="Handler file, model file, model folder or archive.")],
-    samples: Annotated[Path, typer.Option(help="Folder of request bodies that the handler should answer.")],
+    samples: Annotated[
+        Path | None,
+        typer.Option(help="Folder of request bodies that the handler should answer. Default: the handler's `example`."),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Largest batch to test.")] = 4,
     content_type: Annotated[str | None, typer.Option(help="Default: guessed from each file name.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = 10,
@@ -175,7 +229,7 @@ def main() -> None:
         app()
     except FlambeauError as error:
         print(f"flambeau: {error}", file=sys.stderr)
-        if cause := getattr(error, "cause", ""):
+        if (cause := getattr(error, "cause", "")) and cause not in str(error):
             print(cause, file=sys.stderr)
         sys.exit(1)
 

@@ -16,12 +16,16 @@ def ls(url: str, *, as_json: bool) -> None:
     """List all versions of all models."""
     found: list[dict[str, Any]] = []
     token: str | None = None
+    tokens: set[str] = set()
     while True:
         page = call(url, "GET", "/models", next_page_token=token)
         found += page["models"]
         token = page.get("nextPageToken")
         if token is None:
             break
+        if token in tokens or not page["models"]:
+            raise ConfigError(f"the list of models at {url} has no end; is it a Flambeau server?")
+        tokens.add(token)
     documents = [document for model in found for document in call(url, "GET", path_of(model["modelName"], "all"))]
     if as_json:
         print_json(documents)
@@ -84,6 +88,44 @@ def rm(url: str, name: str, version: str | None, *, as_json: bool) -> None:
 
 def set_default(url: str, name: str, version: str, *, as_json: bool) -> None:
     print_status(call(url, "PUT", path_of(name, version) + "/set-default"), as_json=as_json)
+
+
+def slow(url: str, model: str | None, limit: int, *, as_json: bool) -> None:
+    """The slowest requests of the last hour."""
+    document = call(url, "GET", "/slow", model=model, limit=limit)
+    if as_json:
+        print_json(document)
+        return
+    if not document["requests"]:
+        print("no requests in the last hour")
+    for request in document["requests"]:
+        print("\n".join(slow_lines(request)))
+
+
+def slow_lines(request: Mapping[str, Any]) -> list[str]:
+    """One request for people: its parts from the longest to the shortest, and what else happened."""
+    named = f"{request['model']} {request['version']}"
+    status = request["status"] or "cancelled"
+    lines = [f"{request['total_ms']:.1f} ms  {named}  {request['arrived']}  {status}  {request['request_id']}"]
+    parts = sorted(request["parts"], key=lambda part: -part["ms"])
+    shown = [f"{part['name']} {part['ms']:.1f}" for part in parts if part["ms"] >= 0.05]
+    lines.append(f"    {', '.join(shown)} ms")
+    company = len(request["shared_with"])
+    worker = f"    {request['worker']}, batch of {request['batch_size']}"
+    if company:
+        ids = ", ".join(request["shared_with"][:3]) + (", …" if company > 3 else "")
+        worker += f", with {company} other request{'s' if company > 1 else ''} ({ids})"
+    lines.append(worker)
+    if made := request.get("generation"):
+        lines.append(
+            f"    {made['prompt_tokens']} prompt tokens ({made['cached_tokens']} cached), {made['output_tokens']} "
+            f"generated, first after {made['first_token_ms']:.1f} ms"
+        )
+    lines += [
+        f"    {event['what']}: after {event['after_ms']:.1f} ms, for {event['ms']:.1f} ms"
+        for event in request["meanwhile"]
+    ]
+    return lines
 
 
 def path_of(name: str, version: str | None) -> str:

@@ -123,6 +123,9 @@ def check_checkpoint(path: Path, option: str = "") -> None:
     named = f"{option} {path}" if option else str(path)
     if not path.exists():
         raise ConfigError(f"{named} does not exist; give a checkpoint folder or file{hub_hint(path)}")
+    from flambeau.archive.pretrained import reject_unsupported_form  # here: it loads yaml, which --help does not need
+
+    reject_unsupported_form(path)
     if path.is_dir() and not any(file.suffix in WEIGHTS for file in path.iterdir()):
         raise ConfigError(f"{named} holds no weights ({', '.join(WEIGHTS)}); give a checkpoint folder")
     if path.is_file() and path.suffix not in FILES:

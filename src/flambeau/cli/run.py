@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mimetypes
 import sys
 import time
@@ -16,9 +17,13 @@ from flambeau.cli.output import StageRow, median_call, print_json, print_rows, s
 from flambeau.config.model import ModelConfig, read_options
 from flambeau.errors import BadRequest, ConfigError
 from flambeau.serving.model_sources.store import Source, Store
+from flambeau.wire.example_requests import to_body
 from flambeau.wire.messages import Load, Request
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.stage_timings import CallProfile, StageObserver, device_of
+
+MAX_SHOWN = 100  # characters of an example
+JSON_HEADERS = [("content-type", "application/json")]
 
 
 def run(
@@ -38,10 +43,13 @@ def run(
         worker = LocalWorker(load, observer)
         loaded_s = time.perf_counter() - began
         print(f"loaded {load.handler} in {loaded_s:.3f} s", file=sys.stderr)
-        if not inputs:
-            print("no input: pass a request body with --input FILE", file=sys.stderr)
-            return
         requests = [to_request(i, file, content_type) for i, file in enumerate(inputs)]
+        requests = requests or [Request(0, "run-0", JSON_HEADERS, body) for body in example_bodies(worker)]
+        if not requests:
+            print(
+                "no input: pass a request body with --input FILE, or set `example = …` in the handler", file=sys.stderr
+            )
+            return
         calls = []
         replies: list[bytes] = []
         for _ in range(repeat):
@@ -119,6 +127,15 @@ def configured_envelope(source: Source) -> str:
     file = source.manifest.config_file if source.manifest else None
     options = read_options(source.folder / file) if file else {}
     return ModelConfig().with_options(options).envelope or ""
+
+
+def example_bodies(worker: LocalWorker) -> Iterator[bytes]:
+    """The example of the model's settings or of its handler, which is JSON; nothing if there is none."""
+    example = (worker.context.model_yaml_config or {}).get("example")
+    text = worker.loaded.example if example is None else example if isinstance(example, str) else json.dumps(example)
+    if text:
+        print(f"no input: the example of the handler is sent: {text[:MAX_SHOWN]}", file=sys.stderr)
+        yield to_body(text)
 
 
 def to_request(number: int, file: Path, content_type: str | None) -> Request:

@@ -13,10 +13,16 @@ from typing import Any
 
 from flambeau.archive.manifest import CONFIG, MANIFEST, MODEL_SUFFIXES, explain_folder, handler_of, read_config
 from flambeau.archive.packages import explain_missing
-from flambeau.archive.pretrained import check_weights, choose_handler, configured_task, is_pretrained, read_document
+from flambeau.archive.pretrained import (
+    check_weights,
+    choose_handler,
+    configured_task,
+    is_pretrained,
+    read_document,
+    reject_unsupported_form,
+)
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
-from flambeau.config.model import ModelConfig
 from flambeau.config.resolution import Settings, to_server_config
 from flambeau.config.server import Address, ServerConfig
 from flambeau.config.settings import MODEL_SETTINGS, SERVE
@@ -27,10 +33,19 @@ from flambeau.logs.setup import open_logs
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.hub import fetch, read_hub_name
 from flambeau.serving.model_sources.store import ARCHIVE_SUFFIXES, models_in
+from flambeau.serving.registry import default_settings
 from flambeau.serving.server import Server
 
 logger = logging.getLogger(__name__)
 
+ENTRY = "models in the configuration file"
+MODEL_FIELDS = {  # of ModelConfig, by the setting of `flambeau serve`
+    "workers": ("min_workers", "max_workers"),
+    "batch_size": ("batch_size",),
+    "max_batch_delay": ("batch_delay_s",),
+    "response_timeout": ("response_timeout_s",),
+    "startup_timeout": ("startup_timeout_s",),
+}
 PRETRAINED_TIMEOUT_S = 1200.0  # large checkpoints take minutes to read
 
 
@@ -79,12 +94,18 @@ def serve(
     logs = open_logs(config, log_level)
     for warning in warnings:
         logger.warning(warning)
-    models = [model for path, own in named for model in find_models(path, own)]
-    if not named and config.model_store is None:
-        models = [*example_models(overrides)]
     try:
+        models = [model for path, own in named for model in find_models(path, own)]
+        if not named and config.model_store is None:
+            models = [*example_models(overrides)]
         run_server(config, InitialModelLoader(models, overrides), logs)
     except MissingPackages:  # the log already has the reasons
+        sys.exit(1)
+    except FlambeauError as error:
+        if config.log_format != "json":
+            raise
+        logger.critical("%s", error, exc_info=not isinstance(error, ConfigError))
+        logs.close()
         sys.exit(1)
 
 
@@ -93,24 +114,25 @@ def to_overrides(
 ) -> ModelOverrides:
     """The settings of an initial model. Its own, in the configuration file, give way to a flag or variable."""
     held = {name: settings[name] for one in MODEL_SETTINGS if (name := one.name) in settings.held}
-    given = {**held, **{name: value for name, value in (entry or {}).items() if not settings.is_forced(name)}}
+    own = {name: value for name, value in (entry or {}).items() if not settings.is_forced(name)}
+    given = {**held, **own}
+    sources = {name: ENTRY if name in own else settings.held[name].source for name in given}
     return ModelOverrides(
-        settings=to_model_settings(given), name=given["name"], handler=given.get("handler"), must_load=must_load
+        settings=to_model_settings(given, sources),
+        name=given["name"],
+        handler=given.get("handler"),
+        must_load=must_load,
     )
 
 
-def to_model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a model as fields of ModelConfig; those that are None are left out."""
-    delay_ms = given["max_batch_delay"]
-    fields = {
-        "min_workers": given["workers"],
-        "max_workers": given["workers"],
-        "batch_size": given["batch_size"],
-        "batch_delay_s": None if delay_ms is None else delay_ms / 1000,
-        "response_timeout_s": given["response_timeout"],
-        "startup_timeout_s": given["startup_timeout"],
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+def to_model_settings(given: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of a model as fields of ModelConfig, with their origins; those that are None are left out."""
+    origins = {field: sources[name] for name, fields in MODEL_FIELDS.items() for field in fields if name in sources}
+    changes = {field: given[name] for name, fields in MODEL_FIELDS.items() for field in fields}
+    if changes["batch_delay_s"] is not None:
+        changes["batch_delay_s"] /= 1000
+    changes = {field: value for field, value in changes.items() if value is not None}
+    return {**changes, "origins": {field: origins[field] for field in changes}} if changes else {}
 
 
 class InitialModelLoader(LifecycleHooks):
@@ -123,7 +145,7 @@ class InitialModelLoader(LifecycleHooks):
     async def after_listening(self, server: Server, address: Address) -> None:
         for model in self._models:
             logger.info("Loading initial models: %s", model.name or model.path.name)
-        progress = StartupProgress.for_terminal()
+        progress = StartupProgress.for_terminal(is_plain=server.config.log_format == "json")
         server.on_progress = progress.note
         with progress:
             await asyncio.gather(*(load(server, model, self._overrides, progress) for model in self._models))
@@ -156,13 +178,9 @@ async def load(
 ) -> Model | None:
     """Register one model. If its workers fail, it stays registered and is retried unless the failure is final."""
     name = initial.name or initial.path.name
-    config = ModelConfig(
-        min_workers=overrides.default_workers,
-        max_workers=overrides.default_workers,
-        response_timeout_s=server.config.default_response_timeout_s,
-        startup_timeout_s=max(server.config.default_startup_timeout_s, initial.startup_timeout_s),
-        queue_size=server.config.job_queue_size,
-    )
+    config = default_settings(server.config, workers=overrides.default_workers)
+    if initial.startup_timeout_s > config.startup_timeout_s:
+        config = config.updated({"startup_timeout_s": initial.startup_timeout_s}, "the default of checkpoints")
     with progress.loading(name) as outcome:
         try:
             return await server.register(
@@ -193,6 +211,7 @@ def find_models(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]
 
 
 def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
+    reject_unsupported_form(path)
     if hub_name := read_hub_name(path):
         folder = fetch(hub_name)
         model = pretrained(folder, overrides.name or hub_name.model_name, overrides)
@@ -202,6 +221,8 @@ def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
             f"{path} does not exist; give a handler file, a model file, an archive, a model folder, a store or a "
             "model of the Hugging Face hub (org/name)"
         )
+    elif not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path} is neither a file nor a folder, but a device or a pipe; give a file or a folder")
     elif path.suffix == ".py":
         yield InitialModel(path=path, name=overrides.name or path.stem, handler=overrides.handler or path.name)
     elif path.suffix in MODEL_SUFFIXES:
@@ -223,6 +244,7 @@ def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
     else:
         found = models_in(path)
         if not found:
+            read_document(path / "config.json")  # raises for one that cannot be read: the folder is meant as a model
             text = "%s. It is used as a model store without models: register them while the server runs"
             logger.warning(text, explain_folder(path))
         yield from (InitialModel(path=model, is_required=False) for model in found)
@@ -250,21 +272,21 @@ def has_handler(folder: Path) -> bool:
 
 def example_models(overrides: ModelOverrides) -> Iterator[InitialModel]:
     """The built-in examples whose packages are installed: an image model and a language model."""
-    from flambeau.examples import digits, shakespeare
+    from flambeau.examples import digits, storyteller
 
-    digits_lack, shakespeare_lacks = digits.missing(), shakespeare.missing()
-    if digits_lack and shakespeare_lacks:
-        modules = [*dict.fromkeys((*digits_lack, *shakespeare_lacks))]
+    digits_lack, storyteller_lacks = digits.missing(), storyteller.missing()
+    if digits_lack and storyteller_lacks:
+        modules = [*dict.fromkeys((*digits_lack, *storyteller_lacks))]
         text = explain_missing("the example", modules, "example,llm")
         raise ConfigError(f"{text}. Or give a model to serve: flambeau serve PATH")
     if digits_lack:
         logger.warning(explain_missing("the example image model", digits_lack, "example"))
     else:
         yield InitialModel(path=digits.FOLDER, name=digits.NAME, handler="handler.py", settings=overrides.settings)
-    if shakespeare_lacks:
-        logger.warning(explain_missing("the example language model", shakespeare_lacks, "llm"))
+    if storyteller_lacks:
+        logger.warning(explain_missing("the example language model", storyteller_lacks, "llm"))
     else:
-        yield InitialModel(path=shakespeare.FOLDER, name=shakespeare.NAME, settings=overrides.settings)
+        yield InitialModel(path=storyteller.FOLDER, name=storyteller.NAME, settings=overrides.settings)
 
 
 def find_store(paths: Sequence[Path], configured: Path | None) -> Path | None:

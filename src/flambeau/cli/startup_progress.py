@@ -18,7 +18,7 @@ from flambeau.archive.pretrained import TRANSFORMERS, choose_handler, configured
 from flambeau.config.server import Address
 from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
-from flambeau.wire.example_requests import is_json
+from flambeau.wire.example_requests import PICTURE, SOUND, is_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,20 +27,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TEXT_EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 100, "stream": true}'
-# A gray picture of 32 by 32 pixels, in base64: the line works before you have one of your own.
-PICTURE = (
-    '"iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAFklEQVR42mNoIAAYRhWMKhhVMFIVAABCAAAfN5c2AAAAAABJRU5ErkJggg=="'
-)
 EXAMPLES = {
     "text_classifier": '"What a fine day"',
     "sentence_embedder": '["a cat", "a dog"]',
-    "image_classifier": PICTURE,
-    "image_segmenter": PICTURE,
-    "object_detector": PICTURE,
 }
+GUESSES = {"base_handler": "[0.5]", "onnx": "[0.5]"}  # where neither the model nor its handler tells the shape
+GUESS = "{}"
 INSTANCES = ("json", "kserve", "instances")  # envelopes that take {"instances": […]}
 PLAIN = ("", "body")  # envelopes that leave the body as it is
-TENSORS = ("base_handler", "onnx")
+NO_EXAMPLE = "no example of a request is known, so this one may not fit; set `example = …` in the handler"
 JSON = "-H 'content-type: application/json'"
 
 
@@ -60,9 +55,9 @@ class StartupProgress:
         self._loading: list[str] = []
 
     @classmethod
-    def for_terminal(cls) -> StartupProgress:
-        """With a spinner if stderr is a terminal."""
-        if not sys.stderr.isatty():
+    def for_terminal(cls, *, is_plain: bool = False) -> StartupProgress:
+        """With a spinner if stderr is a terminal, unless only log lines may be there."""
+        if is_plain or not sys.stderr.isatty():
             return cls(None)
         from rich.console import Console
 
@@ -100,11 +95,16 @@ class StartupProgress:
         for model in models:
             url = f"{address}/predictions/{quote(model.name, safe='')}"
             command = curl_command(f"{url} {authorization}".rstrip(), model)
+            hint = "" if request_body(model) else NO_EXAMPLE
             if self._console is None:
                 logger.info("try: %s", command)
+                if hint:
+                    logger.info("%s: %s", model.name, hint)
             else:
                 self._console.print(f"\n  [bold]{model.name}[/] is ready. Try:\n")
                 self._console.print(f"  {command}\n", soft_wrap=True, highlight=False, markup=False)
+                if hint:
+                    self._console.print(f"  ({hint})\n", style="dim", highlight=False, markup=False)
 
     def note(self, model: str, words: str) -> None:
         """Show the current step of a model that takes long to load."""
@@ -120,13 +120,8 @@ class StartupProgress:
 
 def curl_command(url: str, model: Model) -> str:
     """A command that sends a request of the kind that the model expects."""
-    if model.handler == TRANSFORMERS:
-        return f"curl {url} {pretrained_arguments(model)}"
     is_generator = "generate" in model.abilities
-    body = example_body(model)
-    if not body:
-        fallback = f"{JSON} -d @NUMBERS.json" if model.handler in TENSORS else "-H 'content-type: TYPE' -T FILE"
-        return f"curl {url} {fallback}"
+    body = request_body(model) or GUESSES.get(model.handler, GUESS)
     if not is_json(body):  # too long for a command line
         program = f"import json; print(json.dumps({body}))"
         return f"python3 -c {shlex.quote(program)} | curl {url} {JSON} -d @-"
@@ -134,8 +129,13 @@ def curl_command(url: str, model: Model) -> str:
     return f"{curl} {url} {JSON} -d {shlex.quote(body)}"
 
 
-def pretrained_arguments(model: Model) -> str:
-    """The options for the task of a Hugging Face model."""
+def request_body(model: Model) -> str:
+    """A request that the model accepts, or an expression for it; empty if none is known."""
+    return pretrained_example(model) if model.handler == TRANSFORMERS else example_body(model)
+
+
+def pretrained_example(model: Model) -> str:
+    """A request for the task of a Hugging Face model."""
     section = model.config.options.get("handler")
     path = section.get("model_path") if isinstance(section, Mapping) else None
     folder = model.source.folder / str(path or "")
@@ -143,10 +143,10 @@ def pretrained_arguments(model: Model) -> str:
         task = choose_handler(folder, configured_task(model.config.options)).task
         example = example_of(folder, task)
     except ConfigError:
-        return "-H 'content-type: TYPE' -T FILE"
+        return ""
     if example is not None:
-        return f"{JSON} -d {shlex.quote(json.dumps(example))}"
-    return "-T PICTURE.jpg" if task in ("image-classification", "object-detection") else "-T SOUND.wav"
+        return json.dumps(example)
+    return json.dumps({"inputs": PICTURE}) if task in ("image-classification", "object-detection") else SOUND
 
 
 def example_body(model: Model) -> str:

@@ -261,12 +261,14 @@ class AsyncModels:
         """The name and the source of each model."""
         found: list[dict[str, Any]] = []
         token: str | None = None
+        tokens: set[str] = set()
         while True:
             call = calls.management("GET", "/models", calls.page_of, next_page_token=token)
             page, token = await self._client.call(call)
             found += page
             if token is None:
                 return found
+            calls.note_page(tokens, page, token)
 
     async def describe(self, name: str, version: str | None = None) -> dict[str, Any]:
         """Settings, workers and their last failures."""

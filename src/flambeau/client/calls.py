@@ -12,8 +12,9 @@ from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 from flambeau.client.transport import MAX_RESPONSE_BYTES, UNIX, ServerAddress, WireRequest, too_large
-from flambeau.errors import ApiError, CallTimedOut, ConfigError
+from flambeau.errors import ApiError, CallTimedOut, ClientError, ConfigError
 from flambeau.http_client import HttpReply
+from flambeau.small_files import read_small
 
 Result = TypeVar("Result")
 Api = Literal["inference", "management"]
@@ -27,6 +28,7 @@ JSON = "application/json"
 RETRIED = (429, 503)
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # what an unexpected document raises
 MAX_SHOWN = 200  # characters of an unexpected answer in an error message
+MAX_PAGES = 10_000
 MAX_ERROR_BYTES = 64 * 1024  # of an error that is not JSON
 
 
@@ -95,7 +97,7 @@ class ClientSettings:
 def read_key_file(file: Path, *, must_exist: bool = False) -> dict[str, str]:
     """The keys that a server has written, by API."""
     try:
-        document = json.loads(file.read_bytes())
+        document = json.loads(read_small(file))
         return {kind: entry["key"] for kind, entry in document.items() if isinstance(entry.get("key"), str)}
     except OSError as error:
         if must_exist:
@@ -224,7 +226,18 @@ def unchanged(document: Any) -> Any:
 
 def page_of(document: Any) -> tuple[list[dict[str, Any]], str | None]:
     """The models on one page, and the token of the next page."""
-    return [*document["models"]], document.get("nextPageToken")
+    token = document.get("nextPageToken")
+    return [*document["models"]], None if token is None else str(token)
+
+
+def note_page(tokens: set[str], page: list[dict[str, Any]], token: str) -> None:
+    """Raise ClientError if the pages have no end: a token comes again, or leads on from a page without models."""
+    if token in tokens or not page or len(tokens) >= MAX_PAGES:
+        raise ClientError(
+            f"the list of models has no end: the page {token[:MAX_SHOWN]!r} is named after {len(tokens) + 1} pages"
+            f"{' for the second time' if token in tokens else ''}; is it a Flambeau server?"
+        )
+    tokens.add(token)
 
 
 def first_of(document: Any) -> dict[str, Any]:

@@ -29,45 +29,6 @@ LITERALS = (int, float, complex, str, bytes, bool, type(None))
 MAX_LITERAL = 10_000  # characters of a value in the source; larger ones are pickled
 FUTURE = "from __future__ import annotations\n"
 
-# How a function of one request becomes a handler, by its kind.
-WRAPPERS = {
-    "function": """
-def handle(data, context):
-    if data is None:
-        return None
-    return [answer(context, i, {call}) for i, row in enumerate(data)]
-""",
-    "coroutine": """
-async def handle(data, context):
-    if data is None:
-        return None
-    return [answer(context, i, await {call}) for i, row in enumerate(data)]
-""",
-    "generator": """
-def handle(data, context):
-    if data is None:
-        return
-    [row] = data
-    for part in {call}:
-        yield [part]
-""",
-    "async generator": """
-async def handle(data, context):
-    if data is None:
-        return
-    [row] = data
-    async for part in {call}:
-        yield [part]
-""",
-}
-ANSWER = '''
-
-def answer(context, i, value):
-    """Name the content type of values that are sent as JSON."""
-    if not isinstance(value, (str, bytes, bytearray)):
-        context.set_response_content_type(i, "application/json")
-    return value
-'''
 LOAD_VALUES = """
 
 def _load_values():
@@ -214,16 +175,8 @@ def entry_of(handler: Callable[..., Any], module: str) -> str:
         return f"from {module} import {name}\n\n__all__ = [{name!r}]\n"
     if num_inputs(handler) == 2:
         return f"from {module} import {name} as handle\n\n__all__ = ['handle']\n"
-    wrapper = WRAPPERS[kind_of(handler)].format(call=f'{name}(row.get("body", row.get("data")))')
-    return f"from {module} import {name}\n{ANSWER}\n{wrapper}"
-
-
-def kind_of(function: Callable[..., Any]) -> str:
-    if inspect.isasyncgenfunction(function):
-        return "async generator"
-    if inspect.iscoroutinefunction(function):
-        return "coroutine"
-    return "generator" if inspect.isgeneratorfunction(function) else "function"
+    imports = f"from flambeau.worker.loader import per_request\nfrom {module} import {name}"
+    return f"{imports}\n\nhandle = per_request({name})\n"
 
 
 # ---- sources ----

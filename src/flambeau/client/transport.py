@@ -15,7 +15,7 @@ from typing import Any, Self
 import httptools
 
 from flambeau.errors import ApiError, CallTimedOut, NoConnection
-from flambeau.http_client import HttpReply, host_and_port
+from flambeau.http_client import HttpReply, explain_tls, host_and_port, tls_context
 
 READ_BYTES = 64 * 1024
 MAX_IDLE = 64  # connections that a client keeps for its next calls
@@ -159,6 +159,8 @@ def time_left(deadline: float | None) -> float | None:
 
 
 def no_server(address: ServerAddress, error: OSError) -> NoConnection:
+    if problem := explain_tls(str(address), error):
+        return NoConnection(problem)
     reason = error.strerror or str(error)
     return NoConnection(f"no server answers at {address} ({reason}); start one with `flambeau serve`")
 
@@ -271,7 +273,7 @@ def open_socket(address: ServerAddress, tls: ssl.SSLContext | None, timeout_s: f
     if not address.is_tls:
         return opened
     try:
-        return (tls or ssl.create_default_context()).wrap_socket(opened, server_hostname=address.host)
+        return (tls or tls_context()).wrap_socket(opened, server_hostname=address.host)
     except OSError:
         opened.close()
         raise
@@ -349,7 +351,7 @@ class AsyncConnection:
                 if address.path:
                     reader, writer = await asyncio.open_unix_connection(address.path)
                 else:
-                    context = (tls or ssl.create_default_context()) if address.is_tls else None
+                    context = (tls or tls_context()) if address.is_tls else None
                     reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
         except TimeoutError:
             raise CallTimedOut(f"{address} did not accept a connection in time") from None

@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LARGEST = 1 << 31  # the limit of 32-bit integers
 MAX_WORKERS = 10_000  # of a model; more are a mistake or an attack
+MODEL_DEFAULTS = "models in config.properties"
 MAX_RANKS = 1024  # processes or devices of a worker
 
 
@@ -33,6 +34,8 @@ class ModelConfig:
     queue_size: int = 100
     concurrency: int = 64  # concurrent jobs of a worker with an `async def` handler
     memory_limit_mb: int | None = None
+    detects_hangs: bool = True  # replace workers that hang before response_timeout_s
+    hang_s: float = 10  # how long a worker must look hung
     device_type: Literal["cpu", "gpu"] | None = None
     device_ids: tuple[int, ...] = ()
     use_job_ticket: bool = False  # jobs are accepted only while a worker is idle
@@ -53,12 +56,20 @@ class ModelConfig:
     envelope: str | None = None  # None: the server's; "": none
     openai: bool = True  # False hides the model from the OpenAI API
     options: Mapping[str, Any] = field(default_factory=dict)
+    # Where each field got its value: a file, a flag, a call; without an entry, it is the default.
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def updated(self, changes: Mapping[str, Any], where: str) -> ModelConfig:
+        """These settings with some fields changed, by what `where` names; `origins` among them names other places."""
+        named = dict.fromkeys(changes.keys() - {"options", "origins"}, where) | changes.get("origins", {})
+        return replace(self, **{**changes, "origins": {**self.origins, **named}})
 
     def with_options(self, options: Mapping[str, Any], where: str = "model-config.yaml") -> ModelConfig:
         """These settings, overridden by a model-config.yaml; `where` names the file in warnings."""
         read = _Reader(options, where)
         _warn_of_misspelled_keys(options, where)
         changes: dict[str, Any] = {"options": options}
+        origin = where.partition(" of ")[0]
         if pair := _workers(read):
             changes |= {"min_workers": pair[0], "max_workers": pair[1]}
         if size := read.whole("batchSize", 0, at_least=1):
@@ -71,7 +82,8 @@ class ModelConfig:
         for key, name in _SWITCHES.items():
             if key in options:
                 changes[name] = read.get(key, bool, False)
-        changes |= _parallelism(read)
+        parallelism = _parallelism(read)
+        changes |= {name: value for name, value in parallelism.items() if value != getattr(self, name)}
         _check_handler(read)
         device = read.get("deviceType", str, "")
         if device in ("cpu", "gpu"):
@@ -90,16 +102,15 @@ class ModelConfig:
             changes["device_ids"] = tuple(ids)
         elif ids:
             read.warn("deviceIds must be a list of device numbers; this one is ignored")
-        return replace(self, **changes)
+        return self.updated(changes, origin)
 
     def with_settings(self, settings: Mapping[str, Any], *, workers: bool) -> ModelConfig:
         """These settings, overridden by `models` in config.properties, where values below 1 mean unset."""
-        read = _Reader(settings, "models in config.properties")
+        read = _Reader(settings, MODEL_DEFAULTS)
         numbers = {key: read.number(key, 0, at_least=None) for key in _SETTINGS if key in settings}
         given = {key: value for key, value in numbers.items() if value > 0}
-        config = replace(
-            self.with_options({k: v for k, v in given.items() if "Workers" not in k}), options=self.options
-        )
+        plain = {k: v for k, v in given.items() if "Workers" not in k}
+        config = replace(self.with_options(plain, MODEL_DEFAULTS), options=self.options)
         if not workers or not {"minWorkers", "maxWorkers"} & given.keys():
             return config
         if max(given.get("minWorkers", 0), given.get("maxWorkers", 0)) > MAX_WORKERS:
@@ -107,7 +118,7 @@ class ModelConfig:
             return config
         low, high = int(given.get("minWorkers", 0)), int(given.get("maxWorkers", self.max_workers))
         low = low or min(self.min_workers, high)
-        return replace(config, min_workers=low, max_workers=max(low, high))
+        return config.updated({"min_workers": low, "max_workers": max(low, high)}, MODEL_DEFAULTS)
 
     @property
     def schedule(self) -> Literal["batches", "continuous", "sequences", "async"]:
@@ -142,6 +153,7 @@ _PLAIN = {
     "maxSequenceJobQueueSize": "sequence_queue_size",
     "maxNumSequence": "max_sequences",
     "idleTimeoutInSec": "idle_s",
+    "hangTimeoutInSec": "hang_s",
 }
 _MILLISECONDS = {
     "clientTimeoutInMills": "client_timeout_s",
@@ -157,6 +169,7 @@ _SWITCHES = {
     "useVenv": "use_venv",
     "scaleToZero": "scales_to_zero",
     "openai": "openai",
+    "hangDetection": "detects_hangs",
 }
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 _OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope")

@@ -149,6 +149,15 @@ class MetricsConfig:
     system: bool = True  # read the host's metrics every `interval_s`
     system_command: str = ""
     interval_s: float = 60
+    vllm_names: bool = False  # metrics of generating models under vLLM's names as well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig:
+    """Whether requests are traced with OpenTelemetry; its OTEL_* variables say where the spans go."""
+
+    is_on: bool = False
+    sampling: float = 1.0  # the share of requests that are traced, of those without a traceparent header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +202,7 @@ class ServerConfig:
     allow_missing: bool = False  # the server is ready without startup models that cannot be loaded
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
+    allow_uploads: bool = False  # clients with the management key may put archives, and so code, into the model store
     allow_private_urls: bool = False  # allows URLs that resolve to loopback, link-local or private addresses
     min_download_rate: float = 10_000  # bytes per second over 30 s; slower downloads are aborted
     job_queue_size: int = 100
@@ -231,9 +241,14 @@ class ServerConfig:
     first_distribution_port: int = 29500  # for workers that are groups of processes
     sequence_headers: SequenceHeaders = SequenceHeaders()
     measure: MetricsConfig = MetricsConfig()
+    tracing: TracingConfig = TracingConfig()
     log_folder: Path | None = None  # None: everything goes to stderr
+    log_format: Literal["text", "json"] = "text"
     access_log: bool | None = None  # None: if there is a log folder
     metrics_log_folder: Path | None = None  # None: as log_folder
+    crash_folder: Path | None = None  # of crash bundles; None: below log_folder, or a temporary folder
+    crash_bundles: int = 20  # so many are kept; 0: none
+    crash_payloads: bool = False  # … with the requests that the worker held
     watch: bool = False  # reload handlers whose code changes
     hidden_env: str = ""  # workers do not inherit variables whose full name matches
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # settings by name and version

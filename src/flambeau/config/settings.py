@@ -276,6 +276,12 @@ SERVER_SETTINGS = (
             is_basic=True,
         ),
         Setting(
+            "allow_uploads",
+            Switch(),
+            "Let the console put archives into the model store; whoever may manage models can then run code.",
+            "allow_uploads",
+        ),
+        Setting(
             "allow_private_urls", Switch(), "Allow downloads from addresses in private networks.", "allow_private_urls"
         ),
         Setting(
@@ -379,6 +385,13 @@ SERVER_SETTINGS = (
         "Logs and metrics",
         Setting("log_level", _levels, "Least severity that is logged.", own_default="info", is_basic=True),
         Setting(
+            "log_format",
+            Choice(("text", "json")),
+            "Layout of log lines; json: one document a line.",
+            "log_format",
+            is_basic=True,
+        ),
+        Setting(
             "log_folder",
             FilePath(),
             "Folder for log files (ts_log.log and others).",
@@ -389,6 +402,20 @@ SERVER_SETTINGS = (
         Setting(
             "access_log", Switch(), "Log every request.", "access_log", unset="only with --log-folder", is_basic=True
         ),
+        Setting(
+            "crash_folder",
+            FilePath(),
+            "Folder for crash bundles.",
+            "crash_folder",
+            unset="crashes in the log folder, or a temporary folder",
+        ),
+        Setting("crash_bundles", Whole(), "Crash bundles that are kept; 0: none.", "crash_bundles"),
+        Setting(
+            "crash_payloads",
+            Switch(),
+            "Store the requests of a worker that died in its crash bundle.",
+            "crash_payloads",
+        ),
         Setting("metrics_log_folder", FilePath(), "For metrics logs.", "metrics_log_folder", unset="the log folder"),
         Setting("metrics_mode", _modes, "Where metrics go.", "measure.mode", is_basic=True),
         Setting(
@@ -396,6 +423,17 @@ SERVER_SETTINGS = (
         ),
         Setting(
             "metrics_auto_detect", Switch(), "Accept metrics of handlers that no file names.", "measure.auto_detect"
+        ),
+        Setting(
+            "metrics_vllm_names", Switch(), "Metrics of language models under vLLM's names too.", "measure.vllm_names"
+        ),
+        Setting("tracing", Switch(), "Send spans where OTEL_* variables say.", "tracing.is_on", is_basic=True),
+        Setting(
+            "trace_sampling",
+            Number(at_most=1),
+            "Share of requests to trace, of those without a traceparent.",
+            "tracing.sampling",
+            is_basic=True,
         ),
         Setting("system_metrics", Switch(), "Measure the machine.", "measure.system"),
         Setting("system_metrics_command", Text(), "Command that measures it.", "measure.system_command"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import ConfigError
+from flambeau.small_files import read_small
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, name: str) -> bytes:
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_YAML_BYTES + 1)
+        return read_small(path, MAX_YAML_BYTES)
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}") from None
     except ValueError as error:  # not a valid file name

@@ -61,6 +61,10 @@ class Keys:
         self._expiry_s = config.expiry_s
         self._now = now
         self._supplied = supplied_keys(environment)
+        self._next_look = now() + LOOK_S
+        if config.file.is_symlink():
+            self._read_mounted(config.file)
+            return
         with ExitStack() as lock:
             try:
                 lock.enter_context(locked(config.file))
@@ -71,7 +75,18 @@ class Keys:
             self._use({**own, **known})
             self.file = self._save(config.file, is_needed=len(self._supplied) < len(own))
             self._stamp = stamp_of(self.file)
-        self._next_look = now() + LOOK_S
+
+    def _read_mounted(self, file: Path) -> None:
+        """Use the keys behind a link, as a mounted secret is. Nothing is written, so none can be added or renewed."""
+        stamp = stamp_of(file)
+        known = {**self._unexpired(read_keys(file)), **self._supplied}
+        if lacking := [kind for kind in get_args(Kind) if kind not in known]:
+            raise ConfigError(
+                f"{file} is a link, so no keys are written there, and it has no valid {' and no '.join(lacking)} key; "
+                "put them into the file behind it, which only its owner may change, or name another key file"
+            )
+        self._use({API: self._new_key(API), **known})
+        self.file, self._stamp = file, stamp
 
     def check(self, kind: Kind, authorization: str | None) -> None:
         """Raise InvalidKey unless the value of an `authorization` header has a key of this API."""
@@ -220,18 +235,18 @@ class HostCheck:
         self._hosts = frozenset(name.lower().rstrip(".") for name in (*allowed_hosts, own) if name)
         origins = [value for name, value in cors if name.lower() == "access-control-allow-origin"]
         self._origins = frozenset(one.strip().lower() for value in origins for one in value.split(","))
-        self._known: set[str] = set()  # accepted values of Host, so that each is examined once
+        self.known: set[str] = set()  # accepted values of Host, so that each is examined once
 
     def check(self, host: str | None, origin: str | None) -> None:
         """Raise ForeignRequest for values that only a browser with a foreign page sends; programs may omit both."""
-        if host and host not in self._known:
+        if host and host not in self.known:
             if not self._is_own(name_of(host)):
                 raise ForeignRequest(
                     f"The Host {shown(host)} is not a known name of this server. Use its address or localhost, add the "
                     "name to allowed_hosts, or turn token authorization on."
                 )
-            if len(self._known) < MAX_KNOWN_HOSTS:
-                self._known.add(host)
+            if len(self.known) < MAX_KNOWN_HOSTS:
+                self.known.add(host)
         if origin is not None and not self._is_allowed(origin.lower(), name_of(host or "")):
             raise ForeignRequest(
                 f"Web pages of {shown(origin)} may not use this server. Name it in cors_allowed_origin, or turn token "

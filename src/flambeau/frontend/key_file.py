@@ -27,6 +27,7 @@ KINDS = (*get_args(Kind), API)
 MIN_CHARACTERS = 32
 MAX_FILE_BYTES = 1 << 20
 LOCK_S, LOCK_POLL_S = 5.0, 0.01  # a change takes milliseconds
+NOT_REGULAR = "it is not a regular file"
 _EXPIRY = "expiration time"  # the name in the file
 
 
@@ -61,9 +62,10 @@ def kind_of(name: str, key: ApiKey) -> str:
 def read_keys(file: Path) -> dict[str, ApiKey]:
     """The keys in the file by name; none if other users may know them."""
     try:
-        with file.open("rb") as stream:
-            problem = exposure(os.fstat(stream.fileno()))
-            document = json.loads(stream.read(MAX_FILE_BYTES))
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as stream:
+            problem = exposure(file.lstat(), os.fstat(descriptor))
+            document = json.loads(b"" if problem == NOT_REGULAR else stream.read(MAX_FILE_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(document, dict):
@@ -78,10 +80,18 @@ def read_keys(file: Path) -> dict[str, ApiKey]:
     return keys
 
 
-def exposure(status: os.stat_result) -> str:
-    """Why other users may know the keys in a file; empty if they may not."""
-    if status.st_uid not in (os.geteuid(), 0):
+def exposure(own: os.stat_result, status: os.stat_result) -> str:
+    """Why other users may know or change the keys in a file; empty if they may not. `own` is of the link, if it is one.
+
+    A link is what a secret of a cluster is mounted as. Who mounts it decides who may read it; others may not change it.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        return NOT_REGULAR
+    if not {own.st_uid, status.st_uid} <= {os.geteuid(), 0}:
         return "it belongs to another user"
+    if stat.S_ISLNK(own.st_mode):
+        is_changeable = status.st_mode & 0o022
+        return f"others may change it (its mode is {status.st_mode & 0o777:04o})" if is_changeable else ""
     if status.st_mode & 0o077:
         return f"others may read or change it (its mode is {status.st_mode & 0o777:04o}, and should be 0600)"
     return ""
@@ -124,8 +134,8 @@ def check_replaceable(file: Path) -> None:
     try:
         status = file.lstat()
         if stat.S_ISLNK(status.st_mode):
-            problem = "is a link"
-        elif not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{file} is a link: keys are read through it, but not written; change the file behind it")
+        if not stat.S_ISREG(status.st_mode):
             problem = "is not a regular file"
         elif is_key_document(file.read_bytes() if status.st_size <= MAX_FILE_BYTES else b"too large"):
             return

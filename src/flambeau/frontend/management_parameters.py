@@ -207,6 +207,10 @@ LIST = (
         doc="The token the previous page ended with.",
     ),
 )
+SLOW = (
+    CallParameter(name="model", kind="text", doc="Only requests of this model."),
+    CallParameter(name="limit", kind="whole", default=50, low=1, high=500, doc="How many requests; 50 by default."),
+)
 
 
 def registration_of(values: Mapping[str, Any]) -> Registration:

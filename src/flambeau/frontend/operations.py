@@ -12,14 +12,18 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from flambeau.config.model import MAX_WORKERS, ModelConfig
+from msgspec import to_builtins
+
+from flambeau.config.model import MAX_WORKERS
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable, WorkersFailed
 from flambeau.logs.line_formats import masked
 from flambeau.metrics.system import resident_bytes
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.job import Job, ReplyCollector, RequestBody
 from flambeau.serving.model import Model
+from flambeau.serving.registry import default_settings
 from flambeau.serving.server import Server
+from flambeau.serving.slow_requests import slowest_of
 from flambeau.serving.workers.host_resources import gpu_usage, resident_bytes_of
 from flambeau.serving.workers.supervisor import Slot
 
@@ -65,17 +69,14 @@ async def register(server: Server, registration: Registration) -> OperationResul
     defaults = server.config
     workers = max(0, defaults.default_workers if registration.initial_workers is None else registration.initial_workers)
     check_workers(workers)
-    config = ModelConfig(
-        min_workers=workers,
-        max_workers=workers,
-        response_timeout_s=defaults.default_response_timeout_s
-        if registration.response_timeout_s is None
-        else registration.response_timeout_s,
-        startup_timeout_s=defaults.default_startup_timeout_s
-        if registration.startup_timeout_s is None
-        else registration.startup_timeout_s,
-        queue_size=defaults.job_queue_size,
-    )
+    given = {"response_timeout_s": registration.response_timeout_s, "startup_timeout_s": registration.startup_timeout_s}
+    timeouts = {name: value for name, value in given.items() if value is not None}
+    bounds = {"min_workers": workers, "max_workers": workers}
+    config = default_settings(defaults, workers=workers).updated(timeouts, "the register call")
+    if registration.initial_workers is not None:
+        config = config.updated(bounds, "the register call")
+    elif defaults.default_workers:
+        config = config.updated(bounds, "the setting default_workers")
     overrides: dict[str, Any] = {}  # these two override the model's own YAML
     if registration.batch_size:
         overrides["batch_size"] = registration.batch_size
@@ -164,6 +165,12 @@ async def describe(server: Server, name: str, version: str | None, *, customized
     if customized and (metadata := await ask_handler(model)):
         document["customizedMetadata"] = metadata
     return [document]
+
+
+def slow_requests(server: Server, model: str | None, limit: int) -> dict[str, Any]:
+    """The slowest requests of the last hour, with where their time went."""
+    models = server.registry.versions(model) if model is not None else [*server.registry]
+    return {"requests": to_builtins(slowest_of([each.slow for each in models], limit))}
 
 
 def in_hash_order(models: Sequence[Model]) -> list[Model]:
@@ -283,8 +290,10 @@ def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_G
         document["ranks"] = [
             {"rank": rank, "pid": pid, "memoryUsage": resident_bytes(pid)} for rank, pid in enumerate(pids)
         ]
+    if worker is not None and worker.health:
+        document["health"] = worker.health
     if slot.last_exit is not None:
-        document["lastFailure"] = failure_document(slot.last_exit, details=details)
+        document["lastFailure"] = failure_document(slot.last_exit, slot.bundle, details=details)
     return document
 
 
@@ -297,7 +306,8 @@ def state_of(slot: Slot) -> str:
     return "ready" if slot.is_ready else "loading"
 
 
-def failure_document(death: WorkerExit, *, details: bool) -> dict[str, Any]:
+def failure_document(death: WorkerExit, bundle: str, *, details: bool) -> dict[str, Any]:
+    """Why a worker failed; `bundle` is the path of its crash bundle, if there is one."""
     document: dict[str, Any] = {"reason": death.reason}
     if death.exit_code is not None and death.signal is None:
         document["exitCode"] = death.exit_code
@@ -305,6 +315,10 @@ def failure_document(death: WorkerExit, *, details: bool) -> dict[str, Any]:
         document["signal"] = death.signal
     if death.out_of_memory:
         document["outOfMemory"] = True
+    if death.is_hung:
+        document["hung"] = True
+    if details and bundle:
+        document["bundle"] = bundle
     if details and death.last_lines:
         document["lastLines"] = [*death.last_lines]
     return document

@@ -18,6 +18,7 @@ from flambeau.frontend.http.management import ManagementApi, TokenApi, guard
 from flambeau.frontend.http.openapi import Operation
 from flambeau.frontend.http.pages import PagesApi
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
+from flambeau.frontend.http.traced_routes import traced
 from flambeau.frontend.http.websocket import WebSocketApi
 from flambeau.frontend.key_file import Kind
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI
@@ -40,6 +41,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     if config.pages:
         playground = {**InferenceApi(server).routes(), **OpenAiApi(server, kserve.v1).routes()}
         console = ConsoleApi(server, keys, {path: playground[path] for path in ("predictions", "explanations", "v1")})
+        console.start()
         management.update(console.routes())
         pages = PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys, management["readyz"], console.home)
         management.update(pages.routes())
@@ -56,7 +58,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     if config.pages:
         own: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI]}
         inference.update(PagesApi(server, own, OPENAI, keys, inference["readyz"]).routes())
-    inference = guard(inference, keys, "inference", config)
+    inference = guard(traced(inference, server.tracing), keys, "inference", config)
     if config.management == config.inference:
         inference["models"] = SharedModelsPath(inference["models"], management["models"])
         inference.update(DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes())

@@ -11,6 +11,7 @@ from typing import Any
 
 from flambeau.config.server import Tls
 from flambeau.errors import ConfigError
+from flambeau.small_files import read_small
 
 SELF_SIGNED_DAYS = 365
 
@@ -35,8 +36,12 @@ def server_context(tls: Tls, host: str) -> ssl.SSLContext:
 
 def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for file in (certificate, key):
-        if not file.is_file():
-            raise ConfigError(f"{file} does not exist; certificate_file and private_key_file name PEM files")
+        try:
+            read_small(file)
+        except OSError as error:
+            raise ConfigError(
+                f"{file} cannot be read: {error.strerror}; certificate_file and private_key_file name PEM files"
+            ) from None
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")  # otherwise ssl asks at the terminal
     except (ssl.SSLError, OSError) as error:
@@ -63,7 +68,7 @@ def from_keystore(tls: Tls) -> tuple[bytes, bytes]:
 
     assert tls.keystore is not None
     try:
-        content = tls.keystore.read_bytes()
+        content = read_small(tls.keystore)
     except OSError as error:
         raise ConfigError(f"the key store {tls.keystore} cannot be read: {error.strerror}") from None
     if content[:4] == b"\xfe\xed\xfe\xed":

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
+from flambeau.errors import BadRequest, FlambeauError, PredictionException
 from flambeau.wire.messages import Request
+from flambeau.worker.code_places import first_line, shorten, source_line
 from flambeau.worker.failures import explain, to_failed
-from flambeau.worker.handler_mistakes import first_line, source_line
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.results import BadResult
 
@@ -62,13 +63,25 @@ class CallOutcome:
         if self.error is None:
             return f"answered with status {self.status}"
         if sentence := explain(self.error):  # after the message that the client gets
-            return f"{self.error}: {sentence}" if isinstance(self.error, BadResult) else sentence
+            has_advice = isinstance(self.error, BadResult) and bool(self.error.advice)
+            return f"{str(self.error).rstrip('.')}: {sentence}" if has_advice else sentence
         place = source_line(self.error)
         return f"{describe_error(self.error)}{f' ({place})' if place else ''}"
 
 
 def describe_error(error: BaseException) -> str:
+    """The error in one line, with what was noted about it."""
+    return " ".join([describe_exception(error), *getattr(error, "__notes__", ())])
+
+
+def describe_exception(error: BaseException) -> str:
     match error:
+        case PredictionException() | BadRequest():
+            failed = to_failed([], error)
+            advice = failed.detail if isinstance(error, PredictionException) else ""
+            return f"answered with {failed.status}: {advice or shorten(failed.message)}"
+        case FlambeauError():  # its text is the sentence that the server logs
+            return str(error)
         case CallTimeout():
             return f"{error}; the server kills a worker for that"
         case SystemExit():

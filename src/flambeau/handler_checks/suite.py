@@ -18,7 +18,8 @@ from flambeau.handler_checks.guarded_call import (
     malformed_samples,
 )
 from flambeau.handler_checks.memory_growth import GrowthReport, measure_growth
-from flambeau.worker.handler_mistakes import first_line, shorten
+from flambeau.worker.code_places import first_line, shorten
+from flambeau.worker.handler_mistakes import explain_split
 from flambeau.worker.stage_timings import size_text
 
 ADVICE = "raise PredictionException(…, 400) to tell the client why"
@@ -117,7 +118,9 @@ class HandlerChecks:
         for batch in batches:
             outcome = self._caller.call(batch)
             if outcome.error is not None:
-                return Verdict("problem", what, f"{len(batch)} at once fail: {outcome.reason}")
+                # Alone the samples have succeeded.
+                text = explain_split(outcome.error, len(batch), outcome.reason, has_succeeded=True)
+                return Verdict("problem", what, text)
             for i, (sample, reply) in enumerate(zip(batch, outcome.replies, strict=True)):
                 if found := self._difference(sample, reply, f"[{i}]"):
                     self._is_batched_well = False

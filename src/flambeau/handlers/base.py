@@ -44,6 +44,7 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
     """
 
     handler_keys: Sequence[str] = ()  # keys of the `handler` section that this class reads
+    example: Any = None  # a request body, for the command that the server prints
     names_classes = False  # results have the names of index_to_name.json, so that its absence is worth a warning
 
     def __init__(self) -> None:
@@ -58,7 +59,6 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
         self.model_yaml_config: Mapping[str, Any] = {}
         self.model_pt_path: str | None = None  # the serialized file
         self.profiler_args: dict[str, Any] = {}  # for torch.profiler.profile
-        self.example: Any = None  # a request body, for the command that the server prints
         self.explain = False
         self.target = 0
 

@@ -172,7 +172,8 @@ class GptHandler(BaseHandler):
             )
 
     def _overrides(self, name: str) -> bool:
-        return getattr(type(self), name) is not getattr(GptHandler, name) or name in vars(self)
+        method = getattr(self, name)  # of the class, or set on the instance, perhaps with a clock around it
+        return getattr(method, "__func__", method) is not getattr(GptHandler, name)
 
     def _read(self, request: Request, row: Mapping[str, Any], state: ResumeState | None) -> Prompted:
         """Read a job's request; stages that a subclass overrides run for this request alone."""

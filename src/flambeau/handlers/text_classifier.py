@@ -43,6 +43,8 @@ class TextBatch(NamedTuple):
 class TextHandler(BaseHandler, abc.ABC):
     """Loads the model and its vocabulary, and normalizes texts."""
 
+    abilities = ("text",)  # the form of the console
+
     def __init__(self) -> None:
         super().__init__()
         self.source_vocab: Any = None

@@ -17,6 +17,7 @@ from flambeau.handlers.labels import map_class_to_label
 from flambeau.handlers.options import handler_options, read_count, read_number
 from flambeau.handlers.profiler import timed
 from flambeau.handlers.request_rows import content_of, decode_base64, target_of
+from flambeau.wire.example_requests import PICTURE
 
 try:
     from PIL import Image, ImageOps, UnidentifiedImageError
@@ -56,12 +57,15 @@ class VisionHandler(BaseHandler, abc.ABC):
     A request holds an image file, its base64 text, or nested lists of numbers, which are not processed.
     """
 
+    abilities = ("image",)  # the form of the console
     image_processing: Callable[[Any], torch.Tensor] = plain_processing
     tensor_dimensions: int | None = None  # of nested lists; None for any number
 
     def initialize(self, context: Context) -> None:
         """Load the model; lift PIL's limit of pixels if the server is configured so."""
         super().initialize(context)
+        if self.example is None and type(self).preprocess is VisionHandler.preprocess:
+            self.example = PICTURE
         if not context.system_properties.get("limit_max_image_pixels", True):
             allow_any_size()
 

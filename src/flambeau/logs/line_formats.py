@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 SERVER, ACCESS, MODEL = "SERVER", "ACCESS_LOG", "MODEL_LOG"
 TS_METRICS, MODEL_METRICS = "TS_METRICS", "MODEL_METRICS"
@@ -30,10 +31,24 @@ class LineFormat:
 
     A full line is `<time> [<LEVEL>] <thread> <logger> - <message>`: ts_log, model_log and the console. A short one is
     `<time> - <message>`: the access log and the two metrics logs. `to_text` makes the message of what is logged as
-    values: it gets the values, and the second in which they were logged.
+    values: it gets the values, and the second in which they were logged. JSON lines have more fields: `worker` and
+    `model`, and those that `to_fields` makes of the same values.
     """
 
-    __slots__ = ("_second", "_text", "channel", "full", "level", "own", "thread", "to_text")
+    __slots__ = (
+        "_second",
+        "_text",
+        "channel",
+        "full",
+        "level",
+        "logger",
+        "model",
+        "own",
+        "thread",
+        "to_fields",
+        "to_text",
+        "worker",
+    )
 
     def __init__(
         self,
@@ -42,12 +57,20 @@ class LineFormat:
         thread: str = "main",
         logger: str = "",
         to_text: Callable[..., str] = str,
+        to_fields: Callable[..., dict[str, Any]] | None = None,
+        *,
+        worker: str = "",
+        model: str = "",
     ) -> None:
         self.channel = channel
         self.level = level
         self.thread = thread
+        self.logger = logger or channel
         self.to_text = to_text
-        self.full = f" [{level_name(level)}] {thread} {logger or channel} - "  # between time and message
+        self.to_fields = to_fields
+        self.worker = worker
+        self.model = model
+        self.full = f" [{level_name(level)}] {thread} {self.logger} - "  # between time and message
         self.own = " - " if channel in _SHORT else self.full  # the same in the log's own file
         self._second = -1
         self._text = ""

@@ -39,8 +39,9 @@ def open_logs(config: ServerConfig, level: str = "info", settings: LogSettings |
 
     `level` counts only for a server that logs to stderr; one with files writes everything.
     """
+    is_json = config.log_format == "json"
     if config.log_folder is None and settings is None:
-        logs = Logs(STDERR, has_access_log=bool(config.access_log))
+        logs = Logs(STDERR, is_json=is_json, has_access_log=bool(config.access_log))
         redirect_logging(logs, logging.getLevelName(level.upper()))
         return logs
     folder = config.log_folder or Path("logs")
@@ -51,6 +52,7 @@ def open_logs(config: ServerConfig, level: str = "info", settings: LogSettings |
         files,
         levels=settings.levels if settings else {},
         is_terminal=False,
+        is_json=is_json,
         has_access_log=config.access_log is not False,
     )
     redirect_logging(logs, min(settings.levels.get(SERVER, logging.INFO), logging.INFO) if settings else logging.DEBUG)

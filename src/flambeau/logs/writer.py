@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flambeau.logs.console import PIPE_BYTES, Console
+from flambeau.logs.json_lines import json_lines, record_format
 from flambeau.logs.line_formats import (
     ACCESS,
     MODEL,
@@ -26,6 +27,7 @@ from flambeau.logs.line_formats import (
     tidy,
 )
 from flambeau.logs.rolling_file import RollingFile
+from flambeau.wire.log_records import fields_of_record
 
 MAX_WAITING_BYTES = 32 << 20  # further entries are dropped and counted
 ENTRY_BYTES = 400  # of an entry without its text, roughly
@@ -57,9 +59,11 @@ class Logs:
         *,
         levels: Mapping[str, int] | None = None,
         is_terminal: bool = True,
+        is_json: bool = False,
         has_access_log: bool = False,
     ) -> None:
         self.has_access_log = has_access_log
+        self.is_json = is_json  # every line is a JSON document, also in the files of the single logs
         self.num_dropped = 0
         self._console = None if console is None else Console(console, self._console_note)
         self._files = dict(files or {})
@@ -104,15 +108,15 @@ class Logs:
         if self._thread is None:
             self._start()
 
-    def put_now(self, channel: str, level: int, thread: str, logger: str, text: str) -> None:
-        """Log a rare event: immediately if that cannot block, else like `put`."""
+    def add_now(self, line: LineFormat, payload: Payload, num_bytes: int = 0) -> None:
+        """Log a rare event: immediately if that cannot block, else like `add`."""
         if not self._waiting and not self._is_closed and self._writing.acquire(blocking=False):
             try:
-                if self._write_at_once((message_format(channel, level, thread, logger), time.time(), text, 0)):
+                if self._write_at_once((line, time.time(), payload, 0)):
                     return
             finally:
                 self._writing.release()
-        self.put(channel, level, thread, logger, text)
+        self.add(line, payload, num_bytes)
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Write the waiting entries, for at most `timeout_s`."""
@@ -222,6 +226,8 @@ class Logs:
 
     def _console_note(self, lost: int) -> bytes:
         line, now, text, _ = self._note(dropped_text(lost))
+        if self.is_json:
+            return json_lines(line, now, text)
         if self.is_terminal:
             return terminal_line(now, line.level, str(text)).encode()
         return f"{local_time(now)}{line.full}{text}\n".encode()
@@ -239,6 +245,8 @@ class Logs:
     def _format_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
         if self._levels:
             batch = [entry for entry in batch if entry[0].level >= self._levels.get(entry[0].channel, 0)]
+        if self.is_json:
+            return self._format_json(batch)
         files: dict[str, list[str]] = {channel: [] for channel in self._files}
         lines: list[str] = files.pop(SERVER, [])
         if self._files or not self.is_terminal:
@@ -248,6 +256,15 @@ class Logs:
         if lines and SERVER in self._files:
             formatted[SERVER] = every
         return encode(terminal_lines(batch)) if self.is_terminal else every, formatted
+
+    def _format_json(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
+        made = [(line.channel, json_lines(line, created, payload)) for line, created, payload, _ in batch]
+        every = b"".join([text for _, text in made])
+        files = {SERVER: every} if every and SERVER in self._files else {}
+        for channel in self._files.keys() - {SERVER}:
+            if own := b"".join([text for its, text in made if its == channel]):
+                files[channel] = own
+        return every, files
 
     @staticmethod
     def _format(batch: list[Entry], lines: list[str], files: dict[str, list[str]]) -> None:
@@ -307,7 +324,10 @@ def dropped_text(number: int) -> str:
 
 
 class QueueHandler(logging.Handler):
-    """Passes records of Python's logging to Logs; a record's `worker` is shown as its thread."""
+    """Passes records of Python's logging to Logs; a record's `worker` is shown as its thread.
+
+    JSON lines show the `extra` values `worker`, `model`, `request_id` and `trace_id` as fields.
+    """
 
     def __init__(self, logs: Logs) -> None:
         super().__init__()
@@ -315,15 +335,22 @@ class QueueHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
+        is_json = self._logs.is_json
         try:
-            message = self.format(record)
+            message = record.getMessage() if is_json else self.format(record)
         except Exception:
             self.handleError(record)
             return
-        thread = getattr(record, "worker", None) or record.threadName or "main"
+        worker = getattr(record, "worker", None) or ""
+        thread = worker or record.threadName or "main"
         thread = "main" if thread == "MainThread" else thread
         channel = record.name if record.name in (ACCESS, MODEL, TS_METRICS, MODEL_METRICS) else SERVER
-        self._logs.put_now(channel, record.levelno, printable(thread), record.name, tidy(message))
+        if is_json:
+            line = record_format(channel, record.levelno, thread, record.name, worker, getattr(record, "model", ""))
+            self._logs.add_now(line, (message, fields_of_record(record)), len(message))
+            return
+        line = message_format(channel, record.levelno, printable(thread), record.name)
+        self._logs.add_now(line, tidy(message), len(message))
 
 
 def encode(lines: list[str]) -> bytes:
@@ -344,6 +371,8 @@ def full_http_line(
     seconds: float,
     sizes: tuple[int, int],
     end: str,
+    model: str = "",
+    trace_id: str = "",
     _: int = 0,
 ) -> str:
     method, path, query, version, request_id = request
@@ -352,19 +381,81 @@ def full_http_line(
     return f"{line} id={printable(request_id)} in={received} out={sent}{end}"
 
 
-def grpc_line(peer: str, method: str, code: int, seconds: float, _: int = 0) -> str:
+def grpc_line(
+    peer: str,
+    method: str,
+    code: int,
+    seconds: float,
+    request_id: str = "",
+    model: str = "",
+    trace_id: str = "",
+    _: int = 0,
+) -> str:
     return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {max(0.0, seconds * 1000):.0f}'
+
+
+def http_fields(
+    remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float, _: int = 0
+) -> dict[str, Any]:
+    return {
+        "message": http_line(remote, method, path, query, version, status, seconds),
+        "client": remote.removeprefix("/"),
+        "method": method,
+        "path": path,
+        "status": status,
+        "duration_ms": round(max(0.0, seconds * 1000), 3),
+    }
+
+
+def full_http_fields(
+    remote: str,
+    request: tuple[str, ...],
+    status: int,
+    seconds: float,
+    sizes: tuple[int, int],
+    end: str,
+    model: str,
+    trace_id: str,
+    _: int = 0,
+) -> dict[str, Any]:
+    method, path, query, version, request_id = request
+    return {
+        **http_fields(remote, method, path, query, version, status, seconds),
+        "request_id": request_id,
+        "model": model,
+        "trace_id": trace_id,
+        "request_bytes": sizes[0],
+        "response_bytes": sizes[1],
+        "aborted": bool(end),
+    }
+
+
+def grpc_fields(
+    peer: str, method: str, code: int, seconds: float, request_id: str, model: str, trace_id: str, _: int = 0
+) -> dict[str, Any]:
+    return {
+        "message": grpc_line(peer, method, code, seconds, request_id, model, trace_id),
+        "client": remote_of(peer).removeprefix("/"),
+        "method": "gRPC",
+        "path": method.lstrip("/"),
+        "status": code,
+        "duration_ms": round(max(0.0, seconds * 1000), 3),
+        "request_id": request_id,
+        "model": model,
+        "trace_id": trace_id,
+    }
 
 
 class AccessLog:
     """Logs each call: client, request, status and duration; a full log has request ids and sizes too."""
 
-    _HTTP = LineFormat(ACCESS, to_text=http_line)
-    _FULL_HTTP = LineFormat(ACCESS, to_text=full_http_line)
-    _GRPC = LineFormat(ACCESS, to_text=grpc_line)
+    _HTTP = LineFormat(ACCESS, to_text=http_line, to_fields=http_fields)
+    _FULL_HTTP = LineFormat(ACCESS, to_text=full_http_line, to_fields=full_http_fields)
+    _GRPC = LineFormat(ACCESS, to_text=grpc_line, to_fields=grpc_fields)
 
     def __init__(self, logs: Logs, *, is_full: bool = False) -> None:
         self.is_full = is_full
+        self.is_json = logs.is_json
         self._add = logs.add
 
     def http(self, remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float) -> None:
@@ -373,14 +464,35 @@ class AccessLog:
         self._add(self._HTTP, values, len(path) + len(query))
 
     def http_ended(
-        self, remote: str, request: tuple[str, ...], status: int, seconds: float, sizes: tuple[int, int], end: str
+        self,
+        remote: str,
+        request: tuple[str, ...],
+        status: int,
+        seconds: float,
+        sizes: tuple[int, int],
+        end: str,
+        model: str = "",
+        trace_id: str = "",
     ) -> None:
-        """Log an HTTP exchange whose response has ended; `request`: method, path, query, version and request id."""
-        self._add(self._FULL_HTTP, (remote, request, status, seconds, sizes, end), sum(map(len, request)))
+        """Log an HTTP exchange whose response has ended; `request`: method, path, query, version and request id.
 
-    def grpc(self, peer: str, method: str, code: int, seconds: float) -> None:
-        """Log a gRPC call: `peer` and `method` in grpc's form, `code` as a number."""
-        self._add(self._GRPC, (peer, method, code, seconds))
+        Only JSON lines have the model and the trace id.
+        """
+        values = (remote, request, status, seconds, sizes, end, model, trace_id)
+        self._add(self._FULL_HTTP, values, sum(map(len, request)))
+
+    def grpc(
+        self,
+        peer: str,
+        method: str,
+        code: int,
+        seconds: float,
+        request_id: str = "",
+        model: str = "",
+        trace_id: str = "",
+    ) -> None:
+        """Log a gRPC call: `peer` and `method` in grpc's form, `code` as a number. JSON lines have all of it."""
+        self._add(self._GRPC, (peer, method, code, seconds, request_id, model, trace_id))
 
 
 def remote_of(peer: object) -> str:

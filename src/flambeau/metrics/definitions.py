@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flambeau.errors import ConfigError
+from flambeau.small_files import read_small
 
 
 class MetricTypes(enum.Enum):
@@ -45,8 +46,10 @@ def read_definitions(file: Path | None) -> Definitions:
     """Read a metrics.yaml, or the bundled one."""
     path = file or BUNDLED
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_small(path).decode()
+    except OSError as error:
+        raise ConfigError(f"the metrics configuration {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"the metrics configuration {path} cannot be read: {error}") from None
     return parse_definitions(text, str(path))
 

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 
 from flambeau.metrics.definitions import KINDS, Definition, Sample, read_definitions
+from flambeau.metrics.traffic import Exemplar
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,7 @@ MAX_MODEL_SERIES = 2000  # of the handlers of one model, all metrics together
 MAX_DETECTED = 1000  # the same for metric names that a handler generates
 MAX_LABELS = 20  # of a metric that a handler generates
 MAX_LABEL_CHARACTERS = 250  # of a name, unit, or label
+OPEN_METRICS_END = "# EOF\n"
 
 
 class MetricFamily:
@@ -32,6 +34,7 @@ class MetricFamily:
         self.bounds = buckets
         self.values: dict[Labels, float] = {}
         self.buckets: dict[Labels, list[int]] = {}
+        self.exemplars: dict[Labels, dict[int, Exemplar]] = {}
 
     def update(self, value: float, labels: Labels) -> None:
         """Add, set or observe a value, depending on the kind."""
@@ -67,8 +70,35 @@ class MetricFamily:
             yield f"{self.name}_sum", f"{self.braces(labels)} {self.number(value)}"
             yield f"{self.name}_count", f"{self.braces(labels)} {self.number(total)}"
 
+    def open_lines(self, wanted: Collection[str] = ()) -> Iterable[str]:
+        """The same in the format of OpenMetrics, with exemplars. There a counter's samples must end with `_total`."""
+        every = not wanted or self.name in wanted
+        has_suffix = self.kind != "counter" or self.name.endswith("_total")
+        samples = [f"{name}{rest}" for name, rest in self._open_samples() if every or name in wanted]
+        if samples or every:
+            name = self.name.removesuffix("_total") if self.kind == "counter" else self.name
+            yield f"# HELP {name} {escaped(self.help)}"
+            yield f"# TYPE {name} {self.kind if has_suffix else 'unknown'}"
+            yield from samples
+
+    def _open_samples(self) -> Iterable[tuple[str, str]]:
+        for labels, value in sorted(self.values.items()):
+            if self.kind != "histogram":
+                yield self.name, f"{in_braces(labels)} {self.number(value)}"
+                continue
+            total, exemplars = 0, self.exemplars.get(labels, {})
+            bounds = (*map(str, self.bounds), "+Inf")
+            for i, (bound, count) in enumerate(zip(bounds, self.buckets[labels], strict=True)):
+                total += count
+                text = f"{in_braces((*labels, ('le', bound)))} {self.number(total)}"
+                if exemplar := exemplars.get(i):
+                    text += f" # {in_braces(exemplar[0])} {plain(exemplar[1])} {exemplar[2]:.3f}"
+                yield f"{self.name}_bucket", text
+            yield f"{self.name}_sum", f"{in_braces(labels)} {self.number(value)}"
+            yield f"{self.name}_count", f"{in_braces(labels)} {self.number(total)}"
+
     def braces(self, labels: Labels) -> str:
-        return "{" + ",".join(pairs(labels)) + "}" if labels else ""
+        return in_braces(labels)
 
     def number(self, value: float) -> str:
         return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e15 else plain(value)
@@ -215,12 +245,30 @@ def to_text(metrics: Iterable[MetricFamily], wanted: Collection[str] = ()) -> st
     return "".join(f"{line}\n" for _, metric in sorted(by_name.items()) for line in metric.lines(wanted))
 
 
+def to_open_metrics(metrics: Iterable[MetricFamily], wanted: Collection[str] = ()) -> str:
+    """The wanted metrics, or all, in the format of OpenMetrics; of two with one name, the first."""
+    by_name: dict[str, MetricFamily] = {}
+    for metric in metrics:
+        by_name.setdefault(metric.name.removesuffix("_total"), metric)
+    lines = (line for _, metric in sorted(by_name.items()) for line in metric.open_lines(wanted))
+    return "".join(f"{line}\n" for line in lines) + OPEN_METRICS_END
+
+
 def plain(value: float) -> str:
     """A floating point number as text."""
     value = float(value)
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def in_braces(labels: Labels) -> str:
+    return "{" + ",".join(pairs(labels)) + "}" if labels else ""
+
+
+def escaped(text: str) -> str:
+    """A help text, in which OpenMetrics escapes quotation marks too."""
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def pairs(labels: Labels) -> Iterable[str]:

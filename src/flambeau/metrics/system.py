@@ -1,14 +1,17 @@
-"""Readings of CPU, memory, disk and GPUs of this host, without torch."""
+"""Readings of CPU, memory, disk and GPUs of this host, without torch; the metrics of the server process."""
 
 from __future__ import annotations
 
 import csv
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from flambeau.metrics.registry import MetricFamily
 
 MB, GB = 1 << 20, 1 << 30
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -145,3 +148,32 @@ def read_pages(pid: int) -> tuple[int, int]:
         return int(words[1]), int(words[2])
     except (OSError, IndexError, ValueError):
         return 0, 0
+
+
+def process_metrics() -> Iterator[MetricFamily]:
+    """The `process_*` metrics of this process, under the names that Prometheus' own clients use."""
+    for name, kind, text, value in read_process():
+        family = MetricFamily(name, kind, text)
+        family.values[()] = value
+        yield family
+
+
+def read_process() -> Iterator[tuple[str, str, str, float]]:
+    """Name, kind, help text and value; what the system does not tell is left out."""
+    times = os.times()
+    seconds = times.user + times.system
+    yield "process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", seconds
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield "process_max_fds", "gauge", "Maximum number of open file descriptors.", soft
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        open_fds = len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
+        started, virtual, pages = (int(fields[i - 3]) for i in (22, 23, 24))  # numbers as in proc(5)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return
+    started_at = int(boot.split()[1]) + started / os.sysconf("SC_CLK_TCK")
+    yield "process_open_fds", "gauge", "Number of open file descriptors.", open_fds
+    yield "process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.", started_at
+    yield "process_virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", virtual
+    yield "process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", pages * PAGE_BYTES

@@ -26,8 +26,10 @@ class WorkerExit:
     spares_jobs: bool = False  # … for a reason that has nothing to do with its jobs
     while_loading: bool = False  # the model could not be loaded
     is_final: bool = False  # … and another attempt would fail too
+    is_hung: bool = False  # this server ended it because it made no progress
     needs_install: bool = False  # … because a package that its handler needs is not installed
     last_lines: tuple[str, ...] = ()
+    stacks: str = ""  # of its threads, if it hung
 
     @property
     def is_external(self) -> bool:
@@ -66,12 +68,13 @@ def should_retry(
     """Whether a job of an exited worker is retried. A job whose reply has begun must be resumable.
 
     A job that was alone in a worker that crashed by itself is the cause. One that was in a batch may be innocent,
-    once. One whose worker was killed from outside probably is: whoever kills a worker often kills several.
+    once, as may one whose worker hung: what it waited for may be there next time. One whose worker was killed from
+    outside probably is: whoever kills a worker often kills several.
     """
     max_crashes = MAX_FURTHER_RETRIES if reply_started or worker_exit.is_external else MAX_RETRIES
     if (reply_started and not can_resume) or crashes > max_crashes:
         return False
-    return batch_size > 1 or worker_exit.is_external or worker_exit.spares_jobs
+    return batch_size > 1 or worker_exit.is_external or worker_exit.spares_jobs or worker_exit.is_hung
 
 
 def describe_exit(code: int) -> tuple[str, int | None]:

@@ -31,7 +31,7 @@ class WorkerRef:
 class ServerEvents:
     """One method for each event. A subclass can word the events differently.
 
-    Records carry `event`, the name of the method, and `worker`, the name of the worker.
+    Records carry `event`, the name of the method, `worker`, the name of the worker, and `model` where it is known.
     """
 
     reports_batches = False  # whether `batch_sent` is called, once for each batch
@@ -40,51 +40,59 @@ class ServerEvents:
 
     def model_loaded(self, model: str) -> None:
         """A model can be used: a worker has loaded it, or it is registered without workers."""
-        self._log(logging.INFO, "model_loaded", "", "model %s is loaded", printable(model))
+        logger.info("model %s is loaded", printable(model), extra={"event": "model_loaded", "model": model})
 
     # ---- workers ----
 
     def worker_starting(self, worker: WorkerRef) -> None:
-        self._log(logging.DEBUG, "worker_starting", worker.name, "%s starts", worker)
+        self._log(logging.DEBUG, "worker_starting", worker, "%s starts", worker)
 
     def worker_loaded(self, worker: WorkerRef, load_s: float) -> None:
-        self._log(logging.INFO, "worker_loaded", worker.name, "%s loaded its model in %.1f s", worker, load_s)
+        self._log(logging.INFO, "worker_loaded", worker, "%s loaded its model in %.1f s", worker, load_s)
 
     def worker_load_timed_out(self, worker: WorkerRef, timeout_s: float) -> None:
         text = "%s did not load its model within %g s (startupTimeout)"
-        self._log(logging.ERROR, "worker_load_timed_out", worker.name, text, worker, timeout_s)
+        self._log(logging.ERROR, "worker_load_timed_out", worker, text, worker, timeout_s)
 
     def worker_stalled(self, worker: WorkerRef, timeout_s: float, failures: int) -> None:
         """A worker made no progress for too long; `failures` counts those in a row, with this one."""
         text = "%s did not answer within %g s (responseTimeout)"
-        self._log(logging.ERROR, "worker_stalled", worker.name, text, worker, timeout_s)
+        self._log(logging.ERROR, "worker_stalled", worker, text, worker, timeout_s)
+
+    def worker_slow(self, worker: WorkerRef, words: str) -> None:
+        """A worker takes much longer than usual, and may be at work."""
+        self._log(logging.WARNING, "worker_slow", worker.name, "%s is %s", worker, words)
+
+    def worker_hung(self, worker: WorkerRef, words: str) -> None:
+        """A worker can make no progress and is replaced."""
+        self._log(logging.ERROR, "worker_hung", worker.name, "%s is replaced: %s", worker, words)
 
     def worker_exited(self, worker: WorkerRef, worker_exit: WorkerExit) -> None:
         """A worker exited unexpectedly. `worker_retried` or `worker_abandoned` follows."""
-        self._log(logging.DEBUG, "worker_exited", worker.name, "%s exited: %s", worker, worker_exit.reason)
+        self._log(logging.DEBUG, "worker_exited", worker, "%s exited: %s", worker, worker_exit.reason)
 
     def worker_retried(self, worker: WorkerRef, worker_exit: WorkerExit, delay_s: float, *, attempt: int = 0) -> None:
         """A worker restarts. With `attempt`, so many failed in a row and the log has this cause already."""
         if attempt:
             text = "%s exited and restarts in %g s, as before (attempt %d): %s"
             reason = worker_exit.reason.partition("\n")[0]
-            self._log(logging.WARNING, "worker_retried", worker.name, text, worker, delay_s, attempt, reason)
+            self._log(logging.WARNING, "worker_retried", worker, text, worker, delay_s, attempt, reason)
             return
         text = "%s exited and restarts in %g s: %s"
-        self._log(logging.WARNING, "worker_retried", worker.name, text, worker, delay_s, worker_exit.cause)
+        self._log(logging.WARNING, "worker_retried", worker, text, worker, delay_s, worker_exit.cause)
 
     def worker_abandoned(self, worker: WorkerRef, worker_exit: WorkerExit, *, is_repeated: bool) -> None:
         """A worker is not restarted. `is_repeated`: another worker of the model failed for the same final reason."""
         if worker_exit.is_final:
             if not is_repeated:
                 text = "%s is not tried again: %s"
-                self._log(logging.ERROR, "worker_abandoned", worker.name, text, worker, worker_exit.reason)
+                self._log(logging.ERROR, "worker_abandoned", worker, text, worker, worker_exit.reason)
         else:
             text = "%s is not restarted any more: %s"
-            self._log(logging.ERROR, "worker_abandoned", worker.name, text, worker, worker_exit.cause)
+            self._log(logging.ERROR, "worker_abandoned", worker, text, worker, worker_exit.cause)
 
     def worker_retired(self, worker: WorkerRef) -> None:
-        self._log(logging.INFO, "worker_retired", worker.name, "%s is stopped", worker)
+        self._log(logging.INFO, "worker_retired", worker, "%s is stopped", worker)
 
     # ---- processes of workers: `worker` is a name, with the rank where there are several ----
 
@@ -107,6 +115,8 @@ class ServerEvents:
         self._log(logging.ERROR, "metric_rejected", worker, text, printable(worker), line)
 
     @staticmethod
-    def _log(level: int, event: str, worker: str, text: str, *arguments: object) -> None:
-        extra = {"event": event, "worker": worker} if worker else {"event": event}
+    def _log(level: int, event: str, worker: WorkerRef | str, text: str, *arguments: object) -> None:
+        extra = {"event": event, "worker": worker}
+        if isinstance(worker, WorkerRef):
+            extra |= {"worker": worker.name, "model": worker.model}
         logger.log(level, text, *arguments, extra=extra)

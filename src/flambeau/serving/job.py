@@ -10,6 +10,8 @@ from typing import Protocol
 
 from flambeau.errors import BadRequest, FlambeauError
 from flambeau.metrics.traffic import RequestCounts
+from flambeau.serving.job_times import JobTimes
+from flambeau.serving.slow_requests import Explanation
 from flambeau.wire.messages import Kind, Part, Request, Shared
 from flambeau.wire.shared_memory import Segment
 
@@ -36,13 +38,30 @@ class Receiver(Protocol):
         """The job failed; nothing follows."""
 
 
-class FlowControl(Protocol):
-    """The holder of a job whose reply can be paused: a worker."""
+class JobHolder(Protocol):
+    """The worker that a job was sent to."""
 
     def pause(self, job: Job, excess_bytes: int) -> None:
         """Produce no more of the reply until its client has read `excess_bytes`."""
 
     def resume(self, job: Job) -> None: ...
+
+    def explain(self, job: Job, status: int) -> Explanation | None:
+        """Where the time of a job went; None if it is not known."""
+
+
+class JobObserver(Protocol):
+    """Follows a job whose request is traced."""
+
+    @property
+    def trace_id(self) -> str: ...
+
+    def sent(self, job: Job, worker: str, jobs: Sequence[Job]) -> None:
+        """The job is about to be sent to a worker, with these jobs as one batch."""
+
+    def failed(self, error: FlambeauError) -> None: ...
+
+    def ended(self, job: Job) -> None: ...
 
 
 class RequestBody:
@@ -97,9 +116,12 @@ class Job:
         "query",
         "receiver",
         "request_id",
+        "retried",
         "started",
         "state",
         "state_bytes",
+        "times",
+        "trace",
         "url_path",
         "usage",
     )
@@ -137,9 +159,12 @@ class Job:
         self.state: list[bytes] | None = None  # lets another worker resume the reply; None: it cannot
         self.state_bytes = 0
         self.on_cancel: Callable[[Job], None] | None = None  # set by its holder: the queue or a worker
-        self.flow: FlowControl | None = None  # set by the worker it is sent to
+        self.flow: JobHolder | None = None  # the worker it is sent to
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
+        self.retried = 0.0  # when the last worker that did not answer it was lost
+        self.times: JobTimes | None = None  # once a part of the reply has arrived
+        self.trace: JobObserver | None = None  # if its request is traced
         self.usage: RequestCounts | None = None  # the counters of its model, once a model has accepted it
 
     def renew_id(self) -> None:
@@ -165,6 +190,11 @@ class Job:
             self.fields,
             self.state or [],
         )
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """The `extra` of log records about this job."""
+        return {"request_id": self.request_id, "trace_id": self.trace.trace_id if self.trace is not None else ""}
 
     @property
     def can_resume(self) -> bool:
@@ -206,10 +236,13 @@ class Job:
 
     def report(self, error: FlambeauError) -> None:
         """Pass an error to the receiver. An exception in the receiver is logged: other jobs must not suffer."""
+        if self.trace is not None:
+            self.trace.failed(error)
         try:
             self.receiver.on_error(error)
         except Exception:
-            logger.exception("request %s: the receiver failed to take an error", self.request_id)
+            text = "request %s: the receiver failed to take an error"
+            logger.exception(text, self.request_id, extra=self.log_fields)
 
     def cancel(self) -> None:
         """End the job without a reply; remove it from the queue or cancel it in the worker."""
@@ -228,11 +261,17 @@ class Job:
         if self.flow is not None and not self.is_over:
             self.flow.resume(self)
 
+    def explain(self, status: int) -> Explanation | None:
+        """Where its time went until now; None if no worker has answered it."""
+        return None if self.flow is None else self.flow.explain(self, status)
+
     def _end(self) -> None:
         self.is_over = True
         self.body.release()
         if self.expiry is not None:
             self.expiry.cancel()
+        if self.trace is not None:
+            self.trace.ended(self)
 
 
 class ReplyCollector:

@@ -6,23 +6,29 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
-from flambeau.logs.line_formats import printable
+from flambeau.logs.line_formats import masked, printable
 from flambeau.metrics.traffic import ModelTraffic
-from flambeau.serving.crash_recovery import WorkerExit, should_retry
+from flambeau.serving.crash_bundles import CrashReport, read_requests
+from flambeau.serving.crash_recovery import WorkerExit, is_same_failure, should_retry
 from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
 from flambeau.serving.job import Job
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
 from flambeau.serving.model_sources.store import Source
+from flambeau.serving.slow_requests import SlowRequests
+from flambeau.serving.workers.hang_detector import HangDetector
+from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import available_bytes, free_swap_bytes
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.scaler import Scaler
 from flambeau.serving.workers.supervisor import Slot
-from flambeau.serving.workers.watchdog import LivenessCheck, Watchdog
+from flambeau.serving.workers.watchdog import FAMILIES_INTERVAL_S, LivenessCheck, Watchdog
 from flambeau.serving.workers.worker_factory import Host, WorkerFactory
 from flambeau.wire.messages import TensorSpec
 
@@ -52,8 +58,12 @@ class Model:
         self.inputs: Sequence[TensorSpec] = ()  # as its handler declares them
         self.outputs: Sequence[TensorSpec] = ()
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
+        self.step_times = StepTimes()
         self.traffic = ModelTraffic(name, host.telemetry.traffic)
+        self.slow = SlowRequests()
         self._events = host.events
+        self._crash_bundles = host.crash_bundles
+        self._server_config = host.config
         self._max_workers = host.config.max_workers_per_model
         self._check_number(config.min_workers, config.max_workers)
         self._is_reported = False  # as loaded
@@ -75,9 +85,14 @@ class Model:
         )
         self.scaler = Scaler(str(self), self.pool, self.queue, host.free_memory)
         liveness = LivenessCheck(self.pool, config, host.events)
-        families = None if config.memory_limit_mb is None else liveness.check_families
+        slow_checks: list[tuple[Callable[[], Awaitable[None]], float]] = []
+        if config.memory_limit_mb is not None:
+            slow_checks.append((liveness.check_families, FAMILIES_INTERVAL_S))
+        if config.detects_hangs and HangDetector.is_supported():
+            hangs = HangDetector(self.pool, config, self.step_times, host.events)
+            slow_checks.append((hangs.check, hangs.interval_s))
         checks = (liveness.tick, self._cut_unread, self._dispatcher.tick, self.scaler.tick)
-        self._watchdog = Watchdog(str(self), checks, families)
+        self._watchdog = Watchdog(str(self), checks, slow_checks)
         for warning in contradictions(config):
             logger.warning("%s: %s", self, warning)
 
@@ -226,16 +241,23 @@ class Model:
             slot,
             num_workers=self.pool.max_workers,
             on_free=self._dispatcher.feed,
-            on_lost=self._on_worker_exit,
+            on_lost=partial(self._on_worker_exit, slot),
             traffic=self.traffic,
+            step_times=self.step_times,
+            slow=self.slow,
         )
 
-    def _on_worker_exit(self, worker_exit: WorkerExit, suspects: list[tuple[Job, int]], innocent: list[Job]) -> None:
+    def _on_worker_exit(
+        self, slot: Slot, worker_exit: WorkerExit, suspects: list[tuple[Job, int]], innocent: list[Job]
+    ) -> None:
         """Retry or fail the jobs of a worker that exited; `suspects` come with the size of their batch."""
+        if not slot.is_retired and not worker_exit.is_final:  # one line of the log says all of a final failure
+            slot.bundle = self._write_bundle(slot, worker_exit, suspects)
         for job in reversed(innocent):
             self.queue.put_back(job)
         for job, batch_size in reversed(suspects):
             job.crashes += 1
+            job.retried = time.monotonic()
             if not self.config.sequence_batching and should_retry(
                 worker_exit,
                 batch_size=batch_size,
@@ -251,6 +273,54 @@ class Model:
                 job.fail(WorkerDied(cause=worker_exit.cause, out_of_memory=worker_exit.out_of_memory))
         self._on_change()
         self._dispatcher.on_worker_exit()
+
+    def _write_bundle(self, slot: Slot, worker_exit: WorkerExit, suspects: list[tuple[Job, int]]) -> str:
+        """Write a crash bundle and return its path. A load failure that repeats has the bundle of the first."""
+        before = slot.last_exit
+        if worker_exit.while_loading and before is not None and is_same_failure(before, worker_exit):
+            return slot.bundle
+        now = time.time()
+        path = self._crash_bundles.add(
+            CrashReport(
+                at=now,
+                worker=slot.ref,
+                pids=slot.worker.pids if slot.worker else [],
+                age_s=now - slot.started_at,
+                device=slot.device,
+                exit=worker_exit,
+                model=self._record(),
+                requests=read_requests(suspects),
+            )
+        )
+        if not path and worker_exit.stacks:
+            logger.warning("%s: what it did when it was ended:\n%s", slot.ref, worker_exit.stacks)
+        return path
+
+    def _record(self) -> dict[str, Any]:
+        """What it takes to serve this model again."""
+        source, config = self.source, self.config
+        script = source.folder / self.handler
+        if source.origin is not None:
+            path = source.origin.path
+        else:
+            path = script if script.suffix == ".py" and script.is_file() else source.folder
+        return {
+            "name": self.name,
+            "version": self.version,
+            "url": masked(source.url),
+            "path": str(path),
+            "handler": self.handler,
+            "envelope": self.envelope,
+            "decodeInput": self._server_config.decode_input_request,
+            "python": self._factory.environment.python,
+            "batchSize": config.batch_size,
+            "responseTimeout": config.response_timeout_s,
+            "startupTimeout": config.startup_timeout_s,
+            "hangDetection": config.detects_hangs,
+            "hangTimeoutInSec": config.hang_s,
+            "usualBatchInSec": self.step_times.usual_s if self.step_times.is_learned else None,
+            "config": config.options,
+        }
 
     def _on_change(self) -> None:
         """Workers have started, loaded or exited."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,8 @@ from flambeau.errors import (
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import Source
 from flambeau.serving.workers.worker_factory import Host
+
+logger = logging.getLogger(__name__)
 
 MAX_COMPARED_NAMES = 100  # comparing takes time, and names come from clients
 MAX_NAME = 256  # characters of a name or version
@@ -149,7 +151,22 @@ def settings_of(
         config = config.with_settings(settings, workers=workers)
     if named := manifest.config_file:
         config = config.with_options(read_options(source.folder / named), f"{named} of {name}")
-    return replace(config, **overrides)
+    return config.updated(overrides, "the server's start" if workers else "the register call")
+
+
+def default_settings(server: ServerConfig, *, workers: int) -> ModelConfig:
+    """What the server's configuration says of models that say nothing themselves."""
+    plain, config = ServerConfig(), ModelConfig(min_workers=workers, max_workers=workers)
+    settings = {
+        "response_timeout_s": "default_response_timeout",
+        "startup_timeout_s": "default_startup_timeout",
+        "queue_size": "job_queue_size",
+    }
+    for name, setting in settings.items():
+        field = f"default_{name}" if name.endswith("_s") else setting
+        if (value := getattr(server, field)) != getattr(plain, field):
+            config = config.updated({name: value}, f"the setting {setting}")
+    return config
 
 
 def new_model(
@@ -168,6 +185,8 @@ def new_model(
         raise BrokenArchive("Model name is not defined.", cause=source.problem)
     if runtime not in RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+    if (runtime or manifest.runtime) == "LSP":
+        logger.warning("%s asks for the runtime LSP, a C++ backend, which is not supported; it runs in Python", name)
     check_name(name)
     check_name(manifest.version)
     registry.check_free(name, manifest.version)

@@ -17,16 +17,20 @@ from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
 from flambeau.logs.writer import AccessLog, Logs
+from flambeau.metrics.system import process_metrics
+from flambeau.serving.crash_bundles import CrashBundles, default_folder
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.model import Model
+from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.model_sources.dependencies import Dependencies
 from flambeau.serving.model_sources.downloader import Downloader, DownloadLimits, shown
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.model_sources.urls import compile_patterns
 from flambeau.serving.registry import Registry, name_from, new_model, settings_of
 from flambeau.serving.server_extensions import EXTENSIONS, Extension
-from flambeau.serving.server_metrics import HostMetricsReader, model_metrics
+from flambeau.serving.server_metrics import HostMetricsReader
 from flambeau.serving.telemetry import Telemetry
+from flambeau.serving.traces import open_tracing
 from flambeau.serving.workers.host_resources import count_cores, count_gpus
 from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.ranks import RendezvousPorts
@@ -60,6 +64,7 @@ class Server:
         self.logs = logs or Logs()
         self.access_log = AccessLog(self.logs, is_full=config.full_access_log) if self.logs.has_access_log else None
         self.telemetry = Telemetry(config.measure, self.logs)
+        self.tracing = open_tracing(is_on=config.tracing.is_on, sampling=config.tracing.sampling)
         downloader = Downloader(
             compile_patterns(config.allowed_urls),
             allow_private=config.allow_private_urls,
@@ -72,6 +77,11 @@ class Server:
             install=config.install_dependencies,
             tell=lambda model, words: self.on_progress(model, words),
             ignore_shared_pins=config.ignore_shared_pins,
+        )
+        self.crash_bundles = CrashBundles(
+            config.crash_folder or default_folder(config.log_folder),
+            num_kept=config.crash_bundles,
+            with_payloads=config.crash_payloads,
         )
         self.segments: SegmentPool | None = None
         self.is_draining = False
@@ -100,6 +110,7 @@ class Server:
             telemetry=self.telemetry,
             logs=self.logs,
             events=self.events,
+            crash_bundles=self.crash_bundles,
             probe=self._describe_probe,
             devices_in_use=lambda: (d for model in self.registry for slot in model.pool.slots for d in slot.devices),
         )
@@ -115,6 +126,9 @@ class Server:
             await self._watching.stop()
         if self._host is not None:
             await asyncio.to_thread(self._host.launcher.close)
+        await asyncio.to_thread(self.crash_bundles.close)
+        if self.tracing is not None:
+            await self.tracing.close()
 
     # ---- models ----
 
@@ -293,12 +307,13 @@ class Server:
         """The models that should be able to answer but are not."""
         return [model for model in self.registry if model.pool.min_workers > 0 and not model.pool.is_ready]
 
-    def metrics_text(self, wanted: Collection[str] = ()) -> str:
-        """The text of the metrics endpoint: the wanted metrics, or all."""
+    def metrics_text(self, wanted: Collection[str] = (), *, is_open: bool = False) -> str:
+        """The text of the metrics endpoint: the wanted metrics, or all; as OpenMetrics or Prometheus' own format."""
         models = [*self.registry]
         workers = [slot.worker for model in models for slot in model.pool.slots if slot.worker]
         load_times = [(worker.spec.name, worker.load_s) for worker in workers if worker.load_s is not None]
-        return self.telemetry.text([model.traffic for model in models], load_times, model_metrics(models), wanted)
+        own = [*model_metrics(models, vllm_names=self.config.measure.vllm_names), *process_metrics()]
+        return self.telemetry.text([model.traffic for model in models], load_times, own, wanted, is_open=is_open)
 
     def _worker_pids(self) -> list[int]:
         slots = (slot for model in self.registry for slot in model.pool.slots)

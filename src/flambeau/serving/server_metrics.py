@@ -1,4 +1,4 @@
-"""The metrics of a server: the host, read periodically; the state and traffic of its models."""
+"""HostMetricsReader: reads the metrics of the host periodically, or those that a command prints."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from flambeau.config.server import MetricsConfig
 from flambeau.metrics.log_lines import parse_line
-from flambeau.metrics.registry import Labels, MetricFamily
 from flambeau.metrics.system import HostReader, Reading
-from flambeau.metrics.traffic import SECONDS, SIZES, Histogram
 from flambeau.serving import subprocesses
-from flambeau.serving.model import Model
 from flambeau.serving.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -109,39 +106,3 @@ def parse_output(lines: Sequence[str]) -> list[Reading]:
         else:
             logger.warning("the system metrics command printed a line that is not a metric: %.200s", line)
     return readings
-
-
-def model_metrics(models: Iterable[Model]) -> Iterator[MetricFamily]:
-    """The current state of models and workers, and the totals of their requests."""
-    answers = MetricFamily("flambeau_requests_total", "counter", "Requests answered, by model and status.")
-    waiting = MetricFamily("flambeau_queue_jobs", "gauge", "Jobs that wait for a worker.")
-    ready = MetricFamily("flambeau_workers_ready", "gauge", "Workers with the model loaded.")
-    wanted = MetricFamily("flambeau_workers_wanted", "gauge", "Workers the model should have.")
-    restarts = MetricFamily("flambeau_worker_restarts_total", "counter", "Workers that ended and were replaced.")
-    seconds = MetricFamily(
-        "flambeau_request_seconds", "histogram", "From a request's arrival to the end of its answer.", SECONDS
-    )
-    queue = MetricFamily(
-        "flambeau_queue_seconds", "histogram", "From a request's arrival to its worker's attention.", SECONDS
-    )
-    sizes = MetricFamily("flambeau_batch_size", "histogram", "Requests sent to a worker together.", SIZES)
-    for model in models:
-        labels = (("model", model.name), ("version", model.version))
-        for status, count in model.answers.items():
-            answers.update(count, (*labels, ("status", str(status))))
-        waiting.update(model.num_waiting, labels)
-        ready.update(model.pool.num_ready, labels)
-        wanted.update(model.pool.num_wanted, labels)
-        restarts.update(model.pool.num_restarts, labels)
-        traffic = model.traffic
-        for status_class, histogram in traffic.by_class.items():
-            fill(seconds, (*labels, ("status", f"{status_class}xx")), histogram)
-        fill(queue, labels, traffic.queue)
-        fill(sizes, labels, traffic.batch_sizes)
-    yield from (answers, waiting, ready, wanted, restarts, seconds, queue, sizes)
-
-
-def fill(metric: MetricFamily, labels: Labels, histogram: Histogram) -> None:
-    """Set a series of a metric to a histogram."""
-    metric.values[labels] = histogram.total
-    metric.buckets[labels] = histogram.counts

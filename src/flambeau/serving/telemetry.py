@@ -13,7 +13,7 @@ from flambeau.logs.line_formats import MODEL_METRICS, TS_METRICS, LineFormat
 from flambeau.logs.writer import Logs
 from flambeau.metrics.definitions import BUNDLED, Definition, Sample, read_definitions
 from flambeau.metrics.log_lines import MetricText
-from flambeau.metrics.registry import MetricFamily, MetricsRegistry, to_text
+from flambeau.metrics.registry import OPEN_METRICS_END, MetricFamily, MetricsRegistry, to_open_metrics, to_text
 from flambeau.metrics.system import Reading
 from flambeau.metrics.traffic import (
     HostTraffic,
@@ -103,10 +103,12 @@ class Telemetry:
         load_times: Iterable[tuple[str, float]],
         own: Iterable[MetricFamily],
         wanted: Collection[str] = (),
+        *,
+        is_open: bool = False,
     ) -> str:
         """The text of the metrics endpoint: model traffic, worker load times and the server's own metrics."""
         if self._mode == "log":
-            return ""
+            return OPEN_METRICS_END if is_open else ""
         models = [*models]
         self._fill(self.traffic.counts.values(), load_times)
         for model in models:
@@ -115,17 +117,7 @@ class Telemetry:
         metrics = [*own, *self._metrics.all()]  # of two with one name the first is shown: a handler hides none of these
         if self._mode == "legacy":
             metrics = [metric for metric in metrics if metric.name in LEGACY]
-        return to_text(metrics, wanted)
-
-    def totals_by_model(self, name: str) -> dict[str, float]:
-        """The values of a metric of handlers, added up for each model."""
-        totals: dict[str, float] = {}
-        for metric in self._metrics.all():
-            if metric.name == name:
-                for labels, value in metric.values.items():
-                    model = dict(labels).get("ModelName", "")
-                    totals[model] = totals.get(model, 0.0) + value
-        return totals
+        return to_open_metrics(metrics, wanted) if is_open else to_text(metrics, wanted)
 
     def _fill(self, counts: Iterable[RequestCounts], load_times: Iterable[tuple[str, float]]) -> None:
         """Update the metrics that are counted elsewhere."""

@@ -92,6 +92,9 @@ KEYS = {
     "request_read_timeout": ConfigKey("request_read_timeout_s", _seconds),
     "max_connections_per_address": ConfigKey("max_connections_per_address", values.whole()),
     "response_read_timeout": ConfigKey("response_read_timeout_s", _seconds),
+    "crash_folder": ConfigKey("crash_folder", values.path),
+    "crash_bundles": ConfigKey("crash_bundles", values.whole()),
+    "crash_payloads": ConfigKey("crash_payloads", values.switch),
 }
 
 CORS = {

@@ -13,6 +13,7 @@ from typing import Any
 
 from flambeau.config.server import Address, GrpcConfig, KeysConfig, MetricsConfig, ServerConfig, with_field
 from flambeau.errors import ConfigError, json_problem
+from flambeau.small_files import read_small
 from flambeau.torchserve.config_keys import (
     CONTROL_KEYS,
     CORS,
@@ -23,6 +24,7 @@ from flambeau.torchserve.config_keys import (
     variable_of,
 )
 from flambeau.torchserve.config_values import header_value, invalid, switch
+from flambeau.torchserve.java_properties import MAX_PROPERTIES_BYTES
 from flambeau.torchserve.java_properties import parse as parse
 
 logger = logging.getLogger(__name__)
@@ -117,7 +119,7 @@ def manages_safely(server: ServerConfig) -> bool:
 
 def read_file(path: Path) -> dict[str, str]:
     try:
-        return parse(path.read_text(encoding="iso-8859-1"))
+        return parse(read_small(path, MAX_PROPERTIES_BYTES).decode("iso-8859-1"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from flambeau.config.server import brief
 from flambeau.errors import ConfigError
 
+MAX_PROPERTIES_BYTES = 64 << 20  # a snapshot holds the settings of every model
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _LETTERS = {value: letter for letter, value in _ESCAPES.items()}
 _PAIR = re.compile(r"((?:\\.|[^\\\s=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)

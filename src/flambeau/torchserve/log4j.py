@@ -15,6 +15,7 @@ from flambeau.errors import ConfigError
 from flambeau.logs.line_formats import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
 from flambeau.logs.setup import LogSettings, open_logs
 from flambeau.logs.writer import Logs
+from flambeau.small_files import read_small
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def open_log4j_logs(config: ServerConfig, path: Path) -> Logs:
     `${LOG_LOCATION}` and `${METRICS_LOCATION}` in file names are the two log folders of the server.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--log-config {path} cannot be read: {error}") from None
     folder = str(config.log_folder or "logs")

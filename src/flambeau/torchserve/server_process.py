@@ -20,6 +20,7 @@ from flambeau.logs.console import Console
 from flambeau.logs.setup import STDOUT, open_logs
 from flambeau.logs.writer import Logs
 from flambeau.serving.model import Model
+from flambeau.serving.registry import default_settings
 from flambeau.serving.server import Server
 from flambeau.torchserve.command import config_file, flags_to_properties, named_config, parser, snapshot_folder
 from flambeau.torchserve.config_properties import TORCHSERVE, Properties, merge_settings, read_file, to_properties
@@ -193,13 +194,7 @@ async def register(server: Server, wanted: StartupModel, store: Path) -> Model:
 def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
     """The settings of a model without any: one worker per GPU, or one, where TorchServe started one per core."""
     workers = config.default_workers or num_gpus or 1
-    return ModelConfig(
-        min_workers=workers,
-        max_workers=workers,
-        response_timeout_s=config.default_response_timeout_s,
-        startup_timeout_s=config.default_startup_timeout_s,
-        queue_size=config.job_queue_size,
-    )
+    return default_settings(config, workers=workers)
 
 
 async def wait_for_workers(model: Model) -> None:

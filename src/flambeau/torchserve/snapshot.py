@@ -19,7 +19,8 @@ from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
-from flambeau.torchserve.java_properties import dump, parse
+from flambeau.small_files import read_small
+from flambeau.torchserve.java_properties import MAX_PROPERTIES_BYTES, dump, parse
 
 Kind = Literal["startup", "snapshot", "shutdown"]
 DEFAULT_BATCH_DELAY_MS = 100  # TorchServe's; a model without a delay is saved with it
@@ -80,7 +81,7 @@ def newest_whole(folder: Path, on_skipped: Callable[[Path, str], None] = lambda 
 def damage_of(path: Path) -> str:
     """Why a snapshot is torn or cannot be read; empty if it is whole. Wrong values are not damage."""
     try:
-        text = path.read_text(encoding="iso-8859-1")
+        text = read_small(path, MAX_PROPERTIES_BYTES).decode("iso-8859-1")
     except OSError as error:
         return error.strerror or str(error)
     if _COMMENT in text and not text.rstrip("\n").endswith(f"\n{_END}"):

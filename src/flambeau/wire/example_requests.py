@@ -9,6 +9,9 @@ from typing import Any
 
 MAX_LISTED = 64  # numbers that are written one by one
 MAX_CHARACTERS = 2000
+# A gray picture of 32 by 32 pixels, in base64: the line works before you have one of your own.
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAFklEQVR42mNoIAAYRhWMKhhVMFIVAABCAAAfN5c2AAAAAABJRU5ErkJggg=="
+SOUND = '{"inputs": {"array": [0.0]*16000, "sampling_rate": 16000}}'  # a second of silence
 
 
 class Expression(str):
@@ -46,6 +49,11 @@ def to_text(example: Any) -> str:
     except (TypeError, ValueError, RecursionError):
         return ""
     return text if len(text) <= MAX_CHARACTERS else ""
+
+
+def to_body(text: str) -> bytes:
+    """The body that an example stands for."""
+    return text.encode() if is_json(text) else json.dumps(eval(text, {"__builtins__": {}})).encode()
 
 
 def is_json(text: str) -> bool:

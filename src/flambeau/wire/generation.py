@@ -18,6 +18,7 @@ _TYPES: dict[str, Any] = {
     "texts": list[str],
     "token_ids": list[int],
     "biases": dict[int, float],
+    "structure": dict[str, Any],
 }
 
 if TYPE_CHECKING:

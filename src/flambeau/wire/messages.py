@@ -1,6 +1,6 @@
-"""The nine messages between server and worker.
+"""The ten messages between server and worker.
 
-To the worker: Load, Run, Cancel, Flow, Stop. To the server: Ready, Part, Failed, Samples.
+To the worker: Load, Run, Cancel, Flow, Stop. To the server: Ready, Part, Failed, Samples, EngineReport.
 They carry no tensors, pickles or exceptions.
 """
 
@@ -63,6 +63,8 @@ class Load(Struct, array_like=True, tag=1, frozen=True):
     explains_bodies: bool = False  # a handler's failure with JSON of another content type is the client's
     metrics_file: str = ""  # the metrics configuration, and …
     metrics: list[tuple[str, str, str, list[str]]] = []  # … its metrics for handlers: (name, kind, unit, dimensions)
+    json_logs: bool = False  # print records of Python's logging as WorkerRecords
+    traces: bool = False  # requests with a sampled `traceparent` are traced; the handler may add spans of its own
 
 
 class Run(Struct, array_like=True, tag=2, frozen=True):
@@ -111,6 +113,34 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     outputs: list[TensorSpec] = []
 
 
+class GenerationWork(Struct, array_like=True, frozen=True, gc=False):
+    """What an engine did for one job; tokens of all its choices together."""
+
+    first_token_s: float  # from the moment the job joined the engine
+    num_prompt: int
+    num_cached: int  # of the prompt, found in the prefix cache
+    num_tokens: int
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_preempted: int = 0
+
+
+class Work(Struct, array_like=True, frozen=True, gc=False):
+    """How a worker spent its time on a batch, or on one generation.
+
+    Points in time are of the monotonic clock, which the processes of a host share. Without device synchronization:
+    the time of a kernel counts for the stage that waits for its result.
+    """
+
+    began: float  # before the inputs were read
+    ended: float  # when the replies were ready to be sent
+    read_s: float  # reading the inputs
+    handler_s: float
+    stages: tuple[float, float, float] | None = None  # preprocess, inference, postprocess; None: unknown
+    generation: GenerationWork | None = None
+    pauses: list[tuple[str, float, float]] | None = None  # what else the process did: (what, when it began, seconds)
+
+
 class Part(Struct, array_like=True, tag=6, frozen=True):
     """A piece of a job's reply; status and headers count in the first one only."""
 
@@ -120,7 +150,7 @@ class Part(Struct, array_like=True, tag=6, frozen=True):
     status: int = 200
     phrase: str = ""
     headers: list[tuple[str, str]] | None = None
-    handler_s: float = 0.0  # the handler's time; in the last part of one job of a batch
+    work: Work | None = None  # in the last part of the first job of a batch; None: unknown, or told before
     state: bytes = b""  # with the states before, enough for another worker to resume after this part
 
 
@@ -134,6 +164,7 @@ class Failed(Struct, array_like=True, tag=7, frozen=True):
     is_final: bool = False  # another attempt to load the model would fail as well
     is_bad_request: bool = False  # the requests are at fault; their handler did not choose this answer
     reason: str = ""  # the cause in one line, where the message does not have it
+    needs_install: bool = False  # the model cannot be loaded until a package is installed
 
 
 def cancelled(job_id: int) -> Failed:
@@ -147,8 +178,24 @@ class Samples(Struct, array_like=True, tag=8, frozen=True):
     samples: list[tuple[str, str, str, float, list[tuple[str, str]], str]]
 
 
+class EngineReport(Struct, array_like=True, tag=10, frozen=True):
+    """The load of a worker's engine now, and what it has counted since the last report."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_blocks_used: int
+    num_preempted: int  # since the last report
+    num_steps: int  # since the last report
+    token_gaps: list[int]  # tokens since the last report by the time since the one before, in TOKEN_GAPS' buckets
+    token_gaps_s: float  # the sum of those times
+
+
+# Bounds of the buckets for the time between two tokens of a sequence, in seconds.
+TOKEN_GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+
 ToWorker = Load | Run | Cancel | Flow | Stop
-ToServer = Ready | Part | Failed | Samples
+ToServer = Ready | Part | Failed | Samples | EngineReport
 
 
 def header(headers: Iterable[tuple[str, str]], name: str) -> str | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sized
 from types import FrameType
 
-from flambeau.worker.handler_mistakes import is_own
+from flambeau.worker.code_places import is_own
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +23,9 @@ INTERVAL_S = 0.25  # between two looks at a loop that is busy; an idle one is no
 class BlockingCallMonitor:
     """Asks the loop for a sign of life from a thread while jobs run, and names the line that keeps it busy, once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, jobs: Sized) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, jobs: Sized, limit_s: float = LIMIT_S) -> None:
         self._loop = loop
+        self._limit_s = limit_s
         self._jobs = jobs
         self._has_jobs = threading.Event()
         self._has_turned = threading.Event()
@@ -53,19 +54,19 @@ class BlockingCallMonitor:
                 self._loop.call_soon_threadsafe(self._has_turned.set)
             except RuntimeError:  # the loop is closed
                 return
-            if not self._has_turned.wait(LIMIT_S):
+            if not self._has_turned.wait(self._limit_s):
                 self._warn(sys._current_frames().get(loop_thread))
                 self._has_turned.wait()
             time.sleep(INTERVAL_S)
 
     def _warn(self, frame: FrameType | None) -> None:
-        text = explain_blocking(frame)
+        text = explain_blocking(frame, self._limit_s)
         if text and text not in self._named:
             self._named.add(text)
             logger.warning("%s", text)
 
 
-def explain_blocking(frame: FrameType | None) -> str:
+def explain_blocking(frame: FrameType | None, limit_s: float = LIMIT_S) -> str:
     """The innermost line of the author's code that runs; empty if none does."""
     while frame is not None and not is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -74,7 +75,7 @@ def explain_blocking(frame: FrameType | None) -> str:
     file, line = frame.f_code.co_filename, frame.f_lineno
     source = linecache.getline(file, line).strip()
     return (
-        f"{frame.f_code.co_name} ({os.path.basename(file)}:{line}) blocks the event loop for more than {LIMIT_S:g} s: "
+        f"{frame.f_code.co_name} ({os.path.basename(file)}:{line}) blocks the event loop for more than {limit_s:g} s: "
         f"`{source}`. All other requests of this worker wait meanwhile. Run it in a thread: "
         "await asyncio.to_thread(…), use an asynchronous library, or write `def handle` without async"
     )

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
-from flambeau.wire.messages import Failed, Part, Ready, Request, Run
+from flambeau.wire.messages import Failed, Part, Ready, Request, Run, Work
 from flambeau.worker.blocking_calls import BlockingCallMonitor
 from flambeau.worker.context import Context
 from flambeau.worker.failures import to_failed
@@ -22,12 +22,13 @@ from flambeau.worker.generation import Generation, StepResult
 from flambeau.worker.inputs import Row, types_of
 from flambeau.worker.loop import BatchRunner, Mode, WorkerLoop, is_stream
 from flambeau.worker.model import LoadedModel, ModeName
-from flambeau.worker.outbox import PAUSE_S, Outbox
+from flambeau.worker.outbox import PAUSE_S, BatchStart, Outbox
 from flambeau.worker.results import check_result, stream_goes_on
 
 logger = logging.getLogger(__name__)
 
 PIPELINE_DEPTH = 3  # batches in flight: one in inference, one prepared, one in preprocess
+REPORT_S = 0.5  # between two reports of an engine's load
 HEARTBEAT_S = 1.0  # between signs of life while jobs run and nothing of their replies is sent
 MAX_FAILED_STEPS = 2  # in a row, before the process exits
 
@@ -75,13 +76,14 @@ class PipelineMode(Mode):
         if first.kind != "predict" or first.envelope:
             self._put(partial(self._runner.run, run))
             return
+        began = time.monotonic()
         context = self._runner.new_context()
         if rows := self._runner.begin(context, run.jobs):
             try:
                 call = partial(self._complete, self._prepare(rows), context)
             except Exception as error:
                 call = partial(raise_error, error)
-            self._put(partial(self._runner.answer, context, call))
+            self._put(partial(self._runner.answer, context, call, began, self._outbox.clock.take_preprocess()))
 
     def _put(self, work: Callable[[], None]) -> None:
         """Pass work on; until there is room, receive the cancellations and pauses of the batch before it."""
@@ -192,16 +194,16 @@ class ContinuousMode(Mode):
             return
         context.begin(requests, types)
         try:
-            began = time.perf_counter()
-            self._reply(context, self._runner.handle(rows, context), began)
+            called = time.monotonic()
+            self._reply(context, self._runner.handle(rows, context), (called, called, None))
         except Exception as error:  # the handler's state of the other requests cannot be trusted either
             self._running = []
             self._runner.fail(requests, error)
         self._outbox.send_samples(context)
 
-    def _reply(self, context: Context, result: Any, began: float) -> None:
+    def _reply(self, context: Context, result: Any, start: BatchStart) -> None:
         if is_stream(result) or (isinstance(result, list) and any(map(is_stream, result))):
-            self._runner.reply(context, result, began)  # generators run to their end
+            self._runner.reply(context, result, start)  # generators run to their end
             return
         values = check_result(result, len(context.requests))
         lasts = [not stream_goes_on(context, i, value) for i, value in enumerate(values)]
@@ -220,6 +222,7 @@ class GenerationMode(Mode):
         self._joined: dict[int, tuple[Request, float]] = {}  # job id → its request, and when it joined
         self._num_failed_steps = 0  # in a row
         self._sent_at = 0.0
+        self._reported_at = 0.0
         self._generation.on_results = self._send
 
     @property
@@ -243,6 +246,7 @@ class GenerationMode(Mode):
         if request.kind not in ("predict", "generate") or request.envelope:
             self._runner.run(Run([request]))  # alone, between two steps
             return
+        began = time.monotonic()
         self._outbox.open([request])
         row = self._runner.read(request)
         if row is None:
@@ -253,7 +257,7 @@ class GenerationMode(Mode):
         except Exception as error:
             self._outbox.fail([request], error)
         else:
-            self._joined[request.job_id] = (request, time.perf_counter())
+            self._joined[request.job_id] = (request, began)
 
     def cancel(self, job_ids: Sequence[int]) -> None:
         for job_id in job_ids:
@@ -273,13 +277,21 @@ class GenerationMode(Mode):
         self._send(results)
 
     def _send(self, results: Sequence[StepResult]) -> None:
-        now = time.perf_counter()
+        now = time.monotonic()
+        if now - self._reported_at > REPORT_S or not self._generation.has_work:
+            self._report(now)
         if results:
             self._outbox.send_messages(self._runner.context, [self._to_message(result, now) for result in results])
             self._sent_at = now
         elif now - self._sent_at > HEARTBEAT_S:
             self._outbox.send_heartbeat()
             self._sent_at = now
+
+    def _report(self, now: float) -> None:
+        """Send the engine's load; before the results of its last step, so that a client finds its request counted."""
+        if (report := self._generation.report()) is not None:
+            self._outbox.send_report(report)
+            self._reported_at = self._sent_at = now
 
     def _to_message(self, result: StepResult, now: float) -> Part | Failed:
         if isinstance(result, tuple):
@@ -288,7 +300,9 @@ class GenerationMode(Mode):
             return to_failed([job_id], error)
         if result.last and result.job_id in self._joined:
             _, began = self._joined.pop(result.job_id)
-            return replace(result, handler_s=now - began)
+            made = None if result.work is None else result.work.generation
+            pauses = self._outbox.pauses.since(began)
+            return replace(result, work=Work(began, now, 0.0, now - began, None, made, pauses))
         return result
 
     def _fail_all(self, error: Exception) -> None:

@@ -8,10 +8,12 @@ import re
 import traceback
 from pathlib import Path
 
-from flambeau.archive.packages import EXTRAS, explain_missing
+from flambeau.archive.packages import EXTRAS, explain_missing, is_installed
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
-from flambeau.worker.handler_mistakes import explain_exception, is_own, lacks_gpu, source_line, with_place
+from flambeau.worker.code_places import is_own, shorten, source_line, with_place
+from flambeau.worker.handler_mistakes import explain_exception, explain_exit, lacking_key, lacks_gpu
+from flambeau.worker.load_mistakes import explain_import
 from flambeau.worker.results import BadResult
 
 HOME = Path(__file__).parents[1]  # the folder of this package
@@ -27,7 +29,7 @@ WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     """The failure of jobs; existing clients rely on these statuses and texts."""
     if isinstance(error, PredictionException):  # the handler chose this reply
-        return Failed(job_ids, status_of(error), printable(str(error.message)))
+        return Failed(job_ids, status_of(error), printable(str(error.message)), explain_swapped(error))
     if isinstance(error, BadRequest):
         # The cause is for the handler's author; the client gets the message only.
         detail = printable(format_trace(error.__cause__)) if error.__cause__ else ""
@@ -36,8 +38,10 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     if is_out_of_memory(error):
         return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail, reason=printable(with_place(error)))
     if isinstance(error, BadResult):
-        return Failed(job_ids, 503, str(error), detail, reason=printable(explain(error)))
-    return Failed(job_ids, 503, "Prediction failed", detail, reason=printable(with_place(error)))
+        reason = explain(error) if error.advice else error.place  # the message itself is the advice
+        return Failed(job_ids, 503, str(error), detail, reason=printable(reason))
+    reason = ": ".join(filter(None, (with_place(error), lacking_key(error))))
+    return Failed(job_ids, 503, "Prediction failed", detail, reason=printable(reason))
 
 
 def to_detail(error: BaseException) -> str:
@@ -85,13 +89,22 @@ def load_failed(error: BaseException, *, folder: str = "", may_change: bool = Fa
     detail = to_detail(error)
     text = " ".join(str(error).split())
     if not may_change and (lack := missing_package(error)):
-        return Failed([], status, lack, detail, is_final=True)
+        return Failed([], status, lack, detail, is_final=True, needs_install=True)
     if text and not may_change and is_final(error):
         return Failed([], status, printable(text), detail, is_final=True)
     if not may_change and is_in_code(error, folder):
-        return Failed([], status, printable(f"{type(error).__name__}: {text}"), detail, is_final=True)
-    summary = sentence or "".join(traceback.format_exception_only(error)).strip()
+        return Failed([], status, printable(sentence or f"{type(error).__name__}: {text}"), detail, is_final=True)
+    summary = sentence or summarize(error)
     return Failed([], status, printable(summary), detail)
+
+
+def summarize(error: BaseException) -> str:
+    """The exception with its text and notes; its first line ends with the place in the author's code."""
+    if isinstance(error, SystemExit):
+        return f"{explain_exit(error)}. Raise an exception instead"
+    text, place = "".join(traceback.format_exception_only(error)).strip(), source_line(error)
+    head, newline, rest = text.partition("\n")
+    return f"{head}{f' ({place})' if place else ''}{newline}{rest}"
 
 
 def is_final(error: BaseException) -> bool:
@@ -103,14 +116,16 @@ def is_final(error: BaseException) -> bool:
 
 
 def missing_package(error: BaseException) -> str:
-    """Which part of this package needs a module that is not installed, with the remedy; empty if that is not it."""
+    """Which file needs a module that is not installed, with the remedy; empty if that is not it."""
     for link in origins(error):
         if isinstance(link, ModuleNotFoundError) and link.name:
             files = [f.filename for f in traceback.extract_tb(link.__traceback__) if not f.filename.startswith("<")]
+            module = link.name.partition(".")[0]
             if files and Path(files[-1]).is_relative_to(HOME):
                 part = ".".join(Path(files[-1]).relative_to(HOME.parent).with_suffix("").parts)
-                module = link.name.partition(".")[0]
                 return explain_missing(part.removesuffix(".__init__"), [module], EXTRAS.get(module, ""))
+            if files and is_own(files[-1]) and not is_installed(module):
+                return explain_import(link)
     return ""
 
 
@@ -118,6 +133,8 @@ def is_in_code(error: BaseException, folder: str) -> bool:
     """Whether the model's code cannot be imported: a syntax error, or a name that another of its files lacks."""
     if isinstance(error, SyntaxError):
         return error.filename is not None and os.path.isfile(error.filename)
+    if type(error) is ImportError and "relative import" in str(error):
+        return bool(source_line(error))
     return type(error) is ImportError and bool(folder and error.path and Path(error.path).is_relative_to(folder))
 
 
@@ -142,6 +159,20 @@ def lacks_memory(error: BaseException) -> bool:
     """Whether memory was short; there may be more at the next try."""
     text = str(error).lower()
     return is_out_of_memory(error) or "allocate memory" in text or "out of memory" in text
+
+
+def explain_swapped(error: PredictionException) -> str:
+    """`PredictionException(400, "text")`, whose status is a text; empty if the arguments are in order."""
+    try:
+        int(error.error_code)
+    except (TypeError, ValueError):
+        place = source_line(error)
+        return printable(
+            f"PredictionException({shorten(repr(error.message))}, {shorten(repr(error.error_code))})"
+            f"{f' ({place})' if place else ''}: the status is no number, so that the answer is 500. "
+            "The message comes first, then the status: PredictionException(message, 400)"
+        )
+    return ""
 
 
 def status_of(error: PredictionException) -> int:

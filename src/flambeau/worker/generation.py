@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from flambeau.errors import HandlerError
-from flambeau.wire.messages import Part, Request
+from flambeau.wire.messages import EngineReport, Part, Request
 from flambeau.worker.inputs import Row
 from flambeau.worker.loader import LoadedHandler
 
@@ -35,6 +35,9 @@ class Generation(Protocol):
     def cancel(self, job_id: int) -> None:
         """Free at once what a job holds; its client is gone."""
 
+    def report(self) -> EngineReport | None:
+        """The engine's load, with what was counted since the last call; None: not known."""
+
     def follow(self) -> None:
         """On a rank other than 0: compute what rank 0 computes, until rank 0 closes."""
 
@@ -51,6 +54,7 @@ OPTIONAL: dict[str, Any] = {
     "abilities": (),
     "max_length": 0,
     "on_results": None,
+    "report": lambda: None,
     "follow": cannot_follow,
     "close": lambda: None,
 }

@@ -6,97 +6,59 @@ The server and `flambeau check` use the same sentences. Nothing here runs for a 
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import linecache
-import os
 import re
 import sys
-import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType, TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
 from typing import Any
 
-from flambeau.worker.inputs import Form
-
-LIBRARY_FOLDERS = (  # files below these are not the author's code
-    os.path.dirname(os.path.dirname(__file__)),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    "<",  # frozen modules
+from flambeau.worker.code_places import (
+    STAGES,
+    definition,
+    first_line,
+    frames_of,
+    is_handler,
+    is_own,
+    lines_of,
+    shorten,
+    source_line,
+    with_place,
 )
-MAX_SHOWN = 160
+from flambeau.worker.context import Context
+from flambeau.worker.inputs import Form
+from flambeau.worker.load_mistakes import (
+    explain_abstract,
+    explain_file,
+    explain_first_call,
+    explain_import,
+    explain_signature,
+    explain_syntax,
+    find_context,
+)
+
 MAX_KEYS = 12
-STAGES = ("preprocess", "inference", "postprocess")
 SET_BY_BASE = ("model", "device", "map_location", "manifest", "mapping", "context", "model_pt_path")
+CONTEXT_DICTS = ("model_yaml_config", "system_properties", "manifest")
 NO_GPU = re.compile(
     r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|CUDA is not available|on a CUDA device but"
-    r"|no CUDA-capable device|CUDA unknown error|invalid device ordinal"
+    r"|no CUDA-capable device|CUDA unknown error|invalid device ordinal|Invalid device string: 'cuda:None'"
 )
-SIGNATURE = re.compile(r"\b(handle|initialize|preprocess|inference|postprocess)\(\) (takes|missing)")
 PARSED = re.compile(r"the JSON object must be str, bytes or bytearray, not (\w+)")
+NO_BYTES = re.compile(r"a bytes-like object is required, not '(dict|list|str|int|float|NoneType)'")
 TYPES = "JSON arrives parsed, text as str, everything else as bytearray; check the type with isinstance"
 NO_CHUNK = "yielded None, expected text, bytes or JSON. Yield only what is to be sent; `return` ends a stream"
-SIGNATURES = {
-    "handle": "handle(self, data, context), or a function handle(data, context)",
-    "initialize": "initialize(self, context)",
-    "preprocess": "preprocess(self, data)",
-    "inference": "inference(self, data)",
-    "postprocess": "postprocess(self, data)",
-}
-
-
-# ---- places ----
-
-
-def is_own(filename: str) -> bool:
-    """Whether a file is the author's, and not one of a library."""
-    return not filename.startswith(LIBRARY_FOLDERS) and "/site-packages/" not in filename
-
-
-def source_line(error: BaseException) -> str:
-    """The innermost line of the author's code in a traceback, as `handler.py:12`; empty if there is none."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-
-
-def place_of(handle: Callable[..., Any]) -> str:
-    """What returned a handler's result, as `handle (handler.py:7)`: its postprocess, if only that is the author's."""
-    handle = inspect.unwrap(handle)
-    owner = getattr(handle, "__self__", None)
-    inner = vars(owner).values() if hasattr(owner, "__dict__") else ()  # an envelope holds the handler's `handle`
-    for function in (handle, *(getattr(owner, name, None) for name in reversed(STAGES)), *inner):
-        code = code_of(function)
-        if code is not None and is_own(code.co_filename):
-            return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-    return "handle"
-
-
-def code_of(function: Any) -> CodeType | None:
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return code if isinstance(code, CodeType) else None
-
-
-def definition(function: Any) -> str:
-    """`handler.py:7`, where a function begins; empty if it is not the author's."""
-    code = code_of(function)
-    if code is None or not is_own(code.co_filename):
-        return ""
-    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-
-
-def first_line(error: BaseException) -> str:
-    """The exception's type and message, shortened to one line."""
-    return shorten(traceback.format_exception_only(error)[-1])
-
-
-def shorten(text: str) -> str:
-    line = text.strip().partition("\n")[0]
-    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…"
-
-
-def with_place(error: BaseException) -> str:
-    place = source_line(error)
-    return f"{first_line(error)}{f' ({place})' if place else ''}"
+ANSWER = 'raise PredictionException("…", 400)'
+REMEDIES = (  # the name of the exception, a part of its text, and what to do
+    ("EOFError", "reading a line", "a worker has no terminal. Take the value from context.model_yaml_config"),
+    ("TypeError", "must derive from BaseException", f'write raise ValueError("…"), or, for the client, {ANSWER}'),
+    ("RuntimeError", "asyncio.run() cannot be called", "`async def handle` runs in an event loop. Await the call"),
+    ("RuntimeError", "event loop is already running", "`async def handle` runs in an event loop. Await the call"),
+    ("UnidentifiedImageError", "", f"the body is no image that Pillow can read. To tell the client: {ANSWER}"),
+    ("HTTPException", "", f"the server does not know this exception. To choose the answer: {ANSWER}"),
+)
 
 
 # ---- results ----
@@ -126,7 +88,7 @@ def remedy_for(result: Any, count: int) -> str:
         return "Write `async def handle`, with `yield` in it"
     if hasattr(result, "tolist"):
         return "Return result.tolist(); its first dimension must be the batch"
-    if isinstance(result, (tuple, set, frozenset)) or hasattr(result, "__next__"):
+    if isinstance(result, (tuple, Set, ValuesView)) or hasattr(result, "__next__"):
         return "Return list(result)"
     return "Return [result]" if count == 1 else "Return [answer(row) for row in data]"
 
@@ -148,7 +110,23 @@ def explain_value(value: Any, error: BaseException) -> str:
     )
 
 
-def find_culprit(value: Any, path: str, depth: int) -> tuple[str, Any]:
+def explain_oddity(value: Any) -> str:
+    """What is sent, and is probably not meant: None, or numbers that JSON does not have; empty for anything else."""
+    if value is None:
+        return (
+            "the handler returned None for a request, which is sent as `null`. Is a return statement missing in the "
+            "function that makes one answer?"
+        )
+    if is_encodable(value, allow_nan=False):
+        return ""
+    path, found = find_culprit(value, "result", 0, allow_nan=False)
+    return (
+        f"the handler returned {found} at {re.sub(r'[0-9]+', '…', path)}, which JSON does not have, so that many "
+        "clients cannot parse the reply. Return None or a number instead"
+    )
+
+
+def find_culprit(value: Any, path: str, depth: int, *, allow_nan: bool = True) -> tuple[str, Any]:
     """The innermost value that cannot be encoded, and the path to it."""
     if depth < 20 and isinstance(value, Mapping):
         if not all(key is None or isinstance(key, (str, int, float)) for key in value):
@@ -159,16 +137,16 @@ def find_culprit(value: Any, path: str, depth: int) -> tuple[str, Any]:
     else:
         return path, value
     for where, item in inner:
-        if not is_encodable(item):
-            return find_culprit(item, where, depth + 1)
+        if not is_encodable(item, allow_nan=allow_nan):
+            return find_culprit(item, where, depth + 1, allow_nan=allow_nan)
     return path, value
 
 
-def is_encodable(value: Any) -> bool:
+def is_encodable(value: Any, *, allow_nan: bool = True) -> bool:
     import json
 
     try:
-        json.dumps(value, default=to_plain)
+        json.dumps(value, default=to_plain, allow_nan=allow_nan)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return False
     return True
@@ -186,15 +164,7 @@ def to_plain(value: Any) -> Any:
 
 def explain_exception(error: BaseException) -> str:
     """What an exception means, where it was raised and the remedy; empty if nothing is to add to its traceback."""
-    for find in (
-        explain_gpu,
-        explain_import,
-        explain_signature,
-        explain_first_call,
-        explain_stage,
-        explain_attribute,
-        explain_item,
-    ):
+    for find in EXPLANATIONS:
         if sentence := find(error):
             return sentence
     return ""
@@ -215,38 +185,6 @@ def explain_gpu(error: BaseException) -> str:
         f"{with_place(error)}: the code asks for a GPU, and this worker has none. {remedy}; or choose the "
         'device yourself: gpu_id = context.system_properties["gpu_id"] is None on a CPU'
     )
-
-
-def explain_import(error: BaseException) -> str:
-    place = source_line(error)
-    if not isinstance(error, ModuleNotFoundError) or not place:
-        return ""
-    return (
-        f"{with_place(error)}: it is not installed and not in the model's folder. Install it; or name it in the "
-        "archive's requirements.txt, with --install-dependencies (torchserve: install_py_dep_per_model=true)"
-    )
-
-
-def explain_signature(error: BaseException) -> str:
-    found = SIGNATURE.search(str(error)) if isinstance(error, TypeError) else None
-    if not found:
-        return ""
-    return f"{with_place(error)}. The server calls {SIGNATURES[found[1]]}; define it with these arguments"
-
-
-def explain_first_call(error: BaseException) -> str:
-    """A function is a handler that is called once without data, to initialize."""
-    for frame in frames_of(error):
-        code = frame.f_code
-        if code.co_name != "handle" or not is_own(code.co_filename) or code.co_argcount != 2:
-            continue
-        data, context = (frame.f_locals.get(name, frame) for name in code.co_varnames[:2])
-        if data is None and hasattr(context, "system_properties"):
-            return (
-                f"{with_place(error)}: the function is called once with data=None when the model is loaded. "
-                "Begin with `if data is None: return`"
-            )
-    return ""
 
 
 def explain_stage(error: BaseException) -> str:
@@ -299,6 +237,28 @@ def why_unset(handler: Any, name: str | None) -> str:
     return f"initialize{f' ({place})' if place else ''} did not set it. Write self.{name} = … there"
 
 
+def explain_context(error: BaseException) -> str:
+    """A name that the context does not have, or an index beyond the batch."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Context):
+        names = [name for name in dir(error.obj) if not name.startswith("_")]
+        near = difflib.get_close_matches(error.name or "", names, 3, cutoff=0.5)
+        found = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
+        return f"{with_place(error)}: {found} The loaded model is the handler's own: self.model"
+    last = [*frames_of(error)][-1:]
+    if isinstance(error, IndexError) and last and isinstance(context := last[0].f_locals.get("self"), Context):
+        count = len(context.requests)
+        return f"{with_place(error)}: idx counts the requests of this batch from 0; it has {count}. Use a smaller one"
+    return ""
+
+
+def explain_remedy(error: BaseException) -> str:
+    """An exception that says itself what it found; only what to do is to add."""
+    for name, text, remedy in REMEDIES:
+        if type(error).__name__ == name and text in str(error):
+            return f"{with_place(error)}: {remedy}"
+    return ""
+
+
 def explain_item(error: BaseException) -> str:
     """A key that a request does not have, or a body of another type than the code expects."""
     if isinstance(error, TypeError) and (found := PARSED.search(str(error))):
@@ -306,6 +266,8 @@ def explain_item(error: BaseException) -> str:
             f"{with_place(error)}: a body sent as application/json is parsed already and arrives as a {found[1]}. "
             "Use it as it is; call json.loads only if it is a str or a bytearray"
         )
+    if isinstance(error, TypeError) and NO_BYTES.search(str(error)):
+        return f"{with_place(error)}: the type of a body follows from the content type of the request. {TYPES}"
     if not isinstance(error, (KeyError, TypeError, AttributeError)) or (found_at := operand(error)) is None:
         return ""
     node, names = found_at
@@ -314,9 +276,19 @@ def explain_item(error: BaseException) -> str:
     except LookupError:
         return ""
     text = ast.unparse(node)
+    if is_batch(value) and not isinstance(error, KeyError):
+        return (
+            f"{with_place(error)}: {text} is a list with one dict for each request, {len(value)} now. Take them one "
+            f"by one: [answer(row) for row in {text}]"
+        )
     if isinstance(error, KeyError):
-        return f"{with_place(error)}: {describe_keys(text, value)}" if isinstance(value, dict) else ""
+        if not isinstance(value, Mapping):
+            return ""
+        key = error.args[0] if error.args else ""
+        return f"{with_place(error)}: {describe_keys(text, value, key, of_request=not is_setting(error, value))}"
     if isinstance(error, TypeError) and "indices must be" in str(error):
+        if is_setting(error, value):
+            return f"{with_place(error)}: {text} is {describe_value(value)}, not a dict, in model-config.yaml"
         return f"{with_place(error)}: {text} is {describe_body(value)}"
     row = row_of(node, names)
     if not isinstance(error, AttributeError) or row is None:
@@ -326,17 +298,69 @@ def explain_item(error: BaseException) -> str:
     return f"{with_place(error)}: {text} is {describe_value(value)}, by the content type of the request. {TYPES}"
 
 
-def describe_keys(text: str, value: dict[Any, Any]) -> str:
+def lacking_key(error: BaseException) -> str:
+    """What the body of a request lacks, in the words of its client; empty if the error is another one."""
+    if not isinstance(error, KeyError) or (found_at := operand(error)) is None:
+        return ""
+    lists = [local for frame in frames_of(error) for local in frame.f_locals.values() if isinstance(local, list)]
+    rows = [row for local in lists for row in local if isinstance(row, dict)]
+    try:
+        value = look_up(*found_at)
+        is_body = isinstance(value, Form) or any(field is value for row in rows for field in row.values())
+        bodies = [value] if is_body else []
+    except LookupError:  # the variable of a comprehension is gone, from Python 3.12 on
+        bodies = fields_named(found_at[0], rows)
+    if not any(isinstance(body, dict) and error.args[0] not in body for body in bodies):
+        return ""
+    return f"the body of the request has no {shorten(repr(error.args[0]))}"
+
+
+def fields_named(node: ast.expr, rows: Sequence[Mapping[Any, Any]]) -> list[Any]:
+    """The fields of the rows that an expression such as `row["body"]` may stand for."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant):
+        return []
+    return [row[node.slice.value] for row in rows if node.slice.value in row]
+
+
+def is_batch(value: Any) -> bool:
+    """Whether a value is what `handle` gets: a list of rows."""
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Form) or is_row(row) for row in value)
+
+
+def is_row(value: Any) -> bool:
+    return type(value) is dict and "body" in value
+
+
+def is_setting(error: BaseException, value: Any) -> bool:
+    """Whether a value is one of the context's dicts or inside of one; at load there is nothing else."""
+    context = find_context(error)
+    if context is None:
+        return False
+    return not context.requests or any(holds(getattr(context, name), value) for name in CONTEXT_DICTS)
+
+
+def holds(document: Any, value: Any, depth: int = 4) -> bool:
+    if document is value:
+        return True
+    return depth > 0 and isinstance(document, Mapping) and any(holds(v, value, depth - 1) for v in document.values())
+
+
+def describe_keys(text: str, value: Mapping[Any, Any], key: Any = "", *, of_request: bool = True) -> str:
     """The keys of a row or of a body, and what the author may do about one that is missing."""
     keys = ", ".join(repr(key) for key in [*value][:MAX_KEYS]) or "no keys"
     more = ", …" if len(value) > MAX_KEYS else ""
-    has = f"{text} has {'the keys ' if value else ''}{keys}{more}. "
+    near = difflib.get_close_matches(str(key), [k for k in value if isinstance(k, str)], 1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    has = f"{text} has {'the keys ' if value else ''}{keys}{more}. {hint}"
     if isinstance(value, Form) or [*value] == ["body"]:
         return has + (
             "A plain body is under 'body', each field of a form under its name: "
             'take both with row.get("data") or row.get("body")'
         )
-    return has + 'If the client must send it: raise PredictionException("…", 400)'
+    if not of_request:
+        where = "Write it into model-config.yaml" if "yaml_config" in text else "Add it"
+        return f"{has}{where}, or give a default: .get({key!r}, …)"
+    return f"{has}If the client must send it: {ANSWER}"
 
 
 def describe_value(value: Any) -> str:
@@ -381,7 +405,13 @@ def look_up(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return node.value
     if isinstance(node, ast.Name):
         return names[node.id]
-    if isinstance(node, ast.Subscript):
+    if isinstance(node, ast.Attribute):
+        owner = look_up(node.value, names)
+        if isinstance(owner, Context) and node.attr in CONTEXT_DICTS:
+            return getattr(owner, node.attr)
+        if is_handler(owner) and node.attr in vars(owner):
+            return vars(owner)[node.attr]
+    elif isinstance(node, ast.Subscript):
         owner, key = look_up(node.value, names), look_up(node.slice, names)
         if type(owner) in (dict, list, tuple, Form) and isinstance(key, (str, int)):
             return owner[key]
@@ -406,37 +436,19 @@ def row_of(node: ast.expr, names: Mapping[str, Any]) -> tuple[str, dict[Any, Any
     return (ast.unparse(node.value), row) if isinstance(row, Form) or (type(row) is dict and "body" in row) else None
 
 
-def is_handler(value: Any) -> bool:
-    return callable(getattr(value, "handle", None)) and callable(getattr(value, "initialize", None))
-
-
-def traces_of(error: BaseException) -> Iterator[TracebackType]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
-
-
-def frames_of(error: BaseException) -> Iterator[FrameType]:
-    for trace in traces_of(error):
-        yield trace.tb_frame
-
-
-def lines_of(error: BaseException) -> Iterator[tuple[FrameType, str]]:
-    """Each frame of a traceback with the line it was at."""
-    for trace in traces_of(error):
-        frame = trace.tb_frame
-        yield frame, linecache.getline(frame.f_code.co_filename, trace.tb_lineno)
-
-
 EXPLANATIONS = (  # the first that knows the mistake
     explain_gpu,
+    explain_syntax,
     explain_import,
     explain_signature,
+    explain_abstract,
     explain_first_call,
+    explain_file,
     explain_stage,
     explain_attribute,
+    explain_context,
     explain_item,
+    explain_remedy,
 )
 
 

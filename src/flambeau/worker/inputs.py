@@ -156,6 +156,8 @@ class InputReader:
 
 def json_in_disguise(request: Request, row: Row, *, is_parsed: bool) -> str:
     """Why a body that looks like JSON did not arrive as JSON; empty if that is not the case."""
+    if request.fields:  # over gRPC, which has no content types
+        return ""
     media_type = media_type_of(header(request, "content-type"))
     if media_type == "application/x-www-form-urlencoded":
         start = next(iter(row), "")[:1].encode()

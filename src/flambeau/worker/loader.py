@@ -7,24 +7,36 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from flambeau.archive.manifest import BUILT_IN, UNSUPPORTED
-from flambeau.errors import HandlerError
+from flambeau.errors import HandlerError, suggest
 from flambeau.file_import import import_file
 from flambeau.wire.example_requests import to_text
 from flambeau.wire.messages import TensorSpec
 from flambeau.worker.context import Context
+from flambeau.worker.load_mistakes import (
+    explain_classes,
+    explain_hooks,
+    explain_missing_method,
+    explain_shadowing,
+    names_in,
+    shown,
+)
+
+logger = logging.getLogger(__name__)
 
 Handle = Callable[[Any, Context], Any]
 MAX_SHOWN = 8  # files in an error message
+ONE_CLASS = "Expected only one class in custom service code or a function entry point"
 
 ENVELOPES = {
     "body": "flambeau.handlers.envelopes.base:BodyEnvelope",
@@ -53,6 +65,8 @@ class LoadedHandler:
 def load_handler(value: str, folder: Path, context: Context, loop: asyncio.AbstractEventLoop) -> LoadedHandler:
     """Find, create and initialize the handler; an `async def initialize` runs on `loop`."""
     put_on_path(folder)
+    for sentence in explain_shadowing(folder):
+        logger.warning("%s", sentence)
     return initialize(find_handler(value, folder), context, loop)
 
 
@@ -75,12 +89,17 @@ def find_handler(value: str, folder: Path) -> Callable[..., Any]:
         return built_in(name)
     module = import_handler(name, folder)
     function: Callable[..., Any] | None = getattr(module, wanted or "handle", None)
+    if function is None and not wanted and not handler_classes(module):
+        function = only_function(module)
     if callable(function) and not inspect.isclass(function):
-        return function
+        return per_request(function) if takes_one(function) else function
+    if inspect.isclass(function):  # `file.py:Class` chooses one of several
+        return complete(function)
     if wanted and not handler_classes(module):
+        near = suggest(wanted, names_in(module))
         raise HandlerError(
-            "Expected only one class in custom service code or a function entry point: "
-            f"{name}.py has no function {wanted!r}; it defines {', '.join(names_in(module)) or 'nothing'}"
+            f"{ONE_CLASS}: {name}.py has no function {wanted!r}; it defines {shown(names_in(module))}. "
+            + (f"Did you mean {name}.py:{near}?" if near else "Correct the name after the colon")
         )
     return the_class(module)
 
@@ -104,6 +123,18 @@ def begin_initialize(found: Callable[..., Any], context: Context) -> tuple[Loade
     """The handler, and the return value of its initialization, which may have to be awaited."""
     if not inspect.isclass(found):  # a function initializes itself when it is called without data
         return LoadedHandler(found, is_async(found)), found(None, context)
+    hints = [*explain_hooks(found)]
+    for sentence in hints:
+        logger.warning("%s", sentence)
+    try:
+        return create(found, context)
+    except Exception as error:
+        for sentence in hints:  # the likely reason
+            error.add_note(sentence)
+        raise
+
+
+def create(found: type[Any], context: Context) -> tuple[LoadedHandler, Any]:
     handler: Any = found()
     abilities = tuple(getattr(handler, "abilities", ()))
     loaded = LoadedHandler(handler.handle, is_async(handler.handle), handler, abilities=abilities)
@@ -163,11 +194,6 @@ def files_in(folder: Path) -> str:
     return f"The model has {', '.join(names)}. " if names else ""
 
 
-def names_in(module: ModuleType) -> list[str]:
-    """The names that a module defines itself, for error messages."""
-    return [k for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-
-
 def handler_classes(module: ModuleType) -> list[type[Any]]:
     """The classes of a module that have `handle` and `initialize`; without such, all classes it defines.
 
@@ -187,21 +213,102 @@ def the_class(module: ModuleType) -> type[Any]:
         leaves = [c for c in classes if not any(c in other.__mro__[1:] for other in classes)]
         classes = leaves if len(leaves) == 1 else classes
     if len(classes) != 1:
-        found = ", ".join(c.__name__ for c in classes) or "none"
-        raise HandlerError(
-            "Expected only one class in custom service code or a function entry point: "
-            f"{module.__name__} has {found}. Define one class with initialize(context) and handle(data, context), "
-            "or a function handle(data, context)"
-        )
-    handler = classes[0]
+        raise HandlerError(f"{ONE_CLASS}: {explain_classes(module, classes)}")
+    return complete(classes[0])
+
+
+def complete(handler: type[Any]) -> type[Any]:
+    """A class with the two methods that the worker calls; raises HandlerError if one is missing."""
     for method in ("handle", "initialize"):
-        if not hasattr(handler, method):
-            raise HandlerError(f"Expect {method} method in class {handler.__name__}")
+        if not callable(getattr(handler, method, None)):
+            hint = explain_missing_method(handler, method)
+            raise HandlerError(f"Expect {method} method in class {handler.__name__}: {hint}")
     return handler
 
 
 def is_async(function: Handle) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+# ---- functions of one argument ----
+
+
+def only_function(module: ModuleType) -> Callable[..., Any] | None:
+    """The only public function that a module defines, if it takes one argument."""
+    known = [v for k, v in vars(module).items() if inspect.isfunction(v) and not k.startswith("_")]
+    own = [function for function in known if function.__module__ == module.__name__]
+    return own[0] if len(own) == 1 and takes_one(own[0]) else None
+
+
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function takes the body of a request, and not (data, context)."""
+    try:
+        outer, inner = (inspect.signature(function, follow_wrapped=follows) for follows in (False, True))
+    except (TypeError, ValueError):  # written in C
+        return False
+    # A decorator often takes any arguments; what it wraps then decides.
+    return fits(outer, 1) and fits(inner, 1) and not fits(inner, 2)
+
+
+def fits(signature: inspect.Signature, num_arguments: int) -> bool:
+    try:
+        signature.bind(*range(num_arguments))
+    except TypeError:
+        return False
+    return True
+
+
+def per_request(function: Callable[..., Any]) -> Handle:
+    """A handler that calls a function with the body of each request; a generator streams to one request."""
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def handle(data: Any, context: Context) -> Any:
+            if data is not None:
+                async for part in function(only_body(data)):
+                    yield [part]
+
+    elif inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def handle(data: Any, context: Context) -> Any:
+            rows = enumerate(data or ())
+            return None if data is None else [answer(context, i, await function(body_of(row))) for i, row in rows]
+
+    elif inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def handle(data: Any, context: Context) -> Any:
+            if data is not None:
+                for part in function(only_body(data)):
+                    yield [part]
+
+    else:
+
+        @functools.wraps(function)
+        def handle(data: Any, context: Context) -> Any:
+            rows = enumerate(data or ())
+            return None if data is None else [answer(context, i, function(body_of(row))) for i, row in rows]
+
+    return handle
+
+
+def body_of(row: Mapping[str, Any]) -> Any:
+    """The body of a request; of a form, its fields."""
+    return next((row[name] for name in ("body", "data") if name in row), row)
+
+
+def only_body(data: Sequence[Mapping[str, Any]]) -> Any:
+    if len(data) != 1:
+        raise HandlerError(f"a generator of one argument streams to one request, not to {len(data)}; set batchSize: 1")
+    return body_of(data[0])
+
+
+def answer(context: Context, i: int, value: Any) -> Any:
+    """Name the content type of values that are sent as JSON."""
+    if not isinstance(value, str | bytes | bytearray):
+        context.set_response_content_type(i, "application/json")
+    return value
 
 
 # ---- envelopes ----

@@ -12,23 +12,19 @@ from typing import Any
 
 from flambeau.errors import BadRequest
 from flambeau.wire.messages import Cancel, Flow, Ready, Request, Run, Stop, ToWorker
+from flambeau.worker.code_places import place_of
 from flambeau.worker.context import Context
 from flambeau.worker.failures import explain, is_explained
-from flambeau.worker.handler_mistakes import explain_split, place_of
+from flambeau.worker.handler_mistakes import explain_split
 from flambeau.worker.inputs import InputReader, Row, read_headers, types_of
 from flambeau.worker.loader import Handle
 from flambeau.worker.model import LoadedModel
-from flambeau.worker.outbox import PAUSE_S, Channel, Outbox
-from flambeau.worker.results import BadResult, check_chunk, check_result
+from flambeau.worker.outbox import PAUSE_S, BatchStart, Channel, Outbox
+from flambeau.worker.results import CHUNKS_OF_JSON, BadResult, check_chunk, check_result
 
 logger = logging.getLogger(__name__)
 
 GENERATES_NOTHING = "The model generates no text; its handler must be gpt_handler, or another that generates."
-
-CHUNKS_OF_JSON = (
-    "yields dicts, whose JSON is sent without anything between, so that a client cannot tell where one ends. "
-    'Yield lines: json.dumps(item) + "\\n"; or events: "data: " + json.dumps(item) + "\\n\\n"'
-)
 
 
 class BatchRunner:
@@ -123,22 +119,26 @@ class BatchRunner:
     # ---- one batch at a time ----
 
     def run(self, run: Run) -> None:
+        began = time.monotonic()
         context = self.context
         rows = self.begin(context, run.jobs)
         if rows:
-            self.answer(context, lambda: self._handle_in(run.jobs[0].envelope)(rows, context))
+            self.answer(context, lambda: self._handle_in(run.jobs[0].envelope)(rows, context), began)
 
-    def answer(self, context: Context, call: Callable[[], Any]) -> None:
-        """Call the handler and send what it returns."""
-        began = time.perf_counter()
+    def answer(
+        self, context: Context, call: Callable[[], Any], began: float, preprocess_s: float | None = None
+    ) -> None:
+        """Call the handler and send what it returns. With `preprocess_s`, that stage ran before the call."""
+        start = (began, time.monotonic(), preprocess_s)
         failure: Exception | None = None
         try:
             result = call()
             if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
-                self._outbox.finish(context, result, time.perf_counter() - began)
+                self._outbox.finish(context, result, start)
             else:
-                self.reply(context, result, began)
+                self.reply(context, result, start)
         except Exception as error:
+            self._outbox.clock.take(preprocess_s)  # the next batch begins with zero
             if self._outbox.can_split(context):
                 failure = error
             else:
@@ -154,15 +154,18 @@ class BatchRunner:
             self.run(Run([request]))
         self._warn_of_split(error, len(requests), has_succeeded=self._num_failures == failures)
 
-    def reply(self, context: Context, result: Any, began: float) -> None:
+    def reply(self, context: Context, result: Any, start: BatchStart) -> None:
         """Send a result that is no plain list: a generator for the batch, or generators in the list."""
+        began, called, preprocess_s = start
+        self._outbox.clock.take(preprocess_s)  # a stage that returns a generator has not done its work yet
+        start = (began, called, None)
         if inspect.isgenerator(result):
-            self._stream_batch(context, result, began)
+            self._stream_batch(context, result, start)
             return
         values = check_result(result, len(context.requests))
         self._stream_each(context, values)
 
-    def _stream_batch(self, context: Context, chunks: Iterator[Any], began: float) -> None:
+    def _stream_batch(self, context: Context, chunks: Iterator[Any], start: BatchStart) -> None:
         """Send each item as one chunk for every request; the end of the generator ends all replies."""
         try:
             for item in chunks:
@@ -174,7 +177,7 @@ class BatchRunner:
                     break
         finally:
             chunks.close()  # type: ignore[attr-defined]
-        self._outbox.finish(context, [b""] * len(context.requests), time.perf_counter() - began)
+        self._outbox.finish(context, [b""] * len(context.requests), start)
 
     def _stream_each(self, context: Context, values: Sequence[Any]) -> None:
         """Advance the generators in turn; send plain values at once."""
@@ -207,11 +210,12 @@ class BatchRunner:
 
     async def run_async(self, run: Run) -> None:
         """Run a batch of an `async def` handler."""
+        began = time.monotonic()
         context = self.new_context()
         rows = self.begin(context, run.jobs)
         if not rows:
             return
-        began = time.perf_counter()
+        start = (began, time.monotonic(), None)
         try:
             result: Any = self._handle_in(run.jobs[0].envelope)(rows, context)
             if inspect.isawaitable(result):
@@ -227,9 +231,9 @@ class BatchRunner:
                         break
                     while self._outbox.all_paused(context.requests):
                         await asyncio.sleep(PAUSE_S)
-                self._outbox.finish(context, [b""] * len(context.requests))
+                self._outbox.finish(context, [b""] * len(context.requests), start)
             else:
-                self._outbox.finish(context, check_result(result, len(rows)), time.perf_counter() - began)
+                self._outbox.finish(context, check_result(result, len(rows)), start)
         except (Exception, asyncio.CancelledError) as error:
             if self._outbox.can_split(context):
                 requests, failures = [*context.requests], self._num_failures

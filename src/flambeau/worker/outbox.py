@@ -13,13 +13,30 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from flambeau.wire.messages import Cancel, Failed, Flow, Part, Ready, Request, Samples, ToServer, ToWorker, cancelled
+from flambeau.wire.messages import (
+    Cancel,
+    EngineReport,
+    Failed,
+    Flow,
+    Part,
+    Ready,
+    Request,
+    Samples,
+    ToServer,
+    ToWorker,
+    Work,
+    cancelled,
+)
 from flambeau.worker.context import Context
 from flambeau.worker.failures import to_failed
 from flambeau.worker.results import BadResult, check_result, check_size, to_body, to_part, to_parts
+from flambeau.worker.stage_clock import PauseLog, StageClock
 
 POLL_INTERVAL_S = 0.001
 PAUSE_S = 0.02  # between two looks at a paused reply
+
+# When the inputs of a batch were read, when its handler was called, and how long `preprocess` took if it ran before.
+BatchStart = tuple[float, float, float | None]
 
 
 class Channel(Protocol):
@@ -70,6 +87,8 @@ class Outbox:
         self._paused: set[int] = set()  # open jobs whose clients do not read
         self._open: set[int] = set()  # jobs without their last part
         self._next_poll = 0.0
+        self.clock = StageClock()
+        self.pauses = PauseLog()
         self.reader = threading.current_thread()  # the only thread that polls the channel
         self.has_own_reader = False  # a thread that does nothing but receive
         self.on_arrived: Callable[[], object] | None = None  # set where many batches run at a time
@@ -143,15 +162,28 @@ class Outbox:
             if part.last:
                 self._close(part.job_id)
 
-    def finish(self, context: Context, values: Sequence[Any], handler_s: float = 0.0) -> None:
+    def finish(self, context: Context, values: Sequence[Any], start: BatchStart | None = None) -> None:
         """Send the last part to each request of the batch, after the samples: a client finds its request counted."""
+        returned = time.monotonic()
         parts = to_parts(context, values, self._max_bytes, last=True)
-        if handler_s:
-            parts[-1] = replace(parts[-1], handler_s=handler_s)
+        if start is not None:
+            parts[0] = replace(parts[0], work=self._work(start, returned))
         samples = context.take_samples()
         self._channel.send([Samples(samples), *parts] if samples else parts)
         for part in parts:
             self._close(part.job_id)
+
+    def _work(self, start: BatchStart, returned: float) -> Work:
+        began, called, preprocess_s = start
+        return Work(
+            began,
+            time.monotonic(),
+            called - began - (preprocess_s or 0.0),
+            returned - called + (preprocess_s or 0.0),
+            self.clock.take(preprocess_s),
+            None,
+            self.pauses.since(began) if self.pauses.pauses else None,
+        )
 
     def send_messages(self, context: Context, messages: Sequence[Part | Failed]) -> None:
         """Send the results of one step after its samples, in frames no larger than the server accepts."""
@@ -175,6 +207,9 @@ class Outbox:
             frame.append(message)
         if frame:
             self._channel.send(frame)
+
+    def send_report(self, report: EngineReport) -> None:
+        self._channel.send([report])
 
     def send_heartbeat(self) -> None:
         """Show the server that the worker is alive."""

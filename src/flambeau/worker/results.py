@@ -14,16 +14,31 @@ import msgspec
 
 from flambeau.wire.messages import Part
 from flambeau.worker.context import Context, RequestProcessor
-from flambeau.worker.handler_mistakes import NO_CHUNK, explain_count, explain_type, explain_value, to_plain
+from flambeau.worker.handler_mistakes import (
+    NO_CHUNK,
+    explain_count,
+    explain_oddity,
+    explain_type,
+    explain_value,
+    to_plain,
+)
 
 logger = logging.getLogger(__name__)
 
+CHUNKS_OF_JSON = (
+    "yields dicts, whose JSON is sent without anything between, so that a client cannot tell where one ends. "
+    'Yield lines: json.dumps(item) + "\\n"; or events: "data: " + json.dumps(item) + "\\n\\n"'
+)
 STREAM_NEXT = "ts_stream_next"  # a header of streamed replies: whether another part follows
 
 _encode_json = msgspec.json.Encoder(enc_hook=to_plain).encode
 # msgspec differs from the standard library in non-ASCII and DEL, exponents and their threshold, and NaN and infinity,
 # which it writes as null, or as "nan" and "inf" where they are keys.
 _MAY_DIFFER = re.compile(rb"[\x7f-\xff]|\de|\b0\.0000|null|inf\"|nan\"")
+_NOT_A_NUMBER = re.compile(rb"NaN|Infinity")  # perhaps in a text
+_warned: set[str] = set()
+MAX_WARNINGS = 50  # their texts may hold names that clients choose
+_LINE_END = re.compile(r"[\r\n\0]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 
 
@@ -46,6 +61,7 @@ def to_body(value: Any) -> bytes | bytearray:
     if torch is not None and isinstance(value, torch.Tensor):
         buffer = io.BytesIO()
         torch.save(value, buffer)
+        warn_once("a Tensor in the result is sent as the bytes of torch.save. For JSON, return tensor.tolist()")
         return buffer.getvalue()
     return to_json(value)
 
@@ -62,9 +78,19 @@ def to_json(value: Any) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
     try:
-        return json.dumps(value, indent=2, default=to_plain).encode()
+        text = json.dumps(value, indent=2, default=to_plain).encode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadResult("Unsupported model output data type.", explain_value(value, error)) from error
+    if value is None or _NOT_A_NUMBER.search(text):
+        warn_once(explain_oddity(value))
+    return text
+
+
+def warn_once(sentence: str) -> None:
+    """Log what succeeds and is probably not meant; nothing for an empty sentence."""
+    if sentence and sentence not in _warned and len(_warned) < MAX_WARNINGS:
+        _warned.add(sentence)
+        logger.warning("%s", sentence)
 
 
 def check_size(body: bytes | bytearray, limit: int) -> None:
@@ -123,7 +149,7 @@ def to_part(job_id: int, body: bytes | bytearray, processor: RequestProcessor | 
         return Part(job_id, body, last)  # type: ignore[arg-type]
     # Only the server sends the stream header.
     items = processor.get_response_headers().items()
-    headers = [(str(key), str(value)) for key, value in items if key != STREAM_NEXT and is_header(str(key))]
+    headers = [(str(key), str(value)) for key, value in items if key != STREAM_NEXT and is_header(str(key), str(value))]
     status, phrase = status_of(processor), processor.get_response_status_phrase()
     return Part(job_id, body, last, status, str(phrase or ""), headers or None)  # type: ignore[arg-type]
 
@@ -140,9 +166,11 @@ def status_of(processor: RequestProcessor) -> int:
     return status
 
 
-def is_header(name: str) -> bool:
+def is_header(name: str, value: str) -> bool:
     """Whether a header name is valid; an invalid one could end the head early or forge a length."""
-    if _TOKEN.fullmatch(name):
-        return True
-    logger.warning("a header of the handler is left out: %.100r is no valid name", name)
-    return False
+    if not _TOKEN.fullmatch(name):
+        warn_once(f"a header of the handler is left out: {name[:100]!r} is no valid name. Use letters, digits and '-'")
+        return False
+    if _LINE_END.search(value):
+        warn_once(f"the header {name} of the handler has a line end in its value, which is sent as a space. Remove it")
+    return True

@@ -16,7 +16,9 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from flambeau.wire import stack_dumps
 from flambeau.wire.channel import WorkerChannel
+from flambeau.wire.log_records import WorkerFormatter
 from flambeau.wire.messages import Load, Samples
 from flambeau.worker.context import Context
 from flambeau.worker.execution_modes import MODES
@@ -26,6 +28,7 @@ from flambeau.worker.loader import Handle, LoadedHandler, in_envelope
 from flambeau.worker.loop import BatchRunner, WorkerLoop
 from flambeau.worker.model import LoadedModel, load_model
 from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
+from flambeau.worker.request_scope import in_request_scope, log_fields
 
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 MAX_FRAME_BYTES = (1 << 32) - 1  # the server limits what it sends
@@ -35,6 +38,7 @@ def main(arguments: list[str]) -> int:
     """Run a worker; the exit status is 0 when the server stopped it."""
     die_with_parent()
     faulthandler.enable(all_threads=False)
+    stack_dumps.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Bare messages: the server adds the time and the name of the worker.
@@ -68,6 +72,7 @@ def die_with_parent() -> None:
 
 def exit_with_server(fd: int) -> None:
     """Exit when the server is gone, even in the middle of a call: no client waits for the reply."""
+    stack_dumps.receive_here()  # this thread runs no code of a handler
     poller = select.poll()
     poller.register(fd, getattr(select, "POLLRDHUP", 0))
     poller.poll()
@@ -83,6 +88,9 @@ def serve(channel: Channel) -> int:
         return 1
     if load.rank > 0:
         channel = FollowerChannel(channel)
+    if load.json_logs:
+        for target in logging.getLogger().handlers:
+            target.setFormatter(WorkerFormatter(log_fields))
     with closing(asyncio.new_event_loop()) as event_loop:
         asyncio.set_event_loop(event_loop)  # a handler may use it in `initialize`, and finds the same one later
         try:
@@ -90,7 +98,12 @@ def serve(channel: Channel) -> int:
         except (Exception, SystemExit) as error:
             channel.send([load_failed(error, folder=load.folder, may_change=load.watch)])
             return 1
+        if load.json_logs or load.traces:
+            model = in_request_scope(model, json_logs=load.json_logs, traces=load.traces)
         outbox = Outbox(channel, load.max_response_bytes, may_split=may_split(load))
+        if watches_stages(load, model):
+            outbox.clock.watch(model.handler.handler)
+        outbox.pauses.start()
         mode = MODES[model.mode](model, new_runner(load, model, outbox), outbox)
         samples = model.context.take_samples()  # those of `initialize`
         channel.send([Samples(samples), mode.ready()] if samples else [mode.ready()])
@@ -116,6 +129,11 @@ def new_runner(load: Load, model: LoadedModel, outbox: Outbox) -> BatchRunner:
 def wrap(handler: LoadedHandler, folder: Path, envelope: str) -> Handle:
     """The handler's entry point in the envelope that a request asks for."""
     return in_envelope(handler, envelope, folder).handle
+
+
+def watches_stages(load: Load, model: LoadedModel) -> bool:
+    """Whether the stages of a handler are timed: not where calls overlap, nor where its methods may be replaced."""
+    return model.mode in ("batches", "pipeline") and not load.watch
 
 
 def may_split(load: Load) -> bool:

@@ -1,11 +1,3 @@
-"""Cannot be loaded."""
+"""Cannot be loaded; what it lacks may come back, so it is tried again."""
 
-import a_module_that_nobody_has  # noqa: F401
-
-
-class Broken:
-    def initialize(self, context):
-        pass
-
-    def handle(self, data, context):
-        return data
+raise ConnectionError("a_database_that_nobody_has is not reachable")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from flambeau.cli.main import app
 from flambeau.cli.options import check_checkpoint, management_beside
+from flambeau.cli.serve import ModelOverrides, find_models
 from flambeau.config.settings import SERVE
 from flambeau.errors import ConfigError
 
@@ -28,6 +29,23 @@ def test_file_without_weights_is_not_a_checkpoint(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"--draft .*notes.txt is not a checkpoint"):
         check_checkpoint(tmp_path / "notes.txt", "--draft")
+
+
+def test_a_gguf_file_and_an_adapter_are_called_what_they_are(tmp_path):
+    (tmp_path / "small.gguf").touch()
+    for path in (tmp_path / "small.gguf", tmp_path):
+        with pytest.raises(ConfigError, match=r"small\.gguf is a GGUF file"):
+            check_checkpoint(path)
+        with pytest.raises(ConfigError, match=r"small\.gguf is a GGUF file"):
+            list(find_models(path, ModelOverrides()))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").touch()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base"}')
+    with pytest.raises(ConfigError, match=r"adapter of some/base .*merge"):
+        check_checkpoint(adapter)
+    with pytest.raises(ConfigError, match=r"adapter of some/base .*merge"):
+        list(find_models(adapter, ModelOverrides()))
 
 
 def test_name_of_the_hub_gets_the_download_command():

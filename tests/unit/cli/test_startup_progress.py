@@ -25,9 +25,9 @@ def model(handler, *, abilities=(), example="", envelope="", **options):
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
-        ("onnx", f"{JSON} -d @NUMBERS.json"),
+        ("onnx", f"{JSON} -d '[0.5]'"),
         ("text_classifier", f"{JSON} -d '\"What a fine day\"'"),
-        ("mine.py", "-H 'content-type: TYPE' -T FILE"),
+        ("mine.py", f"{JSON} -d '{{}}'"),
     ],
 )
 def test_command_fits_the_handler(handler, words):
@@ -54,7 +54,7 @@ def test_long_body_is_made_by_a_program():
 
 
 @pytest.mark.parametrize(
-    ("envelope", "end"), [("body", "-d '[1]'"), ("kserve", """-d '{"instances": [[1]]}'"""), ("own", "-T FILE")]
+    ("envelope", "end"), [("body", "-d '[1]'"), ("kserve", """-d '{"instances": [[1]]}'"""), ("own", "-d '{}'")]
 )
 def test_envelope_is_put_around_the_example(envelope, end):
     assert curl_command(URL, model("mine.py", example="[1]", envelope=envelope)).endswith(end)

@@ -194,3 +194,17 @@ def test_settings_without_effect_are_named_once_with_the_remedy(caplog, options,
 def test_settings_with_an_effect_are_not_worth_a_warning(caplog, options):
     ModelConfig().with_options(options)
     assert not caplog.records
+
+
+def test_each_value_tells_where_it_came_from():
+    config = ModelConfig().updated({"queue_size": 7}, "the setting job_queue_size")
+    config = config.with_options({"batchSize": 8, "responseTimeout": 9}, "model-config.yaml of digits")
+    config = config.updated({"batch_size": 16}, "the register call")
+    assert config.origins == {
+        "queue_size": "the setting job_queue_size",
+        "response_timeout_s": "model-config.yaml",
+        "batch_size": "the register call",
+    }
+    assert config.with_settings({"minWorkers": 2, "maxWorkers": 3}, workers=True).origins["max_workers"] == (
+        "models in config.properties"
+    )

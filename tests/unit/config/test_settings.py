@@ -109,7 +109,7 @@ def sample(setting):
     if isinstance(kind, Whole):
         return str(min(kind.at_most, max(kind.at_least, 3)))
     if isinstance(kind, Number):
-        return "2.5"
+        return "2.5" if kind.at_most >= 2.5 else "0.5"
     if isinstance(kind, Choice):
         return kind.words[-1]
     if isinstance(kind, ModelDefaults):

@@ -150,7 +150,6 @@ def test_link_folder_and_device_are_not_overwritten(new, config, tmp_path):
     elsewhere = config.file.rename(tmp_path / "elsewhere.json")
     before = elsewhere.read_text()
     for make, words in [
-        (lambda: config.file.symlink_to(elsewhere), "is a link"),
         (lambda: config.file.symlink_to(tmp_path / "missing"), "is a link"),
         (lambda: os.mkfifo(config.file), "is not a regular file"),
     ]:
@@ -164,6 +163,60 @@ def test_link_folder_and_device_are_not_overwritten(new, config, tmp_path):
     with pytest.raises(ConfigError, match="is not a regular file"):
         new()
     assert elsewhere.read_text() == before
+
+
+@pytest.fixture
+def secret(new, config, tmp_path):
+    """The three keys, mounted as a cluster mounts a secret: a link to ..data, which is a link to a dated folder."""
+    folder = tmp_path / "..2026"
+    folder.mkdir()
+    new(expiry_s=None)
+    config.file.rename(folder / config.file.name)
+    (tmp_path / "..data").symlink_to(folder.name)
+    config.file.symlink_to(f"..data/{config.file.name}")
+    (folder / config.file.name).chmod(0o444)
+    return folder / config.file.name
+
+
+def test_keys_of_a_mounted_secret_are_read_and_never_written(new, config, secret, clock):
+    before = secret.read_text()
+    keys = new(expiry_s=None)
+    key = json.loads(before)["inference"]["key"]
+    keys.check("inference", f"Bearer {key}")
+    with pytest.raises(ConfigError, match="is a link: keys are read through it, but not written"):
+        keys.renew("inference", f"Bearer {json.loads(before)['API']['key']}")
+    assert (secret.read_text(), config.file.is_symlink()) == (before, True)
+
+    # The cluster replaces a secret by pointing ..data elsewhere.
+    newer = secret.parent.with_name("..2027")
+    newer.mkdir()
+    changed = json.loads(before) | {"inference": {"key": "n" * 32}}
+    (newer / config.file.name).write_text(json.dumps(changed))
+    data = secret.parent.with_name("..data")
+    data.unlink()
+    data.symlink_to(newer.name)
+    clock[0] += LOOK_S
+    keys.check("inference", "Bearer " + "n" * 32)
+    with pytest.raises(InvalidKey):
+        keys.check("inference", f"Bearer {key}")
+
+
+def test_link_to_keys_that_others_may_change_is_refused(new, secret, caplog):
+    secret.chmod(0o646)
+    with pytest.raises(ConfigError, match="has no valid management and no inference key"):
+        new()
+    assert "others may change it (its mode is 0646)" in caplog.text
+
+
+def test_link_to_a_device_or_to_too_few_keys_is_refused(new, config, secret):
+    secret.chmod(0o600)
+    secret.write_text(json.dumps({"inference": {"key": "i" * 32}}))
+    with pytest.raises(ConfigError, match="has no valid management key; put them into the file behind it"):
+        new()
+    config.file.unlink()
+    config.file.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="no valid management"):
+        new()
 
 
 def test_processes_that_change_the_file_at_once_lose_no_key(new, config):

@@ -16,6 +16,7 @@ from flambeau.testing.context import new_handler_context
 from flambeau.torchserve.handlers.mock_context import MockContext
 from flambeau.wire.generation import Generate, SamplingOptions, decode_pieces, encode_request
 from flambeau.wire.messages import Part, Request
+from flambeau.worker.stage_clock import StageClock
 from support.language_models import CONTEXT, write_language_model
 from support.log_records import logged
 
@@ -744,3 +745,11 @@ def test_generation_is_measured(folder):
     assert samples["PromptTokens"] == (len(handler.tokenizer.encode(PROMPT)), "r1")
     assert samples["TimeToFirstToken"][0] > 0
     assert samples["TokensPerSecond"][0] > 0
+
+
+def test_stages_with_a_clock_around_them_are_not_overridden():
+    handler = GptHandler()
+    StageClock().watch(handler)
+    assert not any(handler._overrides(name) for name in ("preprocess", "inference", "postprocess", "generate"))
+    handler.postprocess = lambda completions: completions
+    assert handler._overrides("postprocess")

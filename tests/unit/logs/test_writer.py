@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flambeau.logs import console, rolling_file, writer
-from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, TS_METRICS, LineFormat
+from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, TS_METRICS, LineFormat, message_format
 from flambeau.logs.rolling_file import RollingFile
 from flambeau.logs.writer import Logs, QueueHandler, grpc_line, http_line, remote_of
 
@@ -64,7 +64,7 @@ def test_console_without_a_reader_blocks_neither_callers_nor_files(pipe, tmp_pat
     file = RollingFile(tmp_path / "ts_log.log")
     logs = Logs(pipe[1], {SERVER: file}, is_terminal=False)
     for number in range(5000):
-        logs.put_now(SERVER, logging.INFO, "main", "x", f"{number} {'y' * 200}")
+        logs.add_now(message_format(SERVER, logging.INFO, "main", "x"), f"{number} {'y' * 200}")
     logs.close()
     assert (tmp_path / "ts_log.log").read_text().count("\n") == 5000
     assert logs.num_dropped == 0
@@ -166,14 +166,16 @@ def test_logs_continue_after_a_line_that_cannot_be_formatted(pipe):
 
 def test_control_characters_in_records_are_escaped():
     class Taken:
-        def put_now(self, *entry):
-            self.entry = entry
+        is_json = False
+
+        def add_now(self, line, payload, num_bytes):
+            self.entry = line.thread, line.logger, payload
 
     logs = Taken()
     record = logging.LogRecord("flambeau", logging.INFO, "", 0, "model %s", ("a\rb",), None)
     record.worker = "W-1\nx"
     QueueHandler(logs).emit(record)
-    assert logs.entry[2:] == ("W-1\\nx", "flambeau", "model a\\rb")
+    assert logs.entry == ("W-1\\nx", "flambeau", "model a\\rb")
 
 
 SIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Credential=AKIA%2F1&X-Amz-Signature=abc&x=1"

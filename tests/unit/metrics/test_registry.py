@@ -5,10 +5,19 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from flambeau.metrics.definitions import Definition
-from flambeau.metrics.registry import BUCKETS, MAX_MODEL_SERIES, MAX_SERIES, MetricFamily, MetricsRegistry, to_text
+from flambeau.metrics.registry import (
+    BUCKETS,
+    MAX_MODEL_SERIES,
+    MAX_SERIES,
+    MetricFamily,
+    MetricsRegistry,
+    to_open_metrics,
+    to_text,
+)
 from support.log_records import logged
 
 MODEL = [("ModelName", "m"), ("Level", "Model")]
@@ -157,3 +166,27 @@ def test_metric_of_a_handler_that_the_file_does_not_define_is_named_once(metrics
         assert metrics.take(sample("Faces"), "m") is None
         assert metrics.take(sample("HandlerTime", "gauge"), "m") is None  # a built-in one may be left out
     assert logged(caplog, "flambeau.metrics.registry") == [("Faces", "m", "model_metrics_auto_detect")]
+
+
+# ---- OpenMetrics ----
+
+
+def test_open_metrics_have_exemplars_and_an_end():
+    family = MetricFamily("wait_seconds", "histogram", 'A "wait".', (1.0, 2.0))
+    labels = (("model", "m"),)
+    family.update(1.5, labels)
+    family.exemplars[labels] = {1: ((("trace_id", "abc"),), 1.5, 1700000000.0)}
+    text = to_open_metrics([family])
+    assert 'wait_seconds_bucket{model="m",le="2.0"} 1 # {trace_id="abc"} 1.5 1700000000.000\n' in text
+    [parsed] = parse_open_metrics(text)
+    exemplars = [sample.exemplar for sample in parsed.samples if sample.exemplar]
+    assert [(found.labels, found.value) for found in exemplars] == [({"trace_id": "abc"}, 1.5)]
+    assert parsed.documentation == 'A "wait".'
+
+
+def test_counter_of_another_name_has_an_unknown_type_in_open_metrics():
+    old, new = MetricFamily("Requests2XX", "counter", "Old."), MetricFamily("requests_total", "counter", "New.")
+    old.update(1, ())
+    new.update(2, ())
+    kinds = {family.name: family.type for family in parse_open_metrics(to_open_metrics([old, new]))}
+    assert kinds == {"Requests2XX": "unknown", "requests": "counter"}

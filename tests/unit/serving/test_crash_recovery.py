@@ -86,3 +86,10 @@ def test_exit_statuses_in_words():
 def test_failures_are_the_same_but_for_addresses_and_process_ids(other, same):
     one = WorkerExit(reason="exited with code 3", exit_code=3, last_lines=("Thread 0x00007f1a: pid 917",))
     assert is_same_failure(one, other) is same
+
+
+def test_job_that_hangs_two_workers_is_the_culprit():
+    hung = WorkerExit(reason="", signal=signal.SIGKILL, by_server=True, is_hung=True)
+    assert retry(hung)
+    assert not retry(hung, crashes=2)
+    assert not retry(hung, started=True)

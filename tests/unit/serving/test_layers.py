@@ -13,6 +13,8 @@ from house import House  # noqa: E402
 
 BOTTOM = {
     "flambeau.serving.job",
+    "flambeau.serving.job_times",
+    "flambeau.serving.slow_requests",
     "flambeau.serving.scheduling.queue",
     "flambeau.serving.crash_recovery",
     "flambeau.serving.events",

@@ -39,7 +39,9 @@ class Served:
     def __init__(self, folder, **settings):
         self._folder = folder
         self._config = ModelConfig(**{"min_workers": 1, "max_workers": 1, **settings})
-        self._server = Server(ServerConfig(measure=MetricsConfig(system=False), drain_timeout_s=0.1))
+        self._server = Server(
+            ServerConfig(measure=MetricsConfig(system=False), drain_timeout_s=0.1, crash_folder=folder / "crashes")
+        )
 
     async def __aenter__(self):
         await self._server.__aenter__()
@@ -131,7 +133,7 @@ async def test_job_expires_in_the_queue(folder, workers):
 async def test_job_that_was_alone_in_a_crashed_worker_fails_and_the_others_wait_again(folder, workers):
     async with Served(folder) as model:
         suspect, innocent = new_job(), new_job()
-        model._on_worker_exit(CRASH, [(suspect, 1)], [innocent])
+        model._on_worker_exit(model.pool.slots[0], CRASH, [(suspect, 1)], [innocent])
         assert [type(error) for error in suspect.receiver.errors] == [WorkerDied]
         assert model.queue.take_all() == [innocent]
 
@@ -140,11 +142,11 @@ async def test_job_whose_worker_was_killed_is_retried_alone_and_three_times(fold
     async with Served(folder) as model:
         job = new_job()
         for _ in range(3):
-            model._on_worker_exit(KILLED, [(job, 1)], [])
+            model._on_worker_exit(model.pool.slots[0], KILLED, [(job, 1)], [])
             assert model.queue.take_all() == [job]
             assert job.is_alone
             assert job.is_suspect
-        model._on_worker_exit(KILLED, [(job, 1)], [])
+        model._on_worker_exit(model.pool.slots[0], KILLED, [(job, 1)], [])
         assert [type(error) for error in job.receiver.errors] == [WorkerDied]
 
 
@@ -152,7 +154,7 @@ async def test_generations_whose_worker_was_killed_resume_together(folder, worke
     async with Served(folder) as model:
         model.abilities = frozenset(["generate"])
         job = new_job()
-        model._on_worker_exit(KILLED, [(job, 1)], [])
+        model._on_worker_exit(model.pool.slots[0], KILLED, [(job, 1)], [])
         assert not job.is_suspect
 
 

@@ -21,6 +21,7 @@ from flambeau.wire.generation import (
 
 def test_every_sampling_parameter_crosses_the_wire():
     values = {"integer": 1, "number": 0.5, "flag": True, "texts": ["a"], "token_ids": [3], "biases": {7: 1.5}}
+    values |= {"structure": {"regex": "a"}}
     given = {name: values[field.kind] for name, field in SAMPLING_FIELDS.items()}
     request = decode_request(encode_request(Generate(prompts=["a"], sampling=SamplingOptions(**given))))
     assert given_options(request.sampling) == given

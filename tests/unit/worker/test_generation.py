@@ -68,7 +68,7 @@ def test_each_step_sends_the_parts_of_all_in_one_frame(worker):
     parts = worker.receive_until(6)
     assert text_of(parts, 1) == text_of(parts, 2) == "0 1 2 "
     assert [part.last for part in parts if part.job_id == 1] == [False, False, True]
-    assert parts[-1].handler_s > 0
+    assert parts[-1].work.handler_s > 0
     worker.send(Run([request(3, n=2), request(4, n=2)]))
     assert [part.job_id for part in worker.receive()] == [3, 4]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 
 import pytest
 
 from flambeau.handlers.envelopes.base import BodyEnvelope
+from flambeau.worker.code_places import place_of, source_line
 from flambeau.worker.handler_mistakes import (
     explain_count,
     explain_exception,
@@ -15,10 +17,10 @@ from flambeau.worker.handler_mistakes import (
     explain_training,
     explain_type,
     explain_value,
+    fields_named,
     find_training_layer,
+    lacking_key,
     lacks_gpu,
-    place_of,
-    source_line,
     to_plain,
 )
 from flambeau.worker.inputs import Form
@@ -290,3 +292,17 @@ def test_model_of_a_handler_in_training_mode_is_named():
     handler.network.eval()
     assert explain_training(handler, handler.handle) == ""
     assert explain_training(None, failure) == ""
+
+
+def test_rows_tell_what_a_body_lacks_where_the_variable_of_a_comprehension_is_gone():
+    rows = [{"body": {"a": 1}}, {"data": 2}]
+    assert fields_named(ast.parse('row["body"]', mode="eval").body, rows) == [{"a": 1}]
+    assert fields_named(ast.parse("settings", mode="eval").body, rows) == []
+    data = [{"body": {"b": 1}}]
+    with pytest.raises(KeyError) as caught:
+        [row["body"]["a"] for row in data]
+    assert lacking_key(caught.value) == "the body of the request has no 'a'"
+    settings = {"b": 1}
+    with pytest.raises(KeyError) as caught:
+        settings["a"]
+    assert lacking_key(caught.value) == ""

@@ -126,7 +126,7 @@ def test_missing_function_is_reported_in_torchserves_words(load):
 def test_module_without_a_class_of_its_own_may_re_export_one(load, tmp_path):
     (tmp_path / "theirs.py").write_text(HANDLER)
     assert load("from theirs import Mine\n").handle([{}], None) == ["mine"]
-    with pytest.raises(HandlerError, match="mine has none"):
+    with pytest.raises(HandlerError, match=r"mine\.py has no class and no function `handle`; it defines nothing"):
         load("from flambeau.handlers.base import BaseHandler\n")
 
 
@@ -163,3 +163,71 @@ def test_unknown_envelope_names_the_known_ones(tmp_path):
     (tmp_path / "bare.py").write_text("")
     with pytest.raises(HandlerError, match="no class"):
         find_envelope("bare", tmp_path)
+
+
+class Replies:
+    """The part of a context that a function of one argument needs."""
+
+    def __init__(self):
+        self.types = {}
+
+    def set_response_content_type(self, i, kind):
+        self.types[i] = kind
+
+
+@pytest.mark.parametrize("source", ["def handle(body):", "def words(body):", "def _own(): pass\ndef count(body, /):"])
+def test_function_of_one_argument_gets_each_body(load, source):
+    loaded = load(f"{source}\n    return body if body == 'text' else {{'got': body}}\n")
+    context = Replies()
+    rows = [{"body": [1]}, {"data": 2}, {"field": 3}, {"body": "text"}]
+    assert loaded.handle(rows, context) == [{"got": [1]}, {"got": 2}, {"got": {"field": 3}}, "text"]
+    assert context.types == dict.fromkeys((0, 1, 2), "application/json")
+
+
+def test_generators_and_coroutines_of_one_argument(load):
+    loaded = load("def handle(body):\n    yield from body\n")
+    assert [*loaded.handle([{"body": "ab"}], Replies())] == [["a"], ["b"]]
+    with pytest.raises(HandlerError, match=r"streams to one request, not to 2; set batchSize: 1"):
+        next(loaded.handle([{}, {}], Replies()))
+    loaded = load("async def handle(body):\n    return body\n")
+    assert loaded.is_concurrent
+    assert asyncio.run(loaded.handle([{"body": "a"}], Replies())) == ["a"]
+
+    loaded = load("async def handle(body):\n    for c in body:\n        yield c\n")
+    assert loaded.is_concurrent
+
+    async def parts():
+        return [part async for part in loaded.handle([{"body": "ab"}], Replies())]
+
+    assert asyncio.run(parts()) == [["a"], ["b"]]
+
+
+WRAPPED = """
+import functools
+
+def shout(function):
+    @functools.wraps(function)
+    def inner(*arguments):
+        return function(*arguments).upper()
+    return inner
+
+@shout
+def handle(body):
+    return body
+"""
+
+
+def test_decorated_function_and_one_that_is_wrapped_already(load):
+    assert load(WRAPPED).handle([{"body": "a"}], Replies()) == ["A"]
+    source = "from flambeau.worker.loader import per_request\n@per_request\ndef handle(body):\n    return body * 2\n"
+    assert load(source).handle([{"body": "a"}], Replies()) == ["aa"]
+
+
+@pytest.mark.parametrize("source", ["def a(body): pass\ndef b(body): pass\n", "def a(): pass\n", "def a(x, y): pass\n"])
+def test_other_functions_are_no_handler(load, source):
+    with pytest.raises(HandlerError, match="Expected only one class in custom service code or a function entry point"):
+        load(source)
+
+
+def test_second_argument_with_a_default_is_the_context(load):
+    assert load("def handle(data, context=None):\n    return data and [context]\n").handle([{}], "c") == ["c"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -45,9 +46,14 @@ def opened(outbox, *job_ids):
 # ---- replies ----
 
 
-def test_last_parts_end_their_jobs_and_the_last_one_has_the_time(channel, outbox, context):
-    outbox.finish(context, ["a", "b"], 0.5)
-    assert channel.frames == [[Part(1, b"a"), Part(2, b"b", handler_s=0.5)]]
+def test_last_parts_end_their_jobs_and_the_first_one_has_the_times(channel, outbox, context):
+    called = time.monotonic() - 0.5
+    outbox.finish(context, ["a", "b"], (called - 0.25, called, None))
+    [[first, second]] = channel.frames
+    assert (first.job_id, first.body, second) == (1, b"a", Part(2, b"b"))
+    assert first.work.read_s == pytest.approx(0.25)
+    assert 0.5 <= first.work.handler_s <= first.work.ended - called
+    assert first.work.stages is None
     outbox.fail(context.requests, ValueError())
     assert len(channel.frames) == 1
 

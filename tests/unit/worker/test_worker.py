@@ -62,9 +62,9 @@ def test_batch_is_answered_in_one_frame(worker):
     assert peer.receive() == [Ready()]
     peer.send(Run([request(1, b"1"), request(2, b"2")]))
     first, second = peer.receive()
-    assert first == Part(1, b"1")
-    assert second == Part(2, b"2", handler_s=second.handler_s)  # the last part has the time of the batch
-    assert second.handler_s > 0
+    assert first == Part(1, b"1", work=first.work)  # the first part has the times of the batch
+    assert second == Part(2, b"2")
+    assert first.work.handler_s > 0
 
 
 def test_cancelled_job_is_skipped_if_it_has_not_begun(worker):
@@ -116,7 +116,7 @@ def test_worker_reports_why_a_model_cannot_be_loaded(worker):
     peer = worker("raise RuntimeError('no luck')\n")
     [failed] = peer.receive()
     assert failed.job_ids == []
-    assert failed.message == "RuntimeError: no luck"
+    assert failed.message == "RuntimeError: no luck (mine.py:1)"
     assert "Traceback" in failed.detail
 
 

@@ -22,8 +22,9 @@ from flambeau.frontend.grpc.management import ManagementService
 from flambeau.frontend.grpc.messages import POOL
 from flambeau.frontend.grpc.open_inference import SERVICES, OpenInferenceService
 from flambeau.frontend.grpc.service import GrpcService, Message, is_worth_logging
-from flambeau.frontend.http.frontend import LAST_CALL_S, connections_per_grpc_port, listen_error
+from flambeau.frontend.http.frontend import LAST_CALL_S, connections_per_grpc_port, flag_of, listen_error
 from flambeau.serving.server import Server
+from flambeau.small_files import read_small
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +100,10 @@ class GrpcFrontend:
         health_service = health.HealthService(states, lambda: self._server.is_draining)
         describer = reflection_service([*(service.name for service in services), health.SERVICE, REFLECTION])
         for service in [*services, health_service, describer]:
-            service.ended = self._ended
+            service.ended, service.tracing = self._ended, self._server.tracing
             port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, service.handlers),))
-        found = bind(port, address, credentials_of(config.tls) if config.grpc.is_tls else None)
+        credentials = credentials_of(config.tls) if config.grpc.is_tls else None
+        found = bind(port, address, credentials, flag_of(config, address))
         self._ports.append(port)
         await port.start()
         logger.info("gRPC: listening on %s", replace(address, port=found, is_tls=config.grpc.is_tls))
@@ -147,7 +149,7 @@ def milliseconds(duration_s: float) -> int:
     return min(max(1, round(duration_s * 1000)), 2**31 - 1)
 
 
-def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None) -> int:
+def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None, flag: str) -> int:
     """Open a port; returns its number. Raises CannotListen with the reason."""
     if address.path is not None:
         target = f"unix:{address.path}"
@@ -158,11 +160,11 @@ def bind(port: grpc.aio.Server, address: Address, credentials: grpc.ServerCreden
     except RuntimeError:
         found = 0
     if not found:
-        raise CannotListen(str(address), f"gRPC: {bind_error(address, is_tls=credentials is not None)}")
+        raise CannotListen(str(address), f"gRPC: {bind_error(address, flag, is_tls=credentials is not None)}")
     return found
 
 
-def bind_error(address: Address, *, is_tls: bool) -> str:
+def bind_error(address: Address, flag: str, *, is_tls: bool) -> str:
     """Why a port could not be opened. gRPC does not report it, so a plain socket is tried."""
     if address.path is not None:
         return f"{address} could not be opened"
@@ -173,7 +175,7 @@ def bind_error(address: Address, *, is_tls: bool) -> str:
             probe.bind(where)
             probe.listen()
     except OSError as error:
-        return listen_error(address, error)
+        return listen_error(address, error, flag)
     hint = "; are certificate_file and private_key_file a certificate and its key, in PEM format?" if is_tls else ""
     return f"{address} could not be opened{hint}"
 
@@ -183,7 +185,7 @@ def credentials_of(tls: Tls) -> grpc.ServerCredentials:
     if tls.certificate_file is None or tls.private_key_file is None:
         raise ConfigError("gRPC over TLS needs certificate_file and private_key_file, both in PEM format")
     try:
-        key, certificate = tls.private_key_file.read_bytes(), tls.certificate_file.read_bytes()
+        key, certificate = read_small(tls.private_key_file), read_small(tls.certificate_file)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from None
     return grpc.ssl_server_credentials([(key, certificate)])

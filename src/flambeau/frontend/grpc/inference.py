@@ -7,7 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
-from flambeau.config.server import SequenceHeaders
+from flambeau.config.server import ErrorStyle, SequenceHeaders
 from flambeau.errors import BadRequest, FlambeauError
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc import status
@@ -21,7 +21,7 @@ from flambeau.frontend.grpc.messages import (
 from flambeau.frontend.grpc.predictions import Headers, StreamReply, UnaryReply, add_inputs, find_model
 from flambeau.frontend.grpc.service import GrpcService, Message
 from flambeau.frontend.grpc.status import of_prediction
-from flambeau.frontend.http.errors import to_json
+from flambeau.frontend.http.errors import message_of, to_json
 from flambeau.serving.reply_budget import ReplyBudget
 from flambeau.serving.server import Server
 
@@ -40,6 +40,7 @@ class InferenceService(GrpcService):
             read_timeout_s=server.config.request_read_timeout_s,
             keys=keys,
             statuses=status.of_prediction,
+            style=server.config.error_style,
             write_timeout_s=server.config.response_read_timeout_s,
         )
         self._server = server
@@ -162,7 +163,7 @@ class SequenceStream:
                 async for body in reply.bodies():
                     await self._messages.put(PredictionResponse(prediction=body, sequence_id=sequence_id))
             except FlambeauError as error:
-                await self._messages.put(to_message(error, sequence_id))
+                await self._messages.put(to_message(error, sequence_id, self._server.config.error_style))
             finally:
                 if isinstance(reply, StreamReply):
                     reply.cancel()
@@ -189,10 +190,10 @@ def is_true(inputs: Mapping[str, bytes], name: str) -> bool:
     return name in inputs and inputs[name].strip().lower() == b"true"
 
 
-def to_message(error: FlambeauError, sequence_id: str) -> Message:
+def to_message(error: FlambeauError, sequence_id: str, style: ErrorStyle) -> Message:
     """An error as a message of the stream."""
     code, name = of_prediction(error)
     message = PredictionResponse(sequence_id=sequence_id or None)
-    message.status.code, message.status.message = code.value[0], str(error)
+    message.status.code, message.status.message = code.value[0], message_of(error, style)
     message.status.details.add(type_url=ERROR_INFO, value=ErrorInfo(reason=name).SerializeToString())
     return message

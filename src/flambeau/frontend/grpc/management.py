@@ -29,6 +29,7 @@ class ManagementService(GrpcService):
             keys=keys,
             kind="management",
             statuses=of_management if server.config.strict_calls else of_old_management,
+            style=server.config.error_style,
         )
         self._server = server
         self.one("DescribeModel", management("DescribeModelRequest"), self.describe)

@@ -45,6 +45,7 @@ class OpenInferenceService(GrpcService):
             read_timeout_s=server.config.request_read_timeout_s,
             keys=keys,
             statuses=status.of_open_inference,
+            style=server.config.error_style,
         )
         self._server = server
         calls = {

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.grpc.messages import MalformedMessage
+from flambeau.frontend.grpc.service import current_call, current_record
 from flambeau.frontend.http.errors import status_and_type
 from flambeau.frontend.http.exchange import new_request_id
 from flambeau.serving.job import Job, RequestBody
@@ -52,6 +53,8 @@ def add_inputs(
 def add(model: Model, version: str, reply: GrpcReply, job: Job) -> None:
     """Add a job to its model; if the model rejects it, the reply is the error."""
     reply.job = job
+    if (call := current_record.get()) is not None:
+        call.add(job, model)
     try:
         model.add(job, requested_version=version or None)
     except FlambeauError as error:
@@ -93,9 +96,11 @@ class GrpcReply:
         self.model = model
         self._is_counted = False
         self._size_bytes = 0
+        self._times = current_call.get()
 
     def on_parts(self, parts: list[Part]) -> None:
         if parts[-1].last:
+            self._note_times(parts[0].status)
             self.job = None
         if not self._is_counted:
             self._count(parts[0].status)
@@ -107,12 +112,18 @@ class GrpcReply:
 
     def on_error(self, error: FlambeauError) -> None:
         if isinstance(error, JobFailed) and error.cause:
-            request_id = self.job.request_id if self.job else ""
-            logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
+            request_id, fields = (self.job.request_id, self.job.log_fields) if self.job else ("", {})
+            text, extra = "request %s to %s: %s\n%s", {**fields, "model": self.model.name}
+            logger.warning(text, request_id, self.model, error, error.cause.rstrip(), extra=extra)
+        self._note_times(status_and_type(error)[0])
         if not self._is_counted:
             self._count(status_and_type(error)[0])
         self.job = None
         self.end(error)
+
+    def _note_times(self, status: int) -> None:
+        if self._times is not None and self.job is not None:
+            self._times.note(self.job, status)
 
     def cancel(self) -> None:
         """Cancel the job; without effect once it has ended."""

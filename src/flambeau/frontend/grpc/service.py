@@ -7,18 +7,26 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
 from grpc import StatusCode
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import DeadlinePassed, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.grpc.messages import MalformedMessage, parse
 from flambeau.frontend.grpc.status import Statuses, details_of, of_management
+from flambeau.frontend.http.errors import MATCHED
 from flambeau.frontend.key_file import Kind
+from flambeau.frontend.timing_header import EXPLAIN_HEADER, explanation, server_timing
+from flambeau.serving.job import Job
+from flambeau.serving.model import Model
+from flambeau.serving.traces import RequestTrace, Tracing
 from flambeau.serving.workers.host_resources import return_free_memory
 from flambeau.wire.messages import header
+from flambeau.wire.trace_context import TRACEPARENT, read_traceparent
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +35,66 @@ RETURNED_S = 1.0  # after which the memory of calls that were cut is returned to
 Context = Any  # grpc.aio.ServicerContext, whose type lacks some methods
 Message = Any  # of protobuf
 
+# Statuses that are errors of the server, as OpenTelemetry's conventions list them.
+FAULTS = (
+    StatusCode.UNKNOWN,
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.UNIMPLEMENTED,
+    StatusCode.INTERNAL,
+    StatusCode.UNAVAILABLE,
+    StatusCode.DATA_LOSS,
+)
+
 One = Callable[[Message], Awaitable[Message]]
 Many = Callable[[Message], AsyncIterator[Message]]
 Both = Callable[[AsyncIterator[Message]], AsyncIterator[Message]]
-Ended = Callable[[str, str, int, float], None]  # peer, path of the method, number of the status, duration in seconds
+# Peer, path of the method, number of the status, duration in seconds, request id, model and trace id.
+Ended = Callable[[str, str, int, float, str, str, str], None]
+TRACED = ("Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer")
+
+
+class CallRecord:
+    """What is known of a call for the access log and its trace: of several requests, the last one."""
+
+    __slots__ = ("model", "request_id", "trace")
+
+    def __init__(self) -> None:
+        self.request_id = self.model = ""
+        self.trace: RequestTrace | None = None
+
+    def add(self, job: Job, model: Model) -> None:
+        """A job of the call is about to be added to its model."""
+        self.request_id, self.model = job.request_id, model.name
+        if self.trace is not None:
+            self.trace.add(job, model.name, model.version)
+
+
+current_record: ContextVar[CallRecord | None] = ContextVar("current_record", default=None)
+
+
+class CallTimes:
+    """Where the time of a call's prediction went, for the trailing metadata."""
+
+    __slots__ = ("_explains", "_metadata")
+
+    def __init__(self, *, explains: bool) -> None:
+        self._explains = explains
+        self._metadata: list[tuple[str, str]] = []
+
+    def note(self, job: Job, status: int) -> None:
+        """Take the times of a job that is over."""
+        if job.times is not None:
+            self._metadata = [("server-timing", server_timing(job.times))]
+            if self._explains and (text := explanation(job, status)):
+                self._metadata.append((EXPLAIN_HEADER, text.decode()))
+
+    def send(self, context: Context) -> None:
+        """Set the trailing metadata, if anything is known and the client is there."""
+        if self._metadata and not context.done():
+            context.set_trailing_metadata(tuple(self._metadata))
+
+
+current_call: ContextVar[CallTimes | None] = ContextVar("current_call", default=None)
 
 
 class GrpcService:
@@ -46,8 +110,10 @@ class GrpcService:
         kind: Kind = "inference",
         statuses: Statuses = of_management,
         write_timeout_s: float | None = None,
+        style: ErrorStyle = MATCHED,
     ) -> None:
         self.name = name
+        self._style = style
         self._max_bytes = max_bytes  # of a received message
         self._read_timeout_s = read_timeout_s  # for the first message of a call
         self._write_timeout_s = write_timeout_s  # for a client to read a message of a stream; None: no limit
@@ -55,6 +121,7 @@ class GrpcService:
         self._kind: Kind = kind
         self._statuses = statuses
         self.ended: Ended | None = None
+        self.tracing: Tracing | None = None
         self._will_return = False
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
@@ -71,8 +138,9 @@ class GrpcService:
 
         async def call(_: object, context: Context) -> bytes:
             note, code = self._begin(method, context), StatusCode.CANCELLED
+            times = watch_call(context)
             try:
-                self._check(context)
+                await self._open(method, context)
                 reply: bytes = (await work(await self._read_one(kind, context))).SerializeToString()
                 code = StatusCode.OK
                 return reply
@@ -80,6 +148,7 @@ class GrpcService:
                 code = self._fail(method, context, error)
                 return b""
             finally:
+                times.send(context)
                 note(code)
 
         self._handlers[method] = grpc.stream_unary_rpc_method_handler(call)
@@ -93,7 +162,8 @@ class GrpcService:
                     yield reply
 
         async def call(_: object, context: Context) -> None:
-            await self._stream(method, context, lambda: replies(context))
+            times = watch_call(context)
+            await self._stream(method, context, lambda: replies(context), times)
 
         self._handlers[method] = grpc.stream_stream_rpc_method_handler(call)
 
@@ -127,10 +197,16 @@ class GrpcService:
                 return
             yield self._parse(kind, raw)
 
-    async def _stream(self, method: str, context: Context, work: Callable[[], AsyncIterator[Message]]) -> None:
+    async def _stream(
+        self,
+        method: str,
+        context: Context,
+        work: Callable[[], AsyncIterator[Message]],
+        times: CallTimes | None = None,
+    ) -> None:
         note, code = self._begin(method, context), StatusCode.CANCELLED
         try:
-            self._check(context)
+            await self._open(method, context)
             async with aclosing(work()) as replies:  # type: ignore[type-var]
                 async for reply in replies:
                     await self._write(context, reply.SerializeToString())
@@ -138,6 +214,8 @@ class GrpcService:
         except Exception as error:
             code = self._fail(method, context, error)
         finally:
+            if times is not None:
+                times.send(context)
             note(code)
 
     async def _write(self, context: Context, message: bytes) -> None:
@@ -165,14 +243,34 @@ class GrpcService:
     def _begin(self, method: str, context: Context) -> Callable[[StatusCode], None]:
         """The function to call with the status when the call ends."""
         ended = self.ended
-        if ended is None:
+        if ended is None and self.tracing is None:
             return ignore
-        began, peer = time.monotonic(), context.peer()  # unknown once the client has disconnected
-        return lambda code: ended(peer, f"{self.name}/{method}", code.value[0], time.monotonic() - began)
+        began, peer, path = time.monotonic(), context.peer(), f"{self.name}/{method}"  # unknown after a disconnection
+        call = CallRecord()
+        current_record.set(call)  # a call is a task of its own
 
-    def _check(self, context: Context) -> None:
+        def note(code: StatusCode) -> None:
+            if call.trace is not None:
+                attributes = {"rpc.grpc.status_code": code.value[0], "network.peer.address": peer}
+                call.trace.end(attributes, code.name if code in FAULTS else "")
+            if ended is not None:
+                trace_id = call.trace.trace_id if call.trace is not None else trace_id_of(context)
+                ended(peer, path, code.value[0], time.monotonic() - began, call.request_id, call.model, trace_id)
+
+        return note
+
+    async def _open(self, method: str, context: Context) -> None:
+        """Check the key, and begin the trace of a call that runs a model."""
+        metadata = context.invocation_metadata() or ()
         if self._keys is not None:
-            self._keys.check(self._kind, header(context.invocation_metadata() or (), "authorization"))
+            self._keys.check(self._kind, header(metadata, "authorization"))
+        call = current_record.get() if self.tracing is not None and method in TRACED else None
+        if self.tracing is not None and call is not None:
+            trace = call.trace = self.tracing.begin(text_of(metadata), time.monotonic())
+            if trace is not None:
+                attributes = {"rpc.system": "grpc", "rpc.service": self.name, "rpc.method": method}
+                trace.describe(f"{self.name}/{method}", attributes)
+                await context.send_initial_metadata(((TRACEPARENT, trace.traceparent),))
 
     def _parse(self, kind: type[Message], raw: bytes) -> Message:
         if len(raw) > self._max_bytes:
@@ -186,7 +284,7 @@ class GrpcService:
             return StatusCode.CANCELLED
         if isinstance(error, FlambeauError):
             code, name = self._statuses(error)
-            details = details_of(error, name)
+            details = details_of(error, name, self._style)
             if isinstance(error, ReplyNotRead):  # grpc holds the last message until the client is gone
                 context.add_done_callback(self._return_memory)
         else:
@@ -195,6 +293,25 @@ class GrpcService:
         context.set_code(code)
         context.set_details(details)
         return code
+
+
+def text_of(metadata: Any) -> list[tuple[str, str]]:
+    """The metadata without binary values."""
+    return [(key, value) for key, value in metadata if isinstance(value, str)]
+
+
+def trace_id_of(context: Context) -> str:
+    """The trace that the client names; empty if there is none."""
+    found = read_traceparent(header(text_of(context.invocation_metadata() or ()), TRACEPARENT))
+    return found.trace_id if found else ""
+
+
+def watch_call(context: Context) -> CallTimes:
+    """Let the prediction that follows in this task note its times."""
+    asked = header(context.invocation_metadata() or (), EXPLAIN_HEADER)
+    times = CallTimes(explains=asked is not None and asked.lower() == "true")
+    current_call.set(times)
+    return times
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from grpc import StatusCode
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import (
     ArchiveError,
     BadRequest,
@@ -23,7 +24,7 @@ from flambeau.errors import (
     WorkerDied,
 )
 from flambeau.frontend.grpc.messages import MalformedMessage
-from flambeau.frontend.http.errors import status_and_type
+from flambeau.frontend.http.errors import MATCHED, message_of, status_and_type
 
 Statuses = Callable[[FlambeauError], tuple[StatusCode, str]]  # the code and the class name
 
@@ -109,9 +110,9 @@ def of_open_inference(error: FlambeauError) -> tuple[StatusCode, str]:
     return of_management(error)
 
 
-def details_of(error: FlambeauError, name: str) -> str:
+def details_of(error: FlambeauError, name: str, style: ErrorStyle = MATCHED) -> str:
     """The message, a new line and the class name; authorization errors have no class name."""
-    message = str(error)
+    message = message_of(error, style)
     if isinstance(error, (InvalidKey, NotAllowed)):
         return message
     raw = message.encode("utf-8", "backslashreplace")

@@ -233,6 +233,14 @@ MANAGEMENT = [
         answers=_DONE,
         errors=(400, 404),
     ),
+    Operation(
+        path="/slow",
+        method="get",
+        id="slowRequests",
+        summary="The slowest requests of the last hour, and where their time went.",
+        query=_query(parameters.SLOW),
+        errors=(400, 404, 405),
+    ),
     _METRICS,
 ]
 METRICS = [_METRICS]

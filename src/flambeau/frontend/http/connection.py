@@ -19,7 +19,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from flambeau.errors import Unavailable
+from flambeau.errors import BadRequest, InvalidKey, Unavailable
 from flambeau.frontend.http.exchange import Exchange, is_request_id, new_request_id, target_of
 from flambeau.frontend.http.listener import Listener, address_of
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
@@ -331,6 +331,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = Exchange(self, parser.method, target, parser.headers, parser.version, time.monotonic())
         exchange.keeps_alive = parser.keeps_alive
         exchange.priority = parser.priority
+        exchange.explains = parser.explains
         exchange.host = parser.host
         exchange.origin = parser.origin
         exchange.is_cross_site = parser.is_cross_site
@@ -466,7 +467,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         request = (exchange.method, exchange.path, exchange.query, exchange.version, exchange.request_id)
         sizes = (exchange.received_bytes, exchange.sent_bytes)
         seconds = time.monotonic() - exchange.arrived
-        access_log.http_ended(self._remote(), request, exchange.status, seconds, sizes, end)
+        model, trace_id = exchange.model_name, exchange.trace_id if access_log.is_json else ""
+        access_log.http_ended(self._remote(), request, exchange.status, seconds, sizes, end, model, trace_id)
 
     def _remote(self) -> str:
         if not self._peer and self._transport is not None:
@@ -587,6 +589,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._transport is not None and not (self._active or self._waiting or self._parser.is_reading):
             self._transport.close()
 
+    def _check_key_again(self, exchange: Exchange) -> None:
+        """Cut a stream whose key was revoked, or has expired, since it began."""
+        try:
+            self.listener.app.admit(exchange)
+        except InvalidKey:
+            self.cut("streams with a key that was revoked or has expired")
+        except BadRequest:
+            pass  # a path without a key
+
     def close_if_stale(self, now: float) -> None:
         """Close a connection that was idle or slow for too long, or whose client does not read its last response."""
         if self._transport is None:
@@ -600,6 +611,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._is_slow:
             self._hold(self._transport)  # the client may have read meanwhile
         if self._active is not None:
+            if self._active.is_started:
+                self._check_key_again(self._active)
             return
         limits = self.listener.limits
         if now - self._since > (limits.read_timeout_s if self._parser.is_reading else limits.keep_alive_s):

@@ -9,8 +9,11 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from flambeau.frontend.timing_header import EXPLAIN_HEADER, explanation, timing_line
 from flambeau.serving.job import Job, RequestBody
+from flambeau.serving.traces import RequestTrace
 from flambeau.wire.messages import header
+from flambeau.wire.trace_context import TRACEPARENT, read_traceparent
 
 Header = tuple[str, str]
 
@@ -25,6 +28,7 @@ COMMON = (
 )
 _KEEP_ALIVE = b"connection: keep-alive\r\n"
 _CLOSE = b"connection: close\r\n"
+_TRAILER = f"trailer: {EXPLAIN_HEADER}\r\n".encode()
 _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding", "connection"})
 _random_bits = random.getrandbits
 _UNSAFE = str.maketrans({"\r": " ", "\n": " ", "\0": " "})
@@ -73,6 +77,7 @@ class Exchange:
         "_task",
         "arrived",
         "body",
+        "explains",
         "headers",
         "host",
         "is_cross_site",
@@ -80,6 +85,7 @@ class Exchange:
         "job",
         "keeps_alive",
         "method",
+        "model_name",
         "on_gone",
         "origin",
         "path",
@@ -89,6 +95,7 @@ class Exchange:
         "request_id",
         "sent_bytes",
         "status",
+        "trace",
         "version",
     )
 
@@ -111,6 +118,7 @@ class Exchange:
         self.keeps_alive = True
         self.request_id = ""
         self.priority: str | None = None  # the value of its header
+        self.explains = False  # the client asks where the time of its request goes
         self.host: str | None = None  # the same, as `origin`
         self.origin: str | None = None
         self.is_cross_site = False  # a browser says that a page of another site caused the request
@@ -118,6 +126,8 @@ class Exchange:
         self.status = 0  # of the response, once it is started
         self.received_bytes = self.sent_bytes = 0  # of the bodies, if the access log shows them
         self.on_gone: Callable[[], object] | None = None
+        self.trace: RequestTrace | None = None
+        self.model_name = ""  # that answers, for the access log
         self.job: Job | None = None  # that streams the response; it is paused while the client does not read
         self._has_body = True
         self._is_chunked = False
@@ -126,6 +136,19 @@ class Exchange:
     def header(self, name: str) -> str | None:
         """The value of a request header; `name` is in lower case."""
         return header(self.headers, name)
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that is recorded, or the one that the client names; empty if there is none."""
+        if self.trace is not None:
+            return self.trace.trace_id
+        found = read_traceparent(self.header(TRACEPARENT))
+        return found.trace_id if found else ""
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """The `extra` of log records about this request."""
+        return {"request_id": self.request_id, "model": self.model_name, "trace_id": self.trace_id}
 
     def take_body(self) -> RequestBody:
         """Take the body; the caller must release it."""
@@ -139,6 +162,8 @@ class Exchange:
             self.on_gone = None
         self.job = None
         self._release()
+        if self.trace is not None:
+            self._end_trace(self.trace, "client_disconnected")
 
     def _release(self) -> None:
         if self.body is not None:
@@ -150,11 +175,16 @@ class Exchange:
         task = self._task = asyncio.get_running_loop().create_task(work)
         self.on_gone = task.cancel
 
+    def _end_trace(self, trace: RequestTrace, error: str) -> None:
+        trace.end({"http.response.status_code": self.status} if self.status else {}, error)
+
     # ---- the response ----
 
     def respond(self, status: int, body: bytes, headers: Iterable[Header] = (), phrase: str = "") -> None:
         """Send a whole response."""
         head = self._head(status, headers, phrase)
+        if self.explains:
+            head.append(self._explain())
         head.append(b"\r\n" if status == 204 else b"content-length: %d\r\n\r\n" % len(body))
         if not self._has_body:
             body = b""
@@ -168,12 +198,14 @@ class Exchange:
             write(body)
         self._finish()
 
-    def start(self, status: int, headers: Iterable[Header] = (), phrase: str = "") -> None:
-        """Send the head of a streamed response."""
+    def start(self, status: int, headers: Iterable[Header] = (), phrase: str = "", *, has_trailer: bool = True) -> None:
+        """Send the head of a streamed response; without a trailer, its content has a place for an explanation."""
         self._is_chunked = self.version != "1.0"
         if not self._is_chunked:
             self.keeps_alive = False  # closing the connection ends the body
         head = self._head(status, headers, phrase)
+        if self.explains and self._is_chunked and has_trailer:
+            head.append(_TRAILER)
         head.append(b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n")
         self._connection.write(b"".join(head))
 
@@ -186,7 +218,7 @@ class Exchange:
         if self._has_body and self._is_chunked:  # an empty chunk would end the body
             chunks = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks if chunk]
             if ends:
-                chunks.append(b"0\r\n\r\n")
+                chunks.append(b"0\r\n%b\r\n" % self._explain() if self.explains else b"0\r\n\r\n")
         self._connection.write(b"".join(chunks))
         if ends:
             self._finish()
@@ -208,12 +240,31 @@ class Exchange:
         head = [line, b"x-request-id: %b\r\n" % self.request_id.encode("latin-1", "replace"), self._connection.common]
         for name, value in headers:
             head.append(header_line(name, value))
+        if self.trace is not None:
+            head.append(f"traceparent: {self.trace.traceparent}\r\n".encode())
+        job = self.job
+        if job is not None and job.times is not None:
+            head.append(timing_line(job.times))
         head.append(_KEEP_ALIVE if self.keeps_alive else _CLOSE)
         return head
+
+    def take_explanation(self) -> bytes:
+        """Where the time of the request went, as JSON, for a reply that has a place for it; empty if not asked for."""
+        if not self.explains or self.job is None:
+            return b""
+        self.explains = False
+        return explanation(self.job, self.status)
+
+    def _explain(self) -> bytes:
+        """The line of a header or trailer, for any other reply."""
+        text = b"" if self.job is None else explanation(self.job, self.status)
+        return b"%b: %b\r\n" % (EXPLAIN_HEADER.encode(), text) if text else b""
 
     def _finish(self) -> None:
         self.on_gone = self.job = None
         self._release()
+        if self.trace is not None:
+            self._end_trace(self.trace, str(self.status) if self.status >= 500 else "")
         self._connection.on_finished(self)
 
 

@@ -9,10 +9,11 @@ import os
 import resource
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
 SWEEP_S = 5.0
+LISTENING = "0A"  # in /proc/net/tcp
+MAX_COMMAND = 120  # characters of a command line in an error message
 RESERVED_FILES = 256  # kept for workers, archives and logs
 MANY_FILES = 1 << 20
 LARGE_BODIES_SHARE, GRPC_SHARE = 8, 8  # one part in so many is for large bodies, and for the clients of a gRPC port
@@ -142,7 +145,8 @@ class HttpFrontend:
                     partial(HttpConnection, listener), address.host, address.port, backlog=BACKLOG
                 )
         except OSError as error:
-            raise CannotListen(str(address), listen_error(address, error)) from None
+            flag = flag_of(self._server.config, address)
+            raise CannotListen(str(address), listen_error(address, error, flag)) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
         is_path = address.path is not None
@@ -259,10 +263,24 @@ async def listening_sockets(address: Address) -> list[socket.socket]:
     return opened
 
 
-def listen_error(address: Address, error: OSError) -> str:
-    """Why a port could not be opened, and the remedy."""
+def flag_of(config: ServerConfig, address: Address) -> str:
+    """The settings of a listener's port: the flag, and the key of config.properties."""
+    flags = {
+        config.inference: "--port (inference_address)",
+        config.management: "--management-port (management_address)",
+        config.metrics: "--metrics-port (metrics_address)",
+        config.grpc.inference: "--grpc-port (grpc_inference_port)",
+        config.grpc.management: "--grpc-management-port (grpc_management_port)",
+    }
+    return flags.get(address, "")
+
+
+def listen_error(address: Address, error: OSError, flag: str = "") -> str:
+    """Why a port could not be opened, and the remedy; `flag` chooses the port."""
     if error.errno == errno.EADDRINUSE or "address already in use" in str(error):
-        return f"{address} is in use by another process; stop it, or choose another port"
+        owner = describe_owner(address.port) if address.path is None else ""
+        other = f"choose another port with {flag}" if flag else "choose another port"
+        return f"{address} is in use by another process{owner}; stop it, or {other}"
     if error.errno == errno.EACCES:
         return f"{address} may not be opened by this user; choose a port above 1023"
     if error.errno == errno.EEXIST:
@@ -270,3 +288,26 @@ def listen_error(address: Address, error: OSError) -> str:
     # The numbers of name resolution are negative, and have texts of their own.
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     return f"{address} could not be opened: {reason}"
+
+
+def describe_owner(port: int) -> str:
+    """The process that listens at a port, as ` (flambeau serve m.py, pid 7)`; empty if it belongs to another user."""
+    inodes = {f"socket:[{inode}]" for inode in listening_inodes(port)}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if not any(os.readlink(entry) in inodes for entry in (folder / "fd").iterdir()):
+                continue
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:  # it has exited, or belongs to another user
+            continue
+        return f" ({command[:MAX_COMMAND]}{'…' if len(command) > MAX_COMMAND else ''}, pid {folder.name})"
+    return ""
+
+
+def listening_inodes(port: int) -> Iterator[str]:
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        try:
+            rows = [line.split() for line in table.read_text().splitlines()[1:]]
+        except OSError:
+            continue
+        yield from (row[9] for row in rows if row[3] == LISTENING and row[1].endswith(f":{port:04X}"))

@@ -16,6 +16,7 @@ from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 
 PROMETHEUS_TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
+OPEN_METRICS_TYPE = ("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")
 
 
 class HealthApi:
@@ -91,4 +92,20 @@ class MetricsApi:
 
     def metrics(self, exchange: Exchange, segments: list[str]) -> None:
         names = {value for key, value in parse_qsl(exchange.query) if key == "name[]"}
-        exchange.respond(200, self._server.metrics_text(names).encode(), (PROMETHEUS_TYPE,))
+        is_open = accepts_open_metrics(exchange.header("accept") or "")
+        text = self._server.metrics_text(names, is_open=is_open)
+        exchange.respond(200, text.encode(), (OPEN_METRICS_TYPE if is_open else PROMETHEUS_TYPE,))
+
+
+def accepts_open_metrics(accept: str) -> bool:
+    """Whether an Accept header prefers OpenMetrics to plain text, as Prometheus does unless it is told otherwise."""
+    quality = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for choice in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in choice.split(";"))
+        if kind in quality:
+            given = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+            try:
+                quality[kind] = max(quality[kind], float(given))
+            except ValueError:
+                continue
+    return quality["application/openmetrics-text"] > quality["text/plain"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from flambeau.config.server import ErrorStyle
@@ -13,7 +13,7 @@ from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.bodies import field_of, is_form
 from flambeau.frontend.http.errors import JSON_TYPE, error_event, respond_error, respond_json
-from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
 from flambeau.serving.job import Job, priority_named
 from flambeau.serving.model import Model
@@ -26,6 +26,7 @@ ONLY_JSON_TYPE = (JSON_TYPE,)
 # Server-sent events in a streamed reply: none, the handler's own, or one made of each part as the client accepts them.
 NO_EVENTS, OWN_EVENTS, MADE_EVENTS = range(3)
 JSON_STARTS = frozenset((b"{\n", b"[\n", b"{}", b"[]"))
+JSON_FIRST = frozenset(b"%c" % byte for byte in b"{[-0123456789tfn")  # the first byte of a document or a scalar
 
 logger = logging.getLogger(__name__)
 
@@ -153,14 +154,18 @@ class Prediction:
             elif accepts_events(exchange.header("accept") or ""):
                 self._events = MADE_EVENTS
                 headers = [*(each for each in headers if each[0].lower() != "content-type"), *EVENT_HEADERS]
-            exchange.start(first.status, [*headers, ("ts_stream_next", "true")], first.phrase)
-        ends = parts[-1].last
-        if self._events == MADE_EVENTS:
-            exchange.send(
-                [*(to_event(part.body) for part in parts if part.body), END_EVENT if ends else b""], ends=ends
+            exchange.start(
+                first.status, [*headers, ("ts_stream_next", "true")], first.phrase, has_trailer=not self._events
             )
-        else:
-            exchange.send([part.body for part in parts], ends=ends)
+        ends = parts[-1].last
+        chunks = [part.body for part in parts]
+        if self._events == MADE_EVENTS:
+            chunks = [to_event(body) for body in chunks if body]
+        if ends and self._events and (explanation := exchange.take_explanation()):
+            chunks.append(b"event: explain\ndata: %b\n\n" % explanation)
+        if ends and self._events == MADE_EVENTS:
+            chunks.append(END_EVENT)
+        exchange.send(chunks, ends=ends)
 
     def respond(self, whole: Part) -> None:
         """Send a reply that is a single part."""
@@ -183,7 +188,8 @@ class Prediction:
         """Log the cause of a handler's error."""
         if isinstance(error, JobFailed) and error.cause:
             request_id = self.exchange.request_id
-            logger.warning("request %s to %s: %s\n%s", request_id, self.model, error, error.cause.rstrip())
+            text, extra = "request %s to %s: %s\n%s", self.exchange.log_fields
+            logger.warning(text, request_id, self.model, error, error.cause.rstrip(), extra=extra)
 
 
 class TypedPrediction(Prediction):
@@ -192,14 +198,15 @@ class TypedPrediction(Prediction):
     __slots__ = ()
 
     def respond(self, whole: Part) -> None:
-        body, headers = whole.body, whole.headers
-        is_document = is_json_document(body)
-        if not (is_document or is_json_scalar(body)) or (headers and header(headers, "content-type") is not None):
-            super().respond(whole)
-            return
-        if is_document:
-            body += b"\n"  # so that the next prompt of a terminal begins a line
-        self.exchange.respond(whole.status, body, [*headers, JSON_TYPE] if headers else ONLY_JSON_TYPE, whole.phrase)
+        body = whole.body
+        headers: Sequence[Header] = whole.headers or ()
+        if body[:1] in JSON_FIRST and not (headers and header(headers, "content-type") is not None):
+            if is_json_document(body):
+                body += b"\n"  # so that the next prompt of a terminal begins a line
+                headers = [*headers, JSON_TYPE] if headers else ONLY_JSON_TYPE
+            elif is_json_scalar(body):
+                headers = [*headers, JSON_TYPE] if headers else ONLY_JSON_TYPE
+        self.exchange.respond(whole.status, body, headers, whole.phrase)
 
 
 def is_json_document(body: bytes) -> bool:
@@ -250,6 +257,9 @@ def submit(reply: Prediction, job: Job, version: str | None) -> None:
     """Add a job to its model; if the model rejects it, respond with the error."""
     reply.exchange.on_gone = job.cancel
     reply.exchange.job = job
+    reply.exchange.model_name = reply.model.name
+    if reply.exchange.trace is not None:
+        reply.exchange.trace.add(job, reply.model.name, reply.model.version)
     try:
         if reply.exchange.priority is not None:
             job.priority = priority_named(reply.exchange.priority)

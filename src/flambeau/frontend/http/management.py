@@ -14,11 +14,31 @@ from flambeau.frontend.http.errors import JSON_TYPE, respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_allowed, not_found, query_of, unknown_path
 from flambeau.frontend.key_file import Kind
-from flambeau.frontend.management_parameters import DESCRIBE, LIST, REGISTER, SCALE, read_parameters, registration_of
+from flambeau.frontend.management_parameters import (
+    DESCRIBE,
+    LIST,
+    REGISTER,
+    SCALE,
+    SLOW,
+    read_parameters,
+    registration_of,
+)
 from flambeau.serving.server import Server
 
 OPEN_ROUTES = frozenset(
-    {"", "api-description", "console", "docs", "health", "livez", "openapi.json", "readyz", "startupz", "token"}
+    {
+        "",
+        "api-description",
+        "console",
+        "docs",
+        "favicon.ico",
+        "health",
+        "livez",
+        "openapi.json",
+        "readyz",
+        "startupz",
+        "token",
+    }
 )
 
 
@@ -37,7 +57,17 @@ class ManagementApi:
         }
 
     def routes(self) -> dict[str, Endpoint]:
-        return {"models": self.models, ANYTHING: unknown_path}
+        return {"models": self.models, "slow": self.slow, ANYTHING: unknown_path}
+
+    def slow(self, exchange: Exchange, segments: list[str]) -> None:
+        """GET /slow: the slowest requests of the last hour."""
+        if len(segments) > 1:
+            not_found(exchange)
+        elif exchange.method not in ("GET", "HEAD"):
+            not_allowed(exchange)
+        else:
+            values = read_parameters(SLOW, query_of(exchange))
+            respond_json(exchange, 200, operations.slow_requests(self._server, values["model"], values["limit"]))
 
     async def models(self, exchange: Exchange, segments: list[str]) -> None:
         name = segments[1] if len(segments) > 1 else None

@@ -117,6 +117,7 @@ class PagesApi:
             "docs": self.docs,
             "openapi.json": self.openapi,
             "health": self._health,
+            "favicon.ico": self.icon,
         }
 
     def root(self, exchange: Exchange, segments: list[str]) -> None:
@@ -129,6 +130,10 @@ class PagesApi:
             self._home(exchange, segments) if self._home else self._send_links(exchange)
         else:
             respond_json(exchange, 200, self._overview(exchange))
+
+    def icon(self, exchange: Exchange, segments: list[str]) -> None:
+        """/favicon.ico, which browsers ask for without being told; its type says that it is SVG."""
+        self._files.send(exchange, "flame.svg") if len(segments) == 1 else not_found(exchange)
 
     def docs(self, exchange: Exchange, segments: list[str]) -> None:
         """/docs: a page that shows /openapi.json and sends requests; it loads nothing from elsewhere."""

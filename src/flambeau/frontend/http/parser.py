@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import httptools
 
 from flambeau.frontend.http.exchange import Header
+from flambeau.frontend.timing_header import EXPLAIN_HEADER
 from flambeau.serving.job import PRIORITY_HEADER
 
 MAX_HEAD_BYTES = 64 * 1024  # received in a row without a body: a head, a trailer, the extension of a chunk
@@ -16,6 +17,8 @@ MAX_UPGRADES = 512  # requests for another protocol in one feed; a connection fe
 TLS_HANDSHAKE = b"\x16"  # the first byte of a TLS client
 PRIORITY = PRIORITY_HEADER.encode()
 PRIORITY_SIZE = len(PRIORITY)
+EXPLAIN = EXPLAIN_HEADER.encode()
+EXPLAIN_SIZE = len(EXPLAIN)
 
 
 class MalformedRequest(Exception):
@@ -50,6 +53,7 @@ class RequestParser:
         "_seen_bytes",
         "content",
         "content_length",
+        "explains",
         "fed_bytes",
         "filled_bytes",
         "headers",
@@ -140,6 +144,7 @@ class RequestParser:
         self.content_length = 0
         self.request_id = ""
         self.priority: str | None = None
+        self.explains = False
         self.host: str | None = None
         self.origin: str | None = None
         self.is_cross_site = False
@@ -177,6 +182,8 @@ class RequestParser:
                 self.wants_continue = value.lower() == b"100-continue"
             elif lower == b"origin":
                 self.origin = text
+        elif size == EXPLAIN_SIZE and name.lower() == EXPLAIN:
+            self.explains = value.lower() == b"true"
 
     def on_headers_complete(self) -> None:
         self.in_head = False

@@ -49,14 +49,20 @@ class Router:
         self.style = style
         self.has_keys = has_keys
         self._host_check = host_check
+        self._known_hosts = host_check.known if host_check is not None else None
         self._otherwise = routes[ANYTHING]
 
     def handle(self, exchange: Exchange) -> None:
         """Respond now, or later from a task of the exchange."""
         segments = segments_of(exchange.path)
         endpoint = self.routes.get(segments[0], self._otherwise)
+        known = self._known_hosts
         try:
-            self._check_page(exchange, segments[0])
+            # Every prediction comes through here: no call where a program sent the request.
+            if known is not None and not (
+                exchange.host in known and exchange.origin is None and not exchange.is_cross_site
+            ):
+                self._check_page(exchange, segments[0])
             work = endpoint(exchange, segments)
         except Exception as error:
             self._respond_error(exchange, error)
@@ -122,14 +128,15 @@ class Router:
         if exchange.is_started:
             exchange.abort()
             if isinstance(error, FlambeauError):  # usually the client has disconnected
-                logger.info("request %s: %s", exchange.request_id, error)
+                logger.info("request %s: %s", exchange.request_id, error, extra=exchange.log_fields)
                 return
         elif isinstance(error, FlambeauError):
             respond_error(exchange, error, self.style)
             return
         else:
             respond_status(exchange, 500, "InternalServerException", "Internal server error.")
-        logger.error("request %s: %s %s failed", exchange.request_id, exchange.method, exchange.path, exc_info=error)
+        text, extra = "request %s: %s %s failed", exchange.log_fields
+        logger.error(text, exchange.request_id, exchange.method, exchange.path, exc_info=error, extra=extra)
 
 
 def segments_of(path: str) -> list[str]:

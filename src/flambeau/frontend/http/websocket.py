@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from flambeau import websocket_frames as frames
-from flambeau.errors import BadRequest, FlambeauError, JobFailed, WorkerDied, brief_cause
+from flambeau.config.server import ErrorStyle
+from flambeau.errors import BadRequest, FlambeauError, JobFailed
 from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http.errors import status_and_type
+from flambeau.frontend.http.errors import message_of, status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.listener import Listener
 from flambeau.frontend.http.router import UPGRADE, Endpoint, not_found
@@ -46,6 +48,7 @@ PROTOCOL = "flambeau"
 KEY_PROTOCOL = "flambeau.key."  # a page cannot send headers, so it offers its key as a protocol
 VERSION = "13"
 MAX_CLOSE_BYTES = 6 + frames.MAX_CONTROL_BYTES  # of a masked close frame
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 _NOT_PASSED_ON = frozenset({"authorization", "connection", "content-length", "content-type", "upgrade"})
 
 # One buffer serves every connection: received bytes are consumed before the next read.
@@ -620,14 +623,16 @@ class ModelSession:
         """Close with the error: what follows may depend on the message that failed."""
         job = self._running.pop(reply, None)
         if isinstance(error, JobFailed) and error.cause and job is not None:
-            logger.warning("request %s to %s: %s\n%s", job.request_id, self._model, error, error.cause.rstrip())
+            text, extra = "request %s to %s: %s\n%s", {**job.log_fields, "model": self._model.name}
+            logger.warning(text, job.request_id, self._model, error, error.cause.rstrip(), extra=extra)
         if self._connection is not None:
             self._connection.close(ERROR_CODES + status_and_type(error)[0], self._reason(error))
 
     def _reason(self, error: FlambeauError) -> str:
-        """The text of an error; with its cause in one line, where the server shows details."""
-        cause = brief_cause(error.cause) if self._details and isinstance(error, (JobFailed, WorkerDied)) else ""
-        return f"{str(error).rstrip('.')}: {cause}" if cause else str(error)
+        """The first sentence of the cause, if the server shows details, or of the text: a close frame holds little."""
+        text = error.reason if self._details else ""
+        text = text or message_of(error, ErrorStyle(is_plain=True, has_details=self._details))
+        return _SENTENCE_END.split(text.partition("\n")[0], 1)[0]
 
     def on_closed(self) -> None:
         self._connection = None

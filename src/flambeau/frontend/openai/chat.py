@@ -40,7 +40,6 @@ def writer_of(request: ChatRequest, generation: Generate, head: ResponseHead) ->
 
 
 def generation_of(request: ChatRequest) -> Generate:
-    check_format(request.response_format)
     options = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         options.setdefault("reasoning_effort", request.reasoning_effort)
@@ -53,19 +52,11 @@ def generation_of(request: ChatRequest) -> Generate:
     )
 
 
-def check_format(response_format: Object | None) -> None:
-    if response_format is not None and response_format.get("type") != "text":
-        kind = shown(response_format.get("type"))
-        raise InvalidField(
-            "response_format",
-            f"response_format: its type may only be text, not {kind}: the text is not held to a grammar yet; "
-            "describe the form in a message and check the answer",
-        )
-
-
 def sampling_of(request: ChatRequest) -> SamplingOptions:
     check_combination(request)
     sampling = dict(request.sampling)
+    if (structure := request.structured_outputs) is not None:
+        sampling["structured_outputs"] = structure
     if (most := request.max_tokens) is not None:
         sampling["max_tokens"] = most
     if request.logprobs:
@@ -143,8 +134,8 @@ def tools_of(request: ChatRequest) -> list[Object] | None:
     if not (choice is None or choice in ("auto", "none")):
         raise InvalidField(
             "tool_choice",
-            f"tool_choice may be auto or none, not {shown(choice)}: no model can be made to call a tool; ask for it "
-            "in a message, and check the answer",
+            f"tool_choice may be auto or none, not {shown(choice)}: no model can be made to call a tool; ask for its "
+            "arguments with response_format",
         )
     tools = request.tools or []
     for i, tool in enumerate(tools):

@@ -51,6 +51,8 @@ def generation_of(request: CompletionRequest) -> Generate:
         )
     check_combination(request)
     sampling = {**request.sampling, "max_tokens": request.max_tokens or DEFAULT_TOKENS}
+    if (structure := request.structured_outputs) is not None:
+        sampling["structured_outputs"] = structure
     if request.logprobs is not None:
         sampling["logprobs"] = request.logprobs
     return Generate(

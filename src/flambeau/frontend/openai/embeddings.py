@@ -35,6 +35,12 @@ def create_embeddings(server: Server, exchange: Exchange) -> None:
     handler_request = to_handler_request(request)
     model, version = choose_model(server.registry, request.model, "embed")
     check_envelope(model)
+    if exchange.trace is not None:
+        exchange.trace.work |= {
+            "gen_ai.operation.name": "embeddings",
+            "gen_ai.provider.name": "flambeau",
+            "gen_ai.request.model": request.model or model.name,
+        }
     reply = EmbeddingReply(exchange, model, server.config.error_style, request.model or model.name)
     job = Job(
         reply,
@@ -81,6 +87,8 @@ class EmbeddingReply(Prediction):
         except msgspec.DecodeError as error:
             self.on_error(not_embeddings(self.model, error))
             return
+        if self.exchange.trace is not None:
+            self.exchange.trace.work["gen_ai.usage.input_tokens"] = embedded.num_tokens
         self.model.answers[200] += 1
         headers: list[Header] = [JSON_TYPE]
         self.exchange.respond(200, document(embedded, self._name), headers)

@@ -31,7 +31,14 @@ from flambeau.frontend.openai.fields import (
     refused,
     text,
 )
-from flambeau.llm.sampling_params import MAX_BIAS, SAMPLING_FIELDS, SamplingField
+from flambeau.llm.sampling_params import (
+    MAX_BIAS,
+    SAMPLING_FIELDS,
+    STRUCTURE_FIELDS,
+    InvalidRequest,
+    SamplingField,
+    read_structure,
+)
 
 MAX_NAME = 100  # characters of an unknown field in its error message
 Object = dict[str, Any]
@@ -81,6 +88,15 @@ NARROWER: dict[str, FieldType] = {
 }
 
 
+OTHER_KINDS = {
+    "flag": FLAG,
+    "texts": array(text(1)),
+    "token_ids": TOKEN_IDS,
+    "biases": OBJECT,
+    "structure": OBJECT,
+}
+
+
 def _sampling_type(known: SamplingField) -> FieldType:
     low, high = known.low or 0, known.high
     if known.name in NARROWER:
@@ -90,7 +106,7 @@ def _sampling_type(known: SamplingField) -> FieldType:
     elif known.kind == "number":
         found = number(low, MAX_INTEGER if high is None else high, excludes_low=known.excludes_low)
     else:
-        found = {"flag": FLAG, "texts": array(text(1)), "token_ids": TOKEN_IDS, "biases": OBJECT}[known.kind]
+        found = OTHER_KINDS[known.kind]
     return found.described(known.doc)
 
 
@@ -138,6 +154,11 @@ class TextRequest(ModelRequest):
         OBJECT.then(lambda value, place: read_object(value, StreamOptions, place))
     )
     max_completion_tokens: int | None = optional(integer(1))
+    response_format: Object | None = optional(OBJECT)
+    guided_json: Object | str | None = optional(either(OBJECT, TEXT))
+    guided_regex: str | None = optional(TEXT)
+    guided_choice: list[str] | None = optional(array(text(1)))
+    guided_grammar: str | None = optional(TEXT)
     parallel_tool_calls: Any = ignored()
     verbosity: Any = ignored()
     prediction: Any = ignored()  # a hint at the answer; speculative decoding needs none
@@ -157,6 +178,17 @@ class TextRequest(ModelRequest):
         return most
 
     @property
+    def structured_outputs(self) -> dict[str, Any] | None:
+        """The form that the text must have, by whichever of its names; None: free text."""
+        own = {name: getattr(self, name) for name in STRUCTURE_FIELDS if name not in SAMPLING}
+        if not any(value is not None for value in own.values()) and "structured_outputs" not in self.sampling:
+            return None
+        try:
+            return read_structure({**own, **self.sampling})
+        except InvalidRequest as error:
+            raise InvalidField(error.parameter, str(error)) from None
+
+    @property
     def has_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -173,7 +205,6 @@ class ChatRequest(TextRequest):
     messages: list[Object] = required(array(OBJECT, min_length=1))
     logprobs: bool | None = optional(FLAG)
     top_logprobs: int | None = optional(ALTERNATIVES)
-    response_format: Object | None = optional(OBJECT)
     tools: list[Object] | None = optional(array(OBJECT))
     tool_choice: str | Object | None = optional(either(TEXT, OBJECT))
     reasoning_effort: str | None = optional(TEXT)  # a variable of the chat template

@@ -20,7 +20,7 @@ from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
 from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
-from flambeau.wire.generation import Generate, Piece, Token, decode_pieces, encode_request
+from flambeau.wire.generation import Generate, Piece, Token, decode_pieces, encode_request, given_options
 from flambeau.wire.messages import Part
 
 # The second header stops nginx from buffering the stream.
@@ -80,6 +80,11 @@ class ResponseWriter(ABC):
         self._start = b"data: " + start[:-1] + b',"choices":['  # of every event
         self._end = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
+    @property
+    def model(self) -> str:
+        """The name that the client used for the model."""
+        return str(self._head["model"])
+
     @abstractmethod
     def choice(self, choice: ResponseChoice) -> dict[str, Any]:
         """The document of a choice, without its index."""
@@ -101,21 +106,38 @@ class ResponseWriter(ABC):
         document = {"object": self.whole_object, **self._head, "choices": choices, "usage": self._usage.document()}
         return encode(document) + b"\n"
 
+    def usage_attributes(self) -> dict[str, Any]:
+        """The finished response in OpenTelemetry's conventions."""
+        usage = self._usage
+        return {
+            "gen_ai.response.id": self._head["id"],
+            "gen_ai.response.model": self._head["model"],
+            "gen_ai.response.finish_reasons": tuple(usage.finish_reasons),
+            "gen_ai.usage.input_tokens": usage.prompt,
+            "gen_ai.usage.output_tokens": usage.completion,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached,
+        }
+
     def last_events(self) -> bytes:
         """The events after the last piece: the token usage, if the request asks for it."""
         if not self._has_usage:
             return b""
         return b'%b],"usage":%b}\n\n' % (self._start, encode(self._usage.document()))
 
+    def explanation(self, document: bytes) -> bytes:
+        """Where the time of the request went, as an event without choices, which clients know from token usage."""
+        return b'%b],"usage":null,"flambeau_explain":%b}\n\n' % (self._start, document)
+
 
 class TokenUsage:
     """Sums the token counts in the last pieces of choices; a prompt with several choices counts once."""
 
-    __slots__ = ("_num_choices", "accepted", "cached", "completion", "drafted", "prompt")
+    __slots__ = ("_num_choices", "accepted", "cached", "completion", "drafted", "finish_reasons", "prompt")
 
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices  # of each prompt
         self.prompt = self.completion = self.cached = self.drafted = self.accepted = 0
+        self.finish_reasons: list[str] = []
 
     def add(self, piece: Piece) -> None:
         """Add the last piece of a choice."""
@@ -123,6 +145,7 @@ class TokenUsage:
             self.prompt += piece.num_prompt_tokens
             self.cached += piece.num_cached_tokens
         self.completion += piece.num_tokens
+        self.finish_reasons.append(piece.finish_reason or "")
         self.drafted += piece.num_drafted
         self.accepted += piece.num_accepted
 
@@ -176,6 +199,7 @@ class GenerationReply(Prediction):
             self._pieces += decode_pieces(part.body)
         if part.last:
             body = self._writer.whole(self._pieces)
+            self._note_usage()
             self.model.answers[200] += 1
             self.exchange.respond(200, body, (JSON_TYPE,))
 
@@ -184,12 +208,20 @@ class GenerationReply(Prediction):
         chunks = [events(piece) for part in parts if part.body for piece in decode_pieces(part.body)]
         ends = parts[-1].last
         if ends:
-            chunks += (self._writer.last_events(), DONE)
+            chunks.append(self._writer.last_events())
+            if explanation := self.exchange.take_explanation():
+                chunks.append(self._writer.explanation(explanation))
+            chunks.append(DONE)
+            self._note_usage()
         exchange = self.exchange
         if not exchange.is_started:
             self.model.answers[200] += 1
-            exchange.start(200, EVENT_STREAM)
+            exchange.start(200, EVENT_STREAM, has_trailer=False)
         exchange.send((b"".join(chunks),), ends=ends)
+
+    def _note_usage(self) -> None:
+        if self.exchange.trace is not None:
+            self.exchange.trace.work |= self._writer.usage_attributes()
 
     def on_error(self, error: FlambeauError) -> None:
         """Respond with the error; a stream that has started ends with an error event."""
@@ -214,6 +246,8 @@ def generate(
     style: ErrorStyle,
 ) -> None:
     """Submit a generation request to its model as a job."""
+    if exchange.trace is not None:
+        exchange.trace.work |= generation_attributes(request, writer)
     reply = GenerationReply(exchange, model, style, writer, is_streamed=request.stream)
     job = Job(
         reply,
@@ -224,6 +258,28 @@ def generate(
         kind="generate",
     )
     submit(reply, job, version)
+
+
+SAMPLING_ATTRIBUTES = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
+
+
+def generation_attributes(request: Generate, writer: ResponseWriter) -> dict[str, Any]:
+    """A request in OpenTelemetry's conventions for generative models; prompts and texts are not recorded."""
+    given = given_options(request.sampling)
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": "chat" if request.messages is not None else "text_completion",
+        "gen_ai.provider.name": "flambeau",
+        "gen_ai.request.model": writer.model,
+        "gen_ai.request.stream": request.stream,
+    }
+    for name in SAMPLING_ATTRIBUTES:
+        if given.get(name) is not None:
+            attributes[f"gen_ai.request.{name}"] = given[name]
+    if stops := given.get("stop"):
+        attributes["gen_ai.request.stop_sequences"] = tuple(stops)
+    if given.get("n", 1) != 1:
+        attributes["gen_ai.request.choice.count"] = given["n"]
+    return attributes
 
 
 def encoded(request: Generate) -> bytes:

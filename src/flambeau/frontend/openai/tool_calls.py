@@ -1,7 +1,8 @@
 """ToolCallParser: finds tool calls in generated text (pure).
 
 Two formats are known. Hermes and Qwen write `<tool_call>{"name": …, "arguments": …}</tool_call>` within other text.
-Llama 3 writes a bare `{"name": …, "parameters": …}` and no other text.
+Llama 3 writes a bare `{"name": …, "parameters": …}` and no other text. What a model only considers,
+between `<think>` and `</think>`, is no call.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, THOUGHT = "<think>", "</think>"
 BARE = ('{"name"', '{"type"', '{"parameters"', '{"arguments"')  # the start of a bare call, without spaces
 _NAME = re.compile(r"[\w.:/-]{1,256}")
 _SEPARATOR = re.compile(r"[\s;,]*")  # between calls
@@ -33,6 +35,9 @@ Parsed = tuple[str, list[ToolCall]]  # text for the user, and calls
 def parse_tool_calls(text: str, names: Collection[str]) -> Parsed:
     """Separate a whole text into text for the user and calls; `names` are the names of the tools."""
     parser = ToolCallParser(names)
+    # Some templates open the thought, so that the text has its end alone.
+    before, ended, _ = text.partition(THOUGHT)
+    parser.is_thinking = bool(ended) and THINK not in before
     plain, calls = parser.take(text)
     last_plain, last_calls = parser.finish()
     return plain + last_plain, calls + last_calls
@@ -47,13 +52,14 @@ class ToolCallParser:
         self._is_bare: bool | None = None  # None: the text is too short to decide
         self._open_at: int | None = None  # where in `_held` a call starts
         self._searched = 0  # `_held` has no closing tag before this
+        self.is_thinking = False  # `_held` starts within a thought
         self.has_called = False
 
     def take(self, text: str) -> Parsed:
         """Add a piece; returns what is decided."""
         self._held += text
         if self._is_bare is None:
-            self._is_bare = begins_bare(self._held)
+            self._is_bare = False if self.is_thinking else begins_bare(self._held)
         return self._advance() if self._is_bare is False else ("", [])
 
     def finish(self) -> Parsed:
@@ -105,9 +111,26 @@ class ToolCallParser:
             self._open_at, self._searched = None, 0
 
     def _release_text(self) -> str:
-        """Release the text before the next call."""
-        at = self._held.find(OPEN)
-        return self._begin(at) if at >= 0 else self._release(without_partial_tag(self._held))
+        """Release the text before the next call, thoughts and what they mention included."""
+        plain = ""
+        while True:
+            if self.is_thinking:
+                end = self._held.find(THOUGHT)
+                if end < 0:
+                    return plain + self._cut(len(without_partial_tag(self._held, THOUGHT)))
+                plain += self._cut(end + len(THOUGHT))
+                self.is_thinking = False
+            at, thought = self._held.find(OPEN), self._held.find(THINK)
+            if thought >= 0 and not 0 <= at < thought:
+                plain += self._cut(thought + len(THINK))
+                self.is_thinking = True
+                continue
+            return plain + (self._begin(at) if at >= 0 else self._release(without_partial_tag(self._held, OPEN, THINK)))
+
+    def _cut(self, size: int) -> str:
+        """Release so many characters as they are."""
+        text, self._held = self._held[:size], self._held[size:]
+        return text
 
     def _begin(self, at: int) -> str:
         """Release the text before a call that starts at `at`."""
@@ -123,12 +146,10 @@ class ToolCallParser:
         return plain
 
 
-def without_partial_tag(text: str) -> str:
-    """A text without an incomplete opening tag at its end."""
-    for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
-        if text.endswith(OPEN[:size]):
-            return text[:-size]
-    return text
+def without_partial_tag(text: str, *tags: str) -> str:
+    """A text without an incomplete tag at its end."""
+    sizes = (size for tag in tags for size in range(1, len(tag)) if text.endswith(tag[:size]))
+    return text[: len(text) - max(sizes, default=0)]
 
 
 def begins_bare(text: str) -> bool | None:

@@ -45,6 +45,9 @@ class Follower:
     def step(self) -> list[Part | tuple[int, Exception]]:
         raise NotImplementedError
 
+    def report(self) -> None:
+        """Rank 0 reports the load."""
+
     def cancel(self, job_id: int) -> None:
         """Do nothing: jobs are on rank 0."""
 

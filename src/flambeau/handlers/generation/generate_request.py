@@ -9,12 +9,21 @@ from typing import Any
 
 from flambeau.errors import BadRequest, json_problem, suggest
 from flambeau.llm.errors import InvalidRequest as Refused
-from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingKind, SamplingParams
+from flambeau.llm.sampling_params import (
+    SAMPLING_FIELDS,
+    STRUCTURE_FIELDS,
+    SamplingField,
+    SamplingKind,
+    SamplingParams,
+    read_structure,
+)
 
 PROMPTS = ("data", "prompt", "body", "messages")
 SAMPLING = {name: known for known in SAMPLING_FIELDS.values() for name in (*known.aliases, known.name)}
 FORMS = ("stream", "return_full_text", "details")
-KNOWN = (*PROMPTS, *SAMPLING, *FORMS)
+STRUCTURED = "structured_outputs"
+KNOWN = (*PROMPTS, *SAMPLING, *STRUCTURE_FIELDS, *FORMS)
+CHAT_ONLY = ("tools", "tool_choice")  # fields of /v1/chat/completions that change the text
 LIKENESS = 0.85  # similarity from which an unknown field is taken for a misspelled one
 
 
@@ -39,6 +48,7 @@ def read_generate_request(
     is_json = content_type.startswith("application/json")
     fields = fields_of(row, is_json=is_json)
     refuse_misspelled(fields)
+    refuse_chat_fields(fields)
     refuse_two_prompts(fields)
     has_events = "text/event-stream" in accept.lower()
     stream = flag(fields, "stream")
@@ -59,7 +69,7 @@ def refuse_unsupported(request: GenerateRequest, known: Collection[str], default
     """Reject the first field that would change the reply and that `who` does not support."""
     forms = {"stream": request.stream, "return_full_text": request.full_text is False, "details": request.details}
     for name in request.given:
-        parameter = SAMPLING[name].name if name in SAMPLING else ""
+        parameter = STRUCTURED if name in STRUCTURE_FIELDS else SAMPLING[name].name if name in SAMPLING else ""
         # Speculation changes how a text is computed, not the text.
         is_ignored = parameter not in ("", "speculate", *known)
         changes = is_ignored and getattr(request.params, parameter) != getattr(defaults, parameter)
@@ -128,6 +138,13 @@ def refuse_two_prompts(fields: Mapping[str, Any]) -> None:
             raise BadRequest(f"{first} and {other} are both a prompt, and they differ; send one of them")
 
 
+def refuse_chat_fields(fields: Mapping[str, Any]) -> None:
+    """Reject fields of chat requests that have no effect here, though a client expects one."""
+    for name in CHAT_ONLY:
+        if fields.get(name) not in (None, [], "none", {"type": "text"}):
+            raise BadRequest(f"{name} has no effect on predictions; leave it out, or use /v1/chat/completions")
+
+
 def check_text(text: str, name: str) -> str:
     """Reject text that cannot be encoded as UTF-8."""
     try:
@@ -153,8 +170,28 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 def read_sampling(fields: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
     """The sampling parameters of a request over the model's defaults."""
     names = {SAMPLING[name].name: name for name, value in fields.items() if name in SAMPLING and value is not None}
+    names.pop(STRUCTURED, None)
     given = {parameter: sampling_value(name, SAMPLING[name], fields[name]) for parameter, name in names.items()}
+    if any(fields.get(name) is not None for name in STRUCTURE_FIELDS):
+        given[STRUCTURED] = structure_of(fields)
     return with_defaults(given, defaults, names)
+
+
+def structure_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The form that the text must have, in the spelling of OpenAI or of vLLM."""
+    given = {name: parsed_structure(fields[name]) for name in STRUCTURE_FIELDS if fields.get(name) is not None}
+    try:
+        return read_structure(given)
+    except Refused as error:
+        raise BadRequest(str(error)) from None
+
+
+def parsed_structure(value: Any) -> Any:
+    """The fields of a form are text: JSON if it is an object or a list, else itself."""
+    if isinstance(value, bytes | bytearray):
+        text = text_of(value)
+        return parsed_field(text, "structure") if text.lstrip()[:1] in ("{", "[") else text
+    return value
 
 
 def with_defaults(
@@ -232,6 +269,7 @@ READERS: dict[SamplingKind, Callable[[str, Any], Any]] = {
     "texts": read_texts,
     "token_ids": read_items,
     "biases": read_biases,
+    "structure": lambda name, value: value,  # `structure_of` reads it
 }
 
 

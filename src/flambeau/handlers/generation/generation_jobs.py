@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -12,12 +13,12 @@ from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.reply_formats import ChoiceOutput, ReplyFormat
 from flambeau.handlers.generation.request_reader import Prompted, ResumeState, encode_step, read_state
 from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
-from flambeau.llm.engine import Engine
+from flambeau.llm.engine import Engine, EngineState
 from flambeau.llm.errors import LLMError
 from flambeau.llm.input_processor import SEED_STRIDE, new_seed
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.metrics.definitions import MetricTypes
-from flambeau.wire.messages import Part, Request
+from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Part, Request, Work
 
 PROMPT_STRIDE = 0xD1B54A32D192ED03  # between the seeds of several prompts in a request without a seed of its own
 
@@ -37,6 +38,7 @@ class GenerationJob:
     began: float
     names: list[str] = field(default_factory=list)  # its requests in the engine
     first_at: float = 0.0  # when the first tokens came
+    last_at: float = 0.0
     has_sent: bool = False
     unsent: dict[int, list[int]] = field(default_factory=dict)  # choice → tokens since the last part
     finished: set[int] = field(default_factory=set)
@@ -53,6 +55,25 @@ class GenerationJob:
                 if choice.output.counts is not None:
                     self.counts.append(choice.output.counts)
 
+    def work(self, now: float) -> Work:
+        """What the engine did for the job, once it is over."""
+        counts = self.counts
+        return Work(
+            self.began,
+            now,
+            0.0,
+            now - self.began,
+            generation=GenerationWork(
+                self.first_at - self.began,
+                sum(each.num_prompt for each in counts if each.is_first),
+                sum(each.num_cached for each in counts if each.is_first),
+                sum(each.num_generated for each in counts),
+                sum(each.num_drafted for each in counts),
+                sum(each.num_accepted for each in counts),
+                sum(each.num_preempted for each in counts),
+            ),
+        )
+
     def take_state(self) -> bytes:
         """The state to send with the next part; empty where the reply cannot be resumed."""
         if not self.keeps_state:
@@ -60,6 +81,37 @@ class GenerationJob:
         state = encode_step(self.unsent, self.finished, self.seed)
         self.unsent, self.seed = {}, None
         return state
+
+
+class TokenGaps:
+    """Counts the times between the tokens of each job, and the engine's steps, since the last report."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(TOKEN_GAPS) + 1)
+        self.seconds = 0.0
+        self.num_steps = 0
+        self._num_preempted = 0  # at the last report
+
+    def add(self, gap_s: float, num_tokens: int) -> None:
+        """Count the tokens of one step; those that arrive together share the time since the step before."""
+        self.counts[bisect_left(TOKEN_GAPS, gap_s / num_tokens)] += num_tokens
+        self.seconds += gap_s
+
+    def report(self, state: EngineState) -> EngineReport:
+        counts, seconds, num_steps = self.counts, self.seconds, self.num_steps
+        num_preempted = state.num_preempted - self._num_preempted
+        self.counts, self.seconds, self.num_steps = [0] * len(counts), 0.0, 0
+        self._num_preempted = state.num_preempted
+        return EngineReport(
+            state.num_running,
+            state.num_waiting,
+            state.num_blocks,
+            state.num_blocks_used,
+            num_preempted,
+            num_steps,
+            counts,
+            seconds,
+        )
 
 
 @dataclass(slots=True)
@@ -98,6 +150,7 @@ class GptGeneration:
         self._resume = resume
         self._on_finished = on_finished
         self._jobs: dict[int, GenerationJob] = {}
+        self._gaps = TokenGaps()
         # name in the engine → its owner, and the index of its first choice
         self._owners: dict[str, tuple[GenerationJob | PendingCompletions, int]] = {}
         self._calls = itertools.count(1)
@@ -111,6 +164,7 @@ class GptGeneration:
 
     def join(self, request: Request, row: Mapping[str, Any]) -> None:
         """Add a job to the engine, or resume one of another worker. Raises BadRequest if the engine rejects it."""
+        began = time.monotonic()
         state = read_state(request.state) if request.state else None
         if request.state and state is None:
             raise RuntimeError("the reply cannot be resumed: the state that the previous worker sent is not readable")
@@ -124,7 +178,7 @@ class GptGeneration:
             num_choices - (len(state.finished) if state else 0),
             seed if keeps_state and state is None else None,
             keeps_state,
-            time.perf_counter(),
+            began,
             has_sent=state is not None,
         )
         try:
@@ -188,11 +242,17 @@ class GptGeneration:
                 owner.add(first + output.index, output)
             elif owner is not None:
                 outputs.setdefault(owner.request.job_id, []).append(ChoiceOutput(first + output.index, output))
-        now = time.perf_counter()
+        now = time.monotonic()
+        self._gaps.num_steps += 1
         parts = [self._part(self._jobs[job_id], of_job, now) for job_id, of_job in outputs.items()]
         return [part for part in parts if part is not None]
 
     def _part(self, job: GenerationJob, outputs: Sequence[ChoiceOutput], now: float) -> StepResult | None:
+        if job.last_at:
+            for choice in outputs:
+                if choice.output.token_ids:
+                    self._gaps.add(now - job.last_at, len(choice.output.token_ids))
+        job.last_at = now
         job.add(outputs, now)
         is_over = job.num_left == 0
         try:
@@ -208,7 +268,8 @@ class GptGeneration:
         if is_over:
             self.cancel(job.request.job_id)
             self._on_finished(job, now)
-        return Part(job.request.job_id, body, is_over, headers=headers, state=b"" if is_over else job.take_state())
+            return Part(job.request.job_id, body, headers=headers, work=job.work(now))
+        return Part(job.request.job_id, body, False, headers=headers, state=job.take_state())
 
     # ---- within a call ----
 
@@ -241,6 +302,10 @@ class GptGeneration:
         return pending.completions
 
     # ---- life cycle ----
+
+    def report(self) -> EngineReport:
+        """The engine's load, with what was counted since the last call."""
+        return self._gaps.report(self._engine.state)
 
     def follow(self) -> None:
         """Not on rank 0; see `Follower`."""

@@ -12,13 +12,14 @@ from typing import Any
 
 from flambeau.errors import HandlerError, suggest
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.errors import CheckpointError, InvalidRequest
+from flambeau.llm.json_files import read_object
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 
 logger = logging.getLogger(__name__)
 
 TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "download_dir")
-SWITCHES = ("compile", "speculative", "prefix_cache", "stream", "resume", "fx_graph_cache")
+SWITCHES = ("compile", "speculative", "prefix_cache", "stream", "resume", "fx_graph_cache", "generation_config")
 COUNTS = (
     "speculate_k",
     "max_num_seqs",
@@ -34,6 +35,7 @@ OLDER = {"converted_ckpt_dir": "model_path", "draft_checkpoint_path": "draft_mod
 WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compiled code, which is always kept
 KNOWN = (*TEXTS, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", *OLDER, *WITHOUT_EFFECT)
 DEFAULT_NEW_TOKENS = 256
+GENERATION_CONFIG = "generation_config.json"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
@@ -61,7 +63,7 @@ def read_settings(config: Mapping[str, Any], folder: Path, *, device: str, allow
     return GptSettings(
         model_path=model_path,
         engine=engine_config(checked, folder, device),
-        sampling=sampling_defaults(checked),
+        sampling=sampling_defaults({**generation_defaults(model_path, checked), **checked}),
         limits_length="max_new_tokens" in checked,
         stream=checked.get("stream", False),
         resume=bool(checked.get("resume", config.get("resume", False))),
@@ -119,6 +121,31 @@ def check(key: str, value: Any) -> Any:
     if expected is not None:
         raise HandlerError(f"handler: {key} must be {expected}, not {value!r}")
     return value
+
+
+def generation_defaults(model_path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's own sampling settings in its generation_config.json; the handler section takes precedence.
+
+    `generation_config: false` leaves them out.
+    """
+    file = model_path / GENERATION_CONFIG
+    if not section.get("generation_config", True) or not file.is_file():
+        return {}
+    given = read_object(file, CheckpointError)
+    found = {}
+    for key, known in SAMPLING.items():
+        value = given.get(key)
+        if key == "max_new_tokens" or key in section or value is None or value == known.default:
+            continue
+        if expected := known.violation(value):
+            raise HandlerError(
+                f"{file}: {key} must be {expected}, not {value!r}; mend it, or set generation_config: false"
+            )
+        found[key] = value
+    if found:
+        words = ", ".join(f"{key} {value}" for key, value in found.items())
+        logger.info("%s sets the defaults of requests: %s", GENERATION_CONFIG, words)
+    return found
 
 
 def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:

@@ -121,6 +121,11 @@ class Downloader:
     def allows_all(self, readings: Sequence[str]) -> bool:
         return all(is_allowed(reading, self.allowed) for reading in readings)
 
+    @property
+    def running(self) -> list[Download]:
+        """The downloads that have not ended."""
+        return [*self._running]
+
     async def download(self, url: str, folder: Path, *, signed: bool = False) -> Path:
         """Download an allowed URL into a folder; an existing file of its name is never overwritten."""
         async with self._slots:
@@ -181,6 +186,7 @@ class Download:
         self.url = url
         self.part = folder / f".{uuid4().hex}{PART}"
         self.num_bytes = 0  # received so far
+        self.size_bytes: int | None = None  # of all, once it is known
         self.cancelled_for = ""  # the reason, if it was cancelled
         self._downloader = downloader
         self._limits = downloader.limits
@@ -216,7 +222,7 @@ class Download:
             with part.open("xb") as file:
                 self._write(url, file)
             self._check_cancelled()
-            self._publish(part, target)
+            publish(part, target)
         except (DownloadRejected, OSError, ValueError, http.client.HTTPException) as error:
             # A cancelled download fails at its closed socket; the reason says more.
             cause = self.cancelled_for or str(error)
@@ -226,18 +232,6 @@ class Download:
             part.unlink(missing_ok=True)
         logger.info("downloaded %s as %s", shown(self.url), target)
         return target
-
-    @staticmethod
-    def _publish(part: Path, target: Path) -> None:
-        """Give the finished file its name, unless that was taken meanwhile."""
-        try:
-            os.link(part, target)
-        except FileExistsError:
-            raise FileTaken(target.name) from None
-        except OSError:  # a file system without links
-            if os.path.lexists(target):
-                raise FileTaken(target.name) from None
-            part.rename(target)
 
     def _check_cancelled(self) -> None:
         if self.cancelled_for:
@@ -323,6 +317,7 @@ class Download:
 
     def _copy(self, source: BufferedReader | http.client.HTTPResponse, file: BinaryIO, size: int | None) -> None:
         """Copy all bytes, within the limits."""
+        self.size_bytes = size
         self._check_size(size or 0)
         if size is not None and size > shutil.disk_usage(self._folder).free:
             raise DownloadRejected(f"its {size} bytes do not fit on the disk of {self._folder}")
@@ -343,6 +338,18 @@ class Download:
     def _check_size(self, size: int) -> None:
         if size > self._limits.max_bytes:
             raise DownloadRejected(f"it is larger than {self._limits.max_bytes} bytes")
+
+
+def publish(part: Path, target: Path) -> None:
+    """Give a finished file its name, unless that was taken meanwhile."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise FileTaken(target.name) from None
+    except OSError:  # a file system without links
+        if os.path.lexists(target):
+            raise FileTaken(target.name) from None
+        part.rename(target)
 
 
 def shown(url: str) -> str:

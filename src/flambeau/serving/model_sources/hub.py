@@ -13,10 +13,10 @@ from flambeau.archive.manifest import MODEL_SUFFIXES
 from flambeau.archive.pretrained import check_weights
 from flambeau.errors import ConfigError
 from flambeau.serving.model_sources.store import ARCHIVE_SUFFIXES
+from flambeau.serving.model_sources.urls import HUB_NAME
 
 logger = logging.getLogger(__name__)
 
-NAME = re.compile(r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>[\w./-]{1,200}))?")
 # .py files are left out on purpose: a model's own code is never run (trust_remote_code is off).
 DOCUMENTS = (".json", ".txt", ".model", ".jinja", ".md", ".spm", ".tiktoken")
 SHARD = re.compile(r"-\d+-of-\d+$")
@@ -42,7 +42,7 @@ class HubName:
 
 def read_hub_name(path: Path) -> HubName | None:
     """The hub's name that a path on the command line spells; None if it can only mean a path."""
-    found = NAME.fullmatch(str(path))
+    found = HUB_NAME.fullmatch(str(path))
     if found is None or path.exists():
         return None
     repo: str = found["repo"]

@@ -29,7 +29,15 @@ from flambeau.archive.unpack import unpack
 from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
 from flambeau.logs.line_formats import printable
 from flambeau.serving.model_sources.downloader import Downloader, shown, sweep_parts
-from flambeau.serving.model_sources.urls import canonical, file_name_of, has_dots, is_allowed, is_url, local_path_of
+from flambeau.serving.model_sources.urls import (
+    canonical,
+    file_name_of,
+    has_dots,
+    is_allowed,
+    is_hub_name,
+    is_url,
+    local_path_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +110,14 @@ class Store:
                 return f"file://{path}"
         except (OSError, ValueError):
             raise ModelNotFound(f"Model not found at: {url}") from None  # a name that the file system rejects
+        if is_hub_name(url):
+            repository = url.partition("@")[0]
+            name = Path(repository).name
+            remedy = (
+                f"if it is a model of the Hugging Face hub, start the server with it (flambeau serve {url}), or "
+                f"download it (hf download {repository} --local-dir {folder / name}) and register {name}"
+            )
+            raise ModelNotFound(f"Model not found at: {url}", cause=f"it is not in the model store; {remedy}")
         remedy = f"copy it there and register {path.name}, or start the server with --allow-url 'file://{path}'"
         raise ModelNotFound(f"Model not found at: {url}", cause=f"it is not in the model store {folder}; {remedy}")
 
@@ -139,7 +155,7 @@ class Store:
         if not path.is_file():
             raise ModelNotFound(f"Model not found at: {path}")
         if path.suffix == ".py":
-            return Source(url=url, folder=path.parent, manifest=manifest_of(path.parent))
+            return Source(url=url, folder=path.parent, manifest=self._manifest_of_handler(path))
         target = self._new_folder()
         try:
             problem = self._fill(target, path, keep_broken=keep_broken)
@@ -154,6 +170,13 @@ class Store:
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
             raise
+
+    def _manifest_of_handler(self, file: Path) -> Manifest | None:
+        """The manifest of the folder that a handler file is in, with the file as the handler."""
+        manifest = manifest_of(file.parent)
+        if not self._exact_paths:  # TorchServe registers archives only
+            return manifest
+        return replace(manifest or Manifest(model_name=""), model_name=file.stem, handler=file.name)
 
     @staticmethod
     def _fill(target: Path, path: Path, *, keep_broken: bool) -> str:

@@ -16,6 +16,7 @@ SCHEMES = ("http://", "https://", "file://")
 _METADATA = (ipaddress.ip_network("168.63.129.16/32"), ipaddress.ip_network("192.0.0.0/24"))
 # Not public, though Python takes them for global: site-local and documentation addresses.
 _UNASSIGNED = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("3fff::/20"))
+HUB_NAME = re.compile(r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>[\w./-]{1,200}))?")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 # Characters that mean the same encoded or not (RFC 3986, 2.3).
@@ -45,6 +46,11 @@ class WebAddress:
         """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a text may be `org/name` or `org/name@revision` of the Hugging Face hub."""
+    return HUB_NAME.fullmatch(text) is not None and not text.endswith((".mar", ".py"))
 
 
 def is_url(text: str) -> bool:

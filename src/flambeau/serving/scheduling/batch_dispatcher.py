@@ -39,6 +39,7 @@ class BatchDispatcher:
         self._loop = asyncio.get_running_loop()
         self._timer = Timer(self.feed)  # the oldest job has waited long enough for a fuller batch
         self._will_feed = False
+        self._held_since = 0.0  # a worker is free from then on, and the next batch waits for more jobs; 0: it does not
         self._contention: CpuContention | None = None  # with more workers than cores
 
     def add(self, job: Job) -> str:
@@ -65,6 +66,7 @@ class BatchDispatcher:
         while num_waiting := len(queue):
             worker = self._pick(num_waiting)
             if worker is None:
+                self._held_since = 0.0
                 return
             if worker.places:  # jobs join a running batch one by one, without a delay
                 worker.send(queue.take(1))
@@ -72,9 +74,11 @@ class BatchDispatcher:
             if limits.delay_s is not None and not queue.oldest.is_alone:
                 wait = wait_s(num_waiting, self._loop.time() - queue.oldest.arrived, limits)
                 if wait > 0:
+                    self._held_since = self._held_since or time.monotonic()
                     self._timer.start(wait)
                     return
-            worker.send(queue.take(limits.size))
+            worker.send(queue.take(limits.size), self._held_since)
+            self._held_since = 0.0
 
     def _pick(self, num_waiting: int) -> Worker | None:
         """The least busy worker that can take another batch."""

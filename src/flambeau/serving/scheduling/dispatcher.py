@@ -53,8 +53,8 @@ class Worker(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def send(self, jobs: Sequence[Job]) -> None:
-        """Send these jobs as one batch."""
+    def send(self, jobs: Sequence[Job], held_since: float = 0.0) -> None:
+        """Send these jobs as one batch; it may have waited for more jobs since a point in time."""
 
     def take_back(self) -> list[Job]:
         """Take away the jobs that it has not begun."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.job import Job
+from flambeau.wire.messages import Work
 
 
 @dataclass(slots=True, eq=False)
@@ -19,8 +20,15 @@ class Batch:
     progress: float
     started: float
     is_ahead: bool = False  # sent while the worker was busy, and not begun
-    handler_s: float = 0.0  # how long the handler took
-    ids: list[str] = field(default_factory=list)  # of its requests, if they are logged
+    jobs: Sequence[Job] = ()
+    sent: float = 0.0
+    held_since: float = 0.0  # a worker was free from then on, and the batch waited for more jobs; 0: it did not
+    work: Work | None = None  # how the worker spent its time, once it has reported it
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of its requests."""
+        return [job.request_id for job in self.jobs]
 
 
 class InFlight:
@@ -39,10 +47,10 @@ class InFlight:
         self.paused: dict[int, float] = {}  # job whose client does not read → until when it may hold up others
         self._traffic = traffic
 
-    def add(self, jobs: Sequence[Job], now: float) -> Batch:
+    def add(self, jobs: Sequence[Job], now: float, held_since: float = 0.0) -> Batch:
         """Note that these jobs are sent as one batch."""
         size = len(jobs)
-        batch = Batch(size, size, now, now)
+        batch = Batch(size, size, now, now, False, jobs, now, held_since)
         if len(self.batches) >= self.depth and not self.is_concurrent:
             batch.is_ahead = True
             self._traffic.num_ahead += size

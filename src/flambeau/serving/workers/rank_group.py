@@ -17,6 +17,7 @@ from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import (
     Cancel,
+    EngineReport,
     Failed,
     Flow,
     Load,
@@ -246,7 +247,7 @@ class Lockstep:
                     to_server += self._end(
                         rank, job_id, Failed([job_id], message.status, message.message, message.detail)
                     )
-            elif rank == 0 and isinstance(message, Part | Samples):
+            elif rank == 0 and isinstance(message, Part | Samples | EngineReport):
                 to_server.append(message)
         return to_server, [] if self._left else self._proceed()
 

@@ -5,26 +5,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flambeau.errors import InvalidInput, JobFailed, ReplyNotRead
 from flambeau.metrics.traffic import ModelTraffic, smoothed
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import Job
+from flambeau.serving.job_times import JobTimes, Span
 from flambeau.serving.reply_budget import hold_up_s
+from flambeau.serving.slow_requests import MAX_SHARED, Explanation, SlowRequests, explain
+from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import private_bytes_of
 from flambeau.serving.workers.in_flight import Batch, InFlight
 from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.rank_group import RankGroup
-from flambeau.serving.workers.worker_output import WorkerOutput
+from flambeau.serving.workers.worker_output import KEPT_LINES, WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.messages import Cancel, Failed, Flow, Part, Ready, Run, Samples, Stop, TensorSpec, ToServer
+from flambeau.wire.messages import (
+    Cancel,
+    EngineReport,
+    Failed,
+    Flow,
+    Part,
+    Ready,
+    Run,
+    Samples,
+    Stop,
+    TensorSpec,
+    ToServer,
+)
+from flambeau.wire.stack_dumps import StackDump
 
 logger = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 2.0  # between the end of the channel and SIGKILL
+DUMP_S = 0.1  # for a stalled worker to write its stacks
+MAX_DUMP_WAITS = 5  # further ones, while there are none
 LAST_FRAMES_S = 0.5  # between the end of the process and that of the channel
 
 
@@ -39,9 +59,11 @@ class RemoteWorker:
         on_lost: Callable[[WorkerExit, list[tuple[Job, int]], list[Job]], None],
         on_samples: Callable[[Samples], None],
         traffic: ModelTraffic,
+        slow: SlowRequests,
         output: WorkerOutput,
         events: ServerEvents,
         launcher: Launcher,
+        step_times: StepTimes | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
@@ -53,6 +75,7 @@ class RemoteWorker:
         self._began = time.monotonic()
         self.is_ready = False
         self.is_retiring = False
+        self.is_ending = False  # its stacks are being written, then it is killed
         self.is_concurrent = False
         self.is_continuous = False
         self.depth = 1
@@ -64,6 +87,8 @@ class RemoteWorker:
         self.max_length = 0  # tokens of prompt and reply together; 0: not known
         self.shares_memory = False
         self.service_s: float | None = None
+        self.health = ""  # in words, if it is slow or hangs
+        self._step_times = step_times or StepTimes()
         self.ready_at: float | None = None
         self.loaded_bytes = 0  # its own memory when the model was loaded
         self.has_answered = False
@@ -76,6 +101,9 @@ class RemoteWorker:
         self._on_samples = on_samples
         self._now = time.monotonic  # the event loop's clock ticks in milliseconds
         self._traffic = traffic
+        self._slow = slow
+        # Those of a concurrent worker that are over: their ids, when they were sent, and when they ended.
+        self._recent: deque[tuple[str, float, float]] = deque(maxlen=MAX_SHARED)
         self._output = output
         self._events = events
         self._reports_batches = events.reports_batches
@@ -109,7 +137,7 @@ class RemoteWorker:
     @property
     def last_lines(self) -> tuple[str, ...]:
         """What it printed last."""
-        return self._output.tail.lines()
+        return self._output.tail.lines(KEPT_LINES)
 
     @property
     def num_batches(self) -> int:
@@ -139,6 +167,7 @@ class RemoteWorker:
         suspects, innocent = self._in_flight.drain()
         if not self.ready.done():
             self.ready.cancel()
+        self._traffic.engine.forget(self._name)
         self.ended.set_result(worker_exit)
         self._on_lost(worker_exit, suspects, innocent)
         return worker_exit
@@ -146,6 +175,22 @@ class RemoteWorker:
     def kill(self, cause: WorkerExit) -> None:
         """Kill the process and its children."""
         self._process.kill(cause)
+
+    def kill_with_stacks(self, cause: WorkerExit) -> None:
+        """Kill the process a moment later, when it has written its stacks; at once if it cannot."""
+        dumps = [dump for pid in self.pids if pid > 0 and (dump := StackDump(pid)).is_requested]
+        if dumps:
+            self.is_ending = True
+            asyncio.get_running_loop().call_later(DUMP_S, self._kill_with, cause, dumps, MAX_DUMP_WAITS)
+        else:
+            self.kill(cause)
+
+    def _kill_with(self, cause: WorkerExit, dumps: Sequence[StackDump], num_waits: int) -> None:
+        texts = [dump.text() for dump in dumps]
+        if not all(texts) and num_waits:  # on a busy machine a signal may take its time
+            asyncio.get_running_loop().call_later(DUMP_S, self._kill_with, cause, dumps, num_waits - 1)
+            return
+        self.kill(replace(cause, stacks="\n".join(texts)))
 
     async def retire(self, timeout_s: float) -> None:
         """Let it finish its jobs, then stop it; kill it after `timeout_s`."""
@@ -160,12 +205,10 @@ class RemoteWorker:
 
     # ---- work ----
 
-    def send(self, jobs: Sequence[Job]) -> None:
-        """Send these jobs as one batch."""
-        batch = self._in_flight.add(jobs, self._now())
+    def send(self, jobs: Sequence[Job], held_since: float = 0.0) -> None:
+        """Send these jobs as one batch; it may have waited for more jobs since a point in time."""
+        self._in_flight.add(jobs, self._now(), held_since)
         self.has_suspect = jobs[0].is_suspect
-        if self._traffic.log_prediction is not None:
-            batch.ids = [job.request_id for job in jobs]
         share = self.shares_memory
         requests = []
         for job in jobs:
@@ -173,6 +216,8 @@ class RemoteWorker:
             job.flow = self
             if job.body.segment is not None:
                 job.body.hold()
+            if job.trace is not None:
+                job.trace.sent(job, self._name, jobs)
             requests.append(job.to_request(share=share))
         assert self._channel is not None
         self._channel.send(Run(requests))
@@ -206,7 +251,7 @@ class RemoteWorker:
         """End replies whose clients do not read, and for which other jobs have waited too long."""
         for job in self._in_flight.overdue(self._now()) if self._in_flight.paused else ():
             text = "request %s: its client does not read, and other requests wait for %s; its reply is cut"
-            logger.warning(text, job.request_id, self._name)
+            logger.warning(text, job.request_id, self._name, extra={**job.log_fields, "worker": self._name})
             job.expire(ReplyNotRead())
 
     def seconds_silent(self) -> float:
@@ -246,6 +291,8 @@ class RemoteWorker:
                 self._on_ready(message)
             elif type(message) is Samples:
                 self._on_samples(message)
+            elif type(message) is EngineReport:
+                self._traffic.engine.add(self._name, message)
 
     def _on_ready(self, message: Ready) -> None:
         if isinstance(self._process, WorkerProcess):  # a group notes it for each rank
@@ -275,27 +322,71 @@ class RemoteWorker:
         job, batch = entry
         first, last = parts[0], parts[-1]
         is_waited_for = job is not None and not job.is_over
+        if last.work is not None:
+            batch.work = last.work
         if job is not None:
+            if last.last or not job.started:
+                job.times = JobTimes(
+                    job.arrived,
+                    batch.sent,
+                    batch.started,
+                    self._now(),
+                    self._name,
+                    batch.size,
+                    batch.work,
+                    batch.held_since,
+                    job.times.received if job.started and job.times is not None else 0.0,
+                    job.retried,
+                )
             if self.places and not last.last:
                 job.keep_state(parts)
                 self.has_answered = True
             try:
                 job.deliver(parts)
             except Exception:  # an error in a receiver must not affect the other jobs of this worker
-                logger.exception("request %s: the receiver failed to take a reply", job.request_id)
+                text = "request %s: the receiver failed to take a reply"
+                logger.exception(text, job.request_id, extra=job.log_fields)
                 job.cancel()  # nobody takes the rest of the reply
                 job.report(JobFailed("The answer could not be delivered.", status=500))  # or the client would wait
         if last.last:
-            if last.handler_s:
-                batch.handler_s = last.handler_s
-                if job is None or job.kind != "describe":
-                    self._traffic.predicted(last.handler_s, batch.ids)
+            if last.work is not None and (job is None or job.kind != "describe"):
+                traffic = self._traffic
+                traffic.predicted(last.work.handler_s, batch.ids if traffic.log_prediction is not None else ())
+                traffic.worked(last.work, batch.started - job.arrived if job is not None else 0.0)
             self._finish(job_id, job, batch, first.status if is_waited_for else 0)
         else:
             is_first_part = batch.progress == batch.started
             batch.progress = self._now()
             if is_first_part and self.is_continuous:  # the next job of its session may join
                 self._on_free()
+
+    def explain(self, job: Job, status: int) -> Explanation | None:
+        """Where the time of a job went; None if it is not known."""
+        if job.times is None or job.id not in self._jobs:
+            return None
+        return self._explain(job, self._jobs[job.id][1], status, self._now())
+
+    def _explain(self, job: Job, batch: Batch, status: int, now: float) -> Explanation:
+        assert job.times is not None
+        shared = batch.ids
+        if self.is_concurrent:
+            shared = [other.request_id for other, _ in self._jobs.values() if other is not None]
+            shared += [request_id for request_id, _, ended in self._recent if ended > batch.sent]
+        load: Span | None = None
+        if self.ready_at is not None and self.load_s is not None and self.ready_at > job.arrived:
+            load = ("loading the model", self._began, self.load_s)
+        return explain(
+            job.times,
+            request_id=job.request_id,
+            model=self.spec.load.model,
+            version=self.spec.load.version,
+            status=status,
+            shared_with=shared,
+            loaded=load,
+            crashes=job.crashes,
+            now=now,
+            wall_time=time.time(),
+        )
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:
@@ -310,6 +401,18 @@ class RemoteWorker:
             job, batch = entry
             is_waited_for = job is not None and not job.is_over
             if job is not None:
+                job.times = JobTimes(
+                    job.arrived,
+                    batch.sent,
+                    batch.started,
+                    self._now(),
+                    self._name,
+                    batch.size,
+                    None,
+                    batch.held_since,
+                    0.0,
+                    job.retried,
+                )
                 job.fail(to_error(failed))
             self._finish(job_id, job, batch, failed.status if is_waited_for else 0)
 
@@ -321,13 +424,26 @@ class RemoteWorker:
         now = self._now()
         if status and job is not None and job.usage is not None:
             self._traffic.answered(job.usage, now - job.arrived, batch.started - job.arrived, status)
+            if job.trace is not None:
+                total_s, queue_s = now - job.arrived, batch.started - job.arrived
+                self._traffic.traced(job.trace.trace_id, total_s, queue_s, status, batch.work, time.time())
+            if batch.held_since:
+                self._traffic.batch_waited(batch.sent - max(batch.held_since, job.arrived))
+        if job is not None:
+            times = job.times
+            if times is not None and (times.total_s > self._slow.least_s or now > self._slow.ends):
+                self._slow.add(times.total_s, self._explain(job, batch, status, now), now)
+            if self.is_concurrent:
+                self._recent.append((job.request_id, batch.sent, now))
         self.has_answered = True
         if job is not None and job.body.segment is not None:
             job.body.release()
         if not self._in_flight.finish(job_id, batch, now):
             return
-        self._traffic.batch_done(batch.size, now - batch.started - batch.handler_s)
-        self.service_s = smoothed(self.service_s, now - batch.started)
+        self._traffic.batch_done(batch.size, now - batch.started - (batch.work.handler_s if batch.work else 0.0))
+        taken_s = now - batch.started
+        self.service_s = smoothed(self.service_s, taken_s)
+        self._step_times.add(taken_s)
         self._on_free()
 
     def _on_channel_closed(self, fault: str) -> None:

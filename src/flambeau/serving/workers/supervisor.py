@@ -33,6 +33,7 @@ class Slot:
     restarts: int = 0
     failed_loads: int = 0  # workers that exited before they were ready
     last_exit: WorkerExit | None = None
+    bundle: str = ""  # the crash bundle of that exit
     is_retired: bool = False
     is_abandoned: bool = False
     started_at: float = field(default_factory=time.time)
@@ -84,6 +85,7 @@ class PastExit:
     at: float
     worker: WorkerRef
     exit: WorkerExit
+    bundle: str = ""
 
 
 class Supervisor:
@@ -118,10 +120,11 @@ class Supervisor:
             worker_exit, was_ready, was_useful = await self._run_worker(slot)
             if slot.is_retired:
                 break
+            worker_exit = replace(worker_exit, stacks="")  # the crash bundle has them
             if self.load_s is not None:  # it was loaded before: its files may be replaced right now
                 worker_exit = replace(worker_exit, is_final=False)
             self._events.worker_exited(slot.ref, worker_exit)
-            self.recent_exits.append(PastExit(time.time(), slot.ref, worker_exit))
+            self.recent_exits.append(PastExit(time.time(), slot.ref, worker_exit, slot.bundle))
             self.num_restarts += 1
             is_repeated = self._is_repeated(slot, worker_exit)
             slot.note_exit(worker_exit, was_ready=was_ready, was_useful=was_useful)
@@ -170,7 +173,7 @@ class Supervisor:
         if not worker.is_ready:
             self._events.worker_load_timed_out(slot.ref, self._startup_timeout_s)
             reason = f"the model was not loaded within startupTimeout, {self._startup_timeout_s:g} s"
-            worker.kill(WorkerExit(reason=reason, while_loading=True))
+            worker.kill_with_stacks(WorkerExit(reason=reason, while_loading=True))
 
     def _on_ready(self, slot: Slot, timer: asyncio.TimerHandle, ready: asyncio.Future[None]) -> None:
         timer.cancel()

@@ -16,18 +16,21 @@ from flambeau.serving.workers.remote_worker import RemoteWorker
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.1
-SLOW_INTERVAL_S = 0.5
+FAMILIES_INTERVAL_S = 0.5
 
 
 class Watchdog:
     """Calls every check ten times a second. A check that raises stops neither the others nor the next round."""
 
     def __init__(
-        self, name: str, checks: Sequence[Callable[[], None]], slow_check: Callable[[], Awaitable[None]] | None = None
+        self,
+        name: str,
+        checks: Sequence[Callable[[], None]],
+        slow_checks: Sequence[tuple[Callable[[], Awaitable[None]], float]] = (),
     ) -> None:
         self._name = name
         self._checks = checks
-        self._slow_check = slow_check  # runs beside them, twice a second
+        self._slow_checks = slow_checks  # run beside them, each at its own interval in seconds
         self._problems: dict[int, str] = {}  # check → its last exception, so that each is logged once
         self._task: asyncio.Task[None] | None = None
 
@@ -42,19 +45,20 @@ class Watchdog:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            if self._slow_check is not None:
-                tasks.create_task(self._run_slow(self._slow_check))
+            for number, (slow_check, interval_s) in enumerate(self._slow_checks, 1):
+                tasks.create_task(self._run_slow(-number, slow_check, interval_s))
             while True:
                 await asyncio.sleep(INTERVAL_S)
                 self.tick()
 
-    async def _run_slow(self, check: Callable[[], Awaitable[None]]) -> None:
+    async def _run_slow(self, number: int, check: Callable[[], Awaitable[None]], interval_s: float) -> None:
         while True:
-            await asyncio.sleep(SLOW_INTERVAL_S)
+            await asyncio.sleep(interval_s)
             try:
                 await check()
+                self._problems.pop(number, None)
             except Exception as error:
-                self._report(-1, error)
+                self._report(number, error)
 
     def tick(self) -> None:
         for i, check in enumerate(self._checks):
@@ -86,11 +90,16 @@ class LivenessCheck:
     def _check(self, worker: RemoteWorker) -> None:
         timeout_s, limit_mb = self._timeout_s, self._memory_limit_mb
         if worker.seconds_silent() > timeout_s:
-            worker.blame_silent(timeout_s)
-            self._events.worker_stalled(worker.spec.ref, timeout_s, self._failures_of(worker))
-            worker.kill(WorkerExit(reason=f"no answer within responseTimeout, {timeout_s:g} s"))
+            if not worker.is_ending:
+                self._on_stalled(worker)
         elif limit_mb is not None and (used := resident_bytes_of(worker.pids)) > limit_mb << 20:
             self._on_oversized(worker, used, "")
+
+    def _on_stalled(self, worker: RemoteWorker) -> None:
+        timeout_s = self._timeout_s
+        worker.blame_silent(timeout_s)
+        self._events.worker_stalled(worker.spec.ref, timeout_s, self._failures_of(worker))
+        worker.kill_with_stacks(WorkerExit(reason=f"no answer within responseTimeout, {timeout_s:g} s"))
 
     async def check_families(self) -> None:
         """End workers that exceed workerMemoryLimitMb together with the processes they have started."""

@@ -13,13 +13,16 @@ from flambeau.errors import MissingPackages
 from flambeau.logs.writer import Logs
 from flambeau.metrics.definitions import Sample
 from flambeau.metrics.traffic import ModelTraffic
+from flambeau.serving.crash_bundles import CrashBundles
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.job import Job
 from flambeau.serving.model_sources.dependencies import SERVER_ENVIRONMENT
 from flambeau.serving.model_sources.store import Source
+from flambeau.serving.slow_requests import SlowRequests
 from flambeau.serving.telemetry import Telemetry
 from flambeau.serving.workers.device_allocator import DeviceAllocator, threads_per_worker
+from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import count_cores
 from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.ranks import RendezvousPorts
@@ -43,6 +46,7 @@ class Host:
     telemetry: Telemetry
     logs: Logs
     events: ServerEvents
+    crash_bundles: CrashBundles
     probe: Callable[[], Shared | None]
     devices_in_use: Callable[[], Iterator[int | None]]
 
@@ -82,6 +86,8 @@ class WorkerFactory:
         on_free: Callable[[], None],
         on_lost: Callable[[WorkerExit, list[tuple[Job, int]], list[Job]], None],
         traffic: ModelTraffic,
+        step_times: StepTimes,
+        slow: SlowRequests,
     ) -> RemoteWorker:
         """A worker for that slot, which shares the cores with `num_workers`; raises MissingPackages."""
         self._check_packages()
@@ -94,16 +100,18 @@ class WorkerFactory:
             telemetry.add_samples(samples, self._name)
 
         spec = self._devices.apply(self._spec(slot, self._load(slot), num_workers), slot.devices)
-        output = WorkerOutput(self._host.logs, spec.name, on_printed, events)
+        output = WorkerOutput(self._host.logs, spec.name, on_printed, events, self._name)
         return RemoteWorker(
             spec,
             on_free=on_free,
             on_lost=on_lost,
             on_samples=on_samples,
             traffic=traffic,
+            slow=slow,
             output=output,
             events=events,
             launcher=self._host.launcher,
+            step_times=step_times,
         )
 
     def _check_packages(self) -> None:
@@ -137,6 +145,8 @@ class WorkerFactory:
             explains_bodies=server.plain_errors,
             metrics_file=str(telemetry.file),
             metrics=[(one.name, one.kind, one.unit, [*one.dimensions]) for one in telemetry.model_definitions],
+            json_logs=server.log_format == "json",
+            traces=server.tracing.is_on,
         )
 
     def _spec(self, slot: Slot, load: Load, num_workers: int) -> WorkerSpec:

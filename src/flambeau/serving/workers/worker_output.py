@@ -9,16 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from flambeau.logs.line_formats import MODEL
-from flambeau.logs.writer import Logs
+from flambeau.logs.json_lines import record_format
+from flambeau.logs.line_formats import MODEL, LineFormat
+from flambeau.logs.writer import Logs, bytes_of
 from flambeau.metrics.definitions import Sample
 from flambeau.metrics.log_lines import MARK as METRICS_MARK
 from flambeau.metrics.log_lines import parse_line
 from flambeau.serving.events import ServerEvents
+from flambeau.wire.log_records import RECORD, WorkerRecord, read_record
 
 MARK = METRICS_MARK.encode()
 
-KEPT_LINES = 30
+KEPT_LINES = 100
+REPORTED_LINES = 30  # of them, with a failure
 KEPT_LINE_BYTES = 500
 CHUNK_BYTES = 64 * 1024
 LINES_A_TURN = 64  # a metric takes tens of microseconds; other work of the server goes on in between
@@ -39,18 +42,32 @@ class Tail:
     def add(self, lines: list[bytes]) -> None:
         self._lines.extend(line[:KEPT_LINE_BYTES] for line in lines[-KEPT_LINES:])
 
-    def lines(self) -> tuple[str, ...]:
-        """The lines as text, without the empty ones."""
-        return tuple(line.decode("utf-8", "replace") for line in self._lines if line.strip())
+    def lines(self, most: int = REPORTED_LINES) -> tuple[str, ...]:
+        """The last lines as text, without the empty ones."""
+        found = [line for line in self._lines if line.strip()]
+        return tuple(line.decode("utf-8", "replace") for line in found[-most:])
 
 
 class WorkerOutput:
-    """The output of one worker process: metrics lines become samples, the rest goes to the model log."""
+    """The output of one worker process: metrics lines become samples, the rest goes to the model log.
 
-    def __init__(self, logs: Logs, name: str, on_samples: Callable[[list[Sample]], None], events: ServerEvents) -> None:
+    Workers of a server with JSON logs print records of Python's logging as WorkerRecords.
+    """
+
+    def __init__(
+        self,
+        logs: Logs,
+        name: str,
+        on_samples: Callable[[list[Sample]], None],
+        events: ServerEvents,
+        model: str = "",
+    ) -> None:
         self.name = name
         self.tail = Tail()
         self._logs = logs
+        self._model = model
+        self._out = LineFormat(MODEL, logging.INFO, f"{name}-stdout", MODEL, worker=name, model=model)
+        self._error = LineFormat(MODEL, logging.WARNING, f"{name}-stderr", MODEL, worker=name, model=model)
         self._on_samples = on_samples
         self._events = events
 
@@ -58,7 +75,7 @@ class WorkerOutput:
         """The output of another process of the same worker."""
         if rank == 0:
             return self
-        return WorkerOutput(self._logs, f"{self.name}-rank-{rank}", self._on_samples, self._events)
+        return WorkerOutput(self._logs, f"{self.name}-rank-{rank}", self._on_samples, self._events, self._model)
 
     async def forward(self, stream: OutputStream, *, is_error: bool) -> None:
         """Forward stdout or stderr until it ends, in chunks: handlers may print megabytes."""
@@ -79,9 +96,28 @@ class WorkerOutput:
             lines = [line for line in lines if not self._is_metric(line)]
             if not lines:
                 return
-        level, end = (logging.WARNING, "stderr") if is_error else (logging.INFO, "stdout")
-        self._logs.put(MODEL, level, f"{self.name}-{end}", MODEL, lines)
+        line = self._error if is_error else self._out
+        if self._logs.is_json and any(one.startswith(RECORD) for one in lines):
+            self._take_records(line, lines)
+            return
+        self._logs.add(line, lines, bytes_of(lines))
         self.tail.add(lines)
+
+    def _take_records(self, line: LineFormat, lines: list[bytes]) -> None:
+        """Log records under their own level and logger; what is none, as it is."""
+        for one in lines:
+            record = read_record(one) if one.startswith(RECORD) else None
+            if record is None:
+                self._logs.add(line, [one], bytes_of([one]))
+                self.tail.add([one])
+            else:
+                self._log_record(record)
+
+    def _log_record(self, record: WorkerRecord) -> None:
+        line = record_format(MODEL, record.level, self.name, record.logger, self.name, self._model)
+        self._logs.add(line, (record.message, record.fields), len(record.message))
+        text = f"{record.message}\n{record.fields.get('exception', '')}".rstrip()
+        self.tail.add(text.encode("utf-8", "replace").split(b"\n"))
 
     def _is_metric(self, line: bytes) -> bool:
         """Whether a line is a metric; then its sample is taken."""

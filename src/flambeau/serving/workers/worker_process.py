@@ -25,6 +25,7 @@ from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
 from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load
+from flambeau.wire.stack_dumps import stack_lines
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ SOCKET_BUFFER_BYTES = 1 << 20
 TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which every user can read
 TOKEN_TIMEOUT_S = 10.0  # a worker sends its token as soon as it is connected
 KERNEL_KILLS_S = 5.0
+SILENT_EXIT = "it printed nothing: the handler or a library called os._exit or exit. Raise an exception instead"
 OUTPUT_GRACE_S = 0.5  # until its output ends: a daemon that it started may hold the pipes open
 
 
@@ -206,6 +208,7 @@ class WorkerProcess:
                 out_of_memory=failure.status == 507,
                 while_loading=True,
                 is_final=failure.is_final,
+                needs_install=failure.needs_install,
                 last_lines=lines if failure.is_final else tuple(failure.detail.strip().splitlines()[-12:]) or lines,
             )
         if self._kill_cause is not None:
@@ -217,7 +220,9 @@ class WorkerProcess:
                 by_server=True,
                 spares_jobs=self._kill_cause.spares_jobs,
                 while_loading=self._kill_cause.while_loading,
-                last_lines=lines,
+                is_hung=self._kill_cause.is_hung,
+                stacks=self._kill_cause.stacks,
+                last_lines=(*lines, *stack_lines(self._kill_cause.stacks)),
             )
         by_kernel = by_signal == signal.SIGKILL and self._kernel_kills.has_new
         if by_kernel:
@@ -225,6 +230,8 @@ class WorkerProcess:
         elif by_signal == signal.SIGKILL:
             words += ", probably from outside: an operator, or the kernel's out-of-memory killer"
         out_of_memory = by_kernel or code == 137  # 137: SIGKILL, as a shell reports it
+        if code > 0 and not lines:
+            lines = (SILENT_EXIT,)
         return WorkerExit(reason=words, exit_code=code, signal=by_signal, out_of_memory=out_of_memory, last_lines=lines)
 
 

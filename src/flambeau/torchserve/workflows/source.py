@@ -17,6 +17,7 @@ from flambeau.config.yaml_file import MAX_YAML_BYTES, load_yaml
 from flambeau.errors import ArchiveError, BrokenArchive, BrokenWorkflow, ConfigError, WorkflowNotFound
 from flambeau.serving.model_sources.store import Origin, Store
 from flambeau.serving.model_sources.urls import is_url
+from flambeau.small_files import read_small
 from flambeau.torchserve.workflows.spec import WorkflowSpec, read_spec
 
 WORKFLOW_MANIFEST = "WAR-INF/MANIFEST.json"
@@ -103,8 +104,7 @@ def _read_manifest(folder: Path) -> WorkflowManifest:
 
 def _read_yaml(path: Path) -> object:
     try:
-        with path.open("rb") as file:
-            return load_yaml(file.read(MAX_YAML_BYTES + 1), path.name)
+        return load_yaml(read_small(path, MAX_YAML_BYTES), path.name)
     except (ConfigError, OSError) as error:
         raise BrokenWorkflow("Failed to parse yaml.", cause=str(error)) from None
 
@@ -144,7 +144,7 @@ def read_workflow_manifest(folder: Path) -> WorkflowManifest:
     """Read the manifest of an unpacked archive and check that its files exist."""
     file = folder / WORKFLOW_MANIFEST
     try:
-        document = json.loads(file.read_bytes())
+        document = json.loads(read_small(file))
     except (FileNotFoundError, NotADirectoryError):
         raise BrokenArchive("Missing Workflow entry in manifest file.") from None
     except OSError as error:

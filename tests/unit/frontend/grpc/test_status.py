@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from grpc import StatusCode
 
+from flambeau.config.server import ErrorStyle
 from flambeau.errors import (
     BadRequest,
     BrokenArchive,
@@ -100,6 +101,10 @@ def test_every_http_status_has_a_code():
 
 def test_details_are_the_message_and_the_class_but_refusals_have_none():
     assert details_of(BadRequest("what"), "Name") == "what\nName"
+    failed = JobFailed("Prediction failed", reason="KeyError: 'a' (mine.py:3)")
+    assert details_of(failed, "Name") == "Prediction failed\nName"
+    plain = ErrorStyle(is_plain=True, has_details=True)
+    assert details_of(failed, "Name", plain) == "Prediction failed: KeyError: 'a' (mine.py:3)\nName"
     assert details_of(InvalidKey("no"), "Name") == "no"
     assert details_of(NotAllowed("no"), "Name") == "no"
     long = details_of(BadRequest("é" * 5000), "Name")

@@ -318,6 +318,8 @@ async def test_a_client_that_does_not_read_its_response_is_disconnected():
 
 
 class StreamingJob:
+    times = None
+
     def __init__(self):
         self.calls = []
 

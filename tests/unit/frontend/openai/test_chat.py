@@ -10,7 +10,7 @@ import pytest
 from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.completions import CompletionWriter
 from flambeau.frontend.openai.responses import ResponseHead
-from flambeau.wire.generation import Piece, Token, given_options
+from flambeau.wire.generation import Piece, Token, decode_request, encode_request, given_options
 from support.openai_requests import HELLO, chat_of, completion_of, refusal
 
 
@@ -100,12 +100,35 @@ def test_tools_are_shown_to_the_model_unless_it_is_to_use_none():
 
 
 @pytest.mark.parametrize(
+    ("fields", "structure"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {}}}},
+            {"json": "{}"},
+        ),
+        ({"guided_json": {"b": 1, "a": 10**30}}, {"json": f'{{"b": 1, "a": {10**30}}}'}),
+        ({"guided_json": '{"b": 1, "a": 2}'}, {"json": '{"b": 1, "a": 2}'}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": "start: x"}, {"grammar": "start: x"}),
+        ({"structured_outputs": {"regex": "a"}}, {"regex": "a"}),
+        ({"structured_outputs": {"json": {"type": "null"}}}, {"json": '{"type": "null"}'}),
+    ],
+)
+def test_every_spelling_of_a_form_reaches_the_model(fields, structure):
+    for asked in (chat_of(**fields), completion_of(**fields)):
+        assert given_options(decode_request(encode_request(asked)).sampling).get("structured_outputs") == structure
+
+
+@pytest.mark.parametrize(
     ("fields", "field", "told"),
     [
         ({"prompt": "a"}, "prompt", "/v1/completions takes it; send messages here"),
         ({"input": "a"}, "input", "/v1/embeddings takes it; send messages here"),
         ({"max_token": 1}, "max_token", "did you mean max_tokens"),
-        ({"guided_json": {}}, "guided_json", "unknown field guided_json; leave it out"),
+        ({"guided_yaml": {}}, "guided_yaml", "unknown field guided_yaml"),
         ({"temperature": "hot"}, "temperature", "expected a number, got text"),
         ({"temperature": 3}, "temperature", "<= 2"),
         ({"top_p": 0}, "top_p", "> 0"),
@@ -128,8 +151,14 @@ def test_tools_are_shown_to_the_model_unless_it_is_to_use_none():
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "unknown field"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "<= 20"),
         ({"logprobs": 5}, "logprobs", "true or false"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not 'json_object'"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "check the answer"),
+        ({"response_format": {"type": "xml"}}, "response_format", "json_object or json_schema, not 'xml'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "schema is required"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "send one of them"),
+        ({"guided_choice": []}, "guided_choice", "1 to 1000 texts"),
+        ({"guided_regex": ""}, "guided_regex", "not empty"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "one of json"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "one of json"),
+        ({"guided_json": {"enum": ["x" * 140_000]}}, "guided_json", "at most 131072 characters"),
         ({"tool_choice": "required"}, "tool_choice", "auto or none"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "auto or none"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "a function with a name"),

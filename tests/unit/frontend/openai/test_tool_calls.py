@@ -24,6 +24,11 @@ CASES = [
     ("Hello.", "Hello.", []),
     ("", "", []),
     ("  \n", "  \n", []),
+    # thoughts
+    (f"<think>Maybe {TAGGED}?</think>No.", f"<think>Maybe {TAGGED}?</think>No.", []),
+    (f"<think>Maybe {TAGGED}?</think>\n{TAGGED}", f"<think>Maybe {TAGGED}?</think>", [CALL]),
+    (f"<think>{TAGGED}", f"<think>{TAGGED}", []),  # it never came to an end
+    (f"{TAGGED}<think>again?</think>", "<think>again?</think>", [CALL]),
     # Hermes and Qwen
     (TAGGED, "", [CALL]),
     (f"Let me see.\n{TAGGED}", "Let me see.", [CALL]),
@@ -192,3 +197,9 @@ def test_every_token_of_a_stream_is_told_once(text):
     events = events_of(new_writer(has_logprobs=True), *pieces, Piece(0, "", "stop"))
     told = [entry["token"] for event in events if event["logprobs"] for entry in event["logprobs"]["content"]]
     assert "".join(told) == text
+
+
+def test_call_in_a_thought_that_the_template_opened_is_none():
+    thought = f"I could call {TAGGED}.\n</think>\n\nHello."
+    assert parse_tool_calls(thought, NAMES) == (thought, [])
+    assert parse_tool_calls(f"I could.</think>{TAGGED}", NAMES) == ("I could.</think>", [CALL])

@@ -180,3 +180,16 @@ def test_a_hint_on_forms_is_given_only_to_those_who_sent_one():
 def test_log_probabilities_are_told_without_asking_for_details_too():
     assert ask({"prompt": "x", "logprobs": 0}).details
     assert not ask({"prompt": "x", "logprobs": None}).details
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tools", [{"type": "function"}]), ("tool_choice", "auto")],
+)
+def test_fields_of_chats_that_have_no_effect_are_refused_by_name(name, value):
+    with pytest.raises(BadRequest, match=f"{name} has no effect on predictions"):
+        ask({"prompt": "Once", name: value})
+
+
+def test_fields_of_chats_that_ask_for_nothing_are_taken():
+    assert ask({"prompt": "Once", "response_format": {"type": "text"}, "tools": [], "tool_choice": "none"}).prompt

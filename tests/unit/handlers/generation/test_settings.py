@@ -153,3 +153,20 @@ def test_sequences_that_are_shorter_than_expected_are_told():
 def test_a_path_from_the_root_that_leads_nowhere_is_told(folder):
     with pytest.raises(HandlerError, match="draft_model_path is '/no/such', and there is no such file or folder"):
         read("handler: {speculative: true, draft_model_path: /no/such}", folder)
+
+
+def test_generation_config_sets_the_defaults_of_requests(tmp_path):
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_new_tokens": 3}'
+    )
+    found = read_settings({"handler": {"top_k": 7}}, tmp_path, device="cpu").sampling
+    assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0.6, 7, 0.95, 1.05)
+    assert found.max_tokens == 256
+    without = read_settings({"handler": {"generation_config": False}}, tmp_path, device="cpu").sampling
+    assert (without.temperature, without.top_k) == (1.0, 0)
+
+
+def test_invalid_generation_config_is_named(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"top_p": 7}')
+    with pytest.raises(HandlerError, match=r"generation_config.json: top_p must be .*, not 7"):
+        read_settings({}, tmp_path, device="cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from flambeau.errors import JobFailed, ReplyNotRead
@@ -9,7 +11,7 @@ from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.job import MAX_STATE_BYTES
 from flambeau.serving.reply_budget import HELD_UP_S
-from flambeau.wire.messages import Cancel, Failed, Flow, Part
+from flambeau.wire.messages import Cancel, EngineReport, Failed, Flow, Part, Work
 from support.jobs import BrokenListener, new_job, new_worker
 
 
@@ -62,8 +64,53 @@ async def test_reply_can_be_resumed_as_long_as_every_part_brings_its_state(state
 async def test_description_is_not_measured_as_a_prediction(kind, prediction_ms):
     worker, job = new_worker(), new_job(kind=kind)
     worker.send([job])
-    worker._receive([Part(job.id, b"x", handler_s=0.5)])
+    worker._receive([Part(job.id, b"x", work=Work(1.0, 2.0, 0.0, 0.5))])
     assert worker._traffic.prediction_ms == prediction_ms
+
+
+async def test_jobs_of_a_batch_know_where_their_time_went_when_they_are_answered():
+    worker, first, second = new_worker(), new_job(), new_job()
+    worker.send([first, second])
+    known = []
+    first.receiver.on_parts = lambda parts: known.append(first.times)
+    second.receiver.on_parts = lambda parts: known.append(second.times)
+    now = time.monotonic()
+    work = Work(now, now, 0.0, 0.25, (0.05, 0.15, 0.05))
+    worker._receive([Part(first.id, b"a", work=work), Part(second.id, b"b")])
+    assert [(times.work, times.batch_size, times.worker) for times in known] == [(work, 2, worker.spec.name)] * 2
+    assert worker._traffic.stages.inference.total == 0.15
+    assert worker._traffic.stages.inference.number == 1
+
+
+async def test_times_of_a_stream_are_known_at_its_head_and_complete_at_its_end():
+    worker, job = new_worker(), new_job()
+    worker.send([job])
+    worker._receive([Part(job.id, b"a", last=False)])
+    head = job.times
+    assert (head.work, head.first_part, head.received >= head.sent) == (None, 0.0, True)
+    worker._receive([Part(job.id, b"b", last=False)])
+    assert job.times is head
+    work = Work(head.sent, head.received, 0.0, 0.1)
+    worker._receive([Part(job.id, b"", work=work)])
+    assert (job.times.work, job.times.first_part) == (work, head.received)
+
+
+async def test_failed_job_has_its_times_too():
+    worker, job = new_worker(), new_job()
+    worker.send([job])
+    worker._receive([Failed([job.id], 500, "no")])
+    assert job.times.sent >= job.arrived
+
+
+async def test_load_of_an_engine_is_gone_with_its_worker_and_its_counts_stay():
+    worker = new_worker(is_concurrent=True, places=4)
+    gaps = [0] * 17
+    gaps[2] = 3
+    worker._receive([EngineReport(2, 1, 10, 5, 1, 4, gaps, 0.012)])
+    engine = worker._traffic.engine
+    assert (engine.num_running, engine.num_waiting, engine.kv_usage, engine.token_gaps.number) == (2, 1, 0.5, 3)
+    worker._end(WorkerExit(reason="x"))
+    assert (engine.num_running, engine.kv_usage, engine.num_preempted, engine.token_gaps.number) == (0, 0.0, 1, 3)
 
 
 async def test_parts_of_one_reply_that_arrive_together_are_delivered_together():

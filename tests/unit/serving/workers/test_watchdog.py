@@ -19,6 +19,7 @@ class Worker:
         self.spec = SimpleNamespace(ref=WorkerRef(1, "m", "1.0"))
         self.pids = [1]
         self.has_answered = True
+        self.is_ending = False
         self.silent_s = silent_s
         self.causes = []
 
@@ -30,6 +31,8 @@ class Worker:
 
     def kill(self, cause):
         self.causes.append(cause.reason)
+
+    kill_with_stacks = kill
 
 
 def check(*workers, **settings):
@@ -87,14 +90,13 @@ async def test_watchdog_goes_on_after_an_exception_and_can_be_started_again(monk
 
 async def test_slow_check_runs_beside_the_others_and_goes_on_after_an_exception(monkeypatch, caplog):
     monkeypatch.setattr(watchdog_module, "INTERVAL_S", 0.005)
-    monkeypatch.setattr(watchdog_module, "SLOW_INTERVAL_S", 0.005)
     quick, slow = [], []
 
     async def check():
         slow.append(True)
         raise OSError("no such process")
 
-    watchdog = Watchdog("m", [lambda: quick.append(True)], check)
+    watchdog = Watchdog("m", [lambda: quick.append(True)], [(check, 0.005)])
     watchdog.start()
     await until(lambda: len(quick) >= 3 and len(slow) >= 3)
     watchdog.stop()
@@ -109,5 +111,6 @@ def test_failures_in_a_row_are_reported_with_a_stalled_worker(has_answered, coun
     reported = []
     pool = SimpleNamespace(workers=[worker], slots=[SimpleNamespace(worker=worker, failures=2)])
     events = SimpleNamespace(worker_stalled=lambda ref, timeout_s, failures: reported.append(failures))
+    worker.has_shown_stack = True
     LivenessCheck(pool, ModelConfig(response_timeout_s=5), events).tick()
     assert reported == [count]

@@ -10,16 +10,18 @@ import pytest
 
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.workers import worker_output
-from flambeau.serving.workers.worker_output import KEPT_LINES, KernelKills, WorkerOutput, count_kernel_kills
+from flambeau.serving.workers.worker_output import REPORTED_LINES, KernelKills, WorkerOutput, count_kernel_kills
 
 
 class Printed:
     """A worker's output, with what was logged and measured of it."""
 
-    def __init__(self):
+    def __init__(self, *, is_json=False):
         self.logged, self.samples = [], []
-        logs = SimpleNamespace(put=lambda _, level, thread, __, lines: self.logged.append((level, thread, lines)))
-        self.output = WorkerOutput(logs, "W-1-m_1.0", self.samples.extend, ServerEvents())
+        logs = SimpleNamespace(
+            is_json=is_json, add=lambda line, lines, _: self.logged.append((line.level, line.thread, lines))
+        )
+        self.output = WorkerOutput(logs, "W-1-m_1.0", self.samples.extend, ServerEvents(), "m")
 
     async def forward(self, *chunks, is_error=False):
         stream = asyncio.StreamReader()
@@ -44,10 +46,22 @@ async def test_stderr_is_logged_as_warnings():
     assert printed.logged == [(logging.WARNING, "W-1-m_1.0-stderr", [b"oops"])]
 
 
+async def test_records_of_a_worker_keep_their_level_and_order():
+    printed = Printed(is_json=True)
+    await printed.forward(b'before\n\x1e[40,"own","failed\\nbadly",{"request_id":"7"}]\n\x1enonsense\n')
+    worker = "W-1-m_1.0"
+    assert printed.logged == [
+        (logging.INFO, f"{worker}-stdout", [b"before"]),
+        (logging.ERROR, worker, ("failed\nbadly", {"request_id": "7"})),
+        (logging.INFO, f"{worker}-stdout", [b"\x1enonsense"]),
+    ]
+    assert printed.output.tail.lines() == ("before", "failed", "badly", "\x1enonsense")
+
+
 async def test_only_the_last_lines_are_kept():
     printed = Printed()
     await printed.forward(b"".join(b"%d\n" % i for i in range(100)))
-    assert printed.output.tail.lines() == tuple(map(str, range(100 - KEPT_LINES, 100)))
+    assert printed.output.tail.lines() == tuple(map(str, range(100 - REPORTED_LINES, 100)))
 
 
 async def test_metrics_lines_become_samples_and_are_not_logged(caplog):

@@ -15,6 +15,7 @@ from flambeau.config.server import SECRET_VARIABLES, SequenceHeaders
 from flambeau.metrics.traffic import HostTraffic, ModelTraffic
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
+from flambeau.serving.slow_requests import SlowRequests
 from flambeau.serving.workers import worker_process
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec, environment_for
@@ -145,6 +146,7 @@ def new_worker(num_ranks):
         on_lost=lambda *lost: None,
         on_samples=lambda samples: None,
         traffic=ModelTraffic("m", HostTraffic()),
+        slow=SlowRequests(),
         output=output,
         events=ServerEvents(),
         launcher=None,

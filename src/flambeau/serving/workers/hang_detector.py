@@ -1,0 +1,121 @@
+"""HangDetector: replaces the workers of a model that hang, with their stacks, and names those that are slow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+from flambeau.config.model import ModelConfig
+from flambeau.serving.crash_recovery import WorkerExit
+from flambeau.serving.events import ServerEvents
+from flambeau.serving.workers.health import (
+    StepTimes,
+    WorkerWatch,
+    hang_in_words,
+    slow_after_s,
+    slowness_in_words,
+)
+from flambeau.serving.workers.pool import WorkerPool
+from flambeau.serving.workers.process_state import ProcessState, is_stopped, read_process
+from flambeau.serving.workers.remote_worker import RemoteWorker
+from flambeau.wire.stack_dumps import StackDump, is_same_place, main_stack
+
+logger = logging.getLogger(__name__)
+
+LOOKS = 10  # at a worker, until it counts as hung
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 2.0
+CONFIRMATIONS = 5  # dumps of an endless loop, which must show the same place
+CONFIRMATION_S = 0.2
+SLOW_LOG_S = 60.0  # between two lines about a slow worker
+
+
+class HangDetector:
+    """Looks at the processes of workers that make no progress. It needs no help from them, and no reply."""
+
+    def __init__(self, pool: WorkerPool, config: ModelConfig, times: StepTimes, events: ServerEvents) -> None:
+        self.interval_s = min(max(config.hang_s / LOOKS, MIN_INTERVAL_S), MAX_INTERVAL_S)
+        self._pool = pool
+        self._hang_s = config.hang_s
+        self._times = times
+        self._events = events
+        self._watches: dict[RemoteWorker, WorkerWatch] = {}
+        self._logged_at: dict[str, float] = {}  # worker → when it was called slow
+
+    @staticmethod
+    def is_supported() -> bool:
+        return sys.platform == "linux"
+
+    async def check(self) -> None:
+        workers = [*self._pool.workers]
+        for worker in workers:
+            await self._check(worker)
+        for worker in self._watches.keys() - set(workers):
+            del self._watches[worker]
+
+    async def _check(self, worker: RemoteWorker) -> None:
+        silent_s = worker.seconds_silent()
+        watch = self._watches.get(worker)
+        pids = [pid for pid in worker.pids if pid > 0]
+        has_stopped = any(map(is_stopped, pids))
+        if silent_s < self.interval_s and not has_stopped:  # the usual case: idle, or quick
+            if watch is not None:
+                watch.clear()
+            worker.health = ""
+            return
+        if watch is None:
+            watch = self._watches[worker] = WorkerWatch()
+        if has_stopped:
+            watch.see(ProcessState(activity="stopped"), time.monotonic())
+        elif len(pids) == 1:
+            watch.see(await asyncio.to_thread(read_process, pids[0]), time.monotonic())
+        else:  # ranks wait for each other in ways of their own
+            watch.clear()
+        await self._judge(worker, watch, pids)
+
+    async def _judge(self, worker: RemoteWorker, watch: WorkerWatch, pids: Sequence[int]) -> None:
+        silent_s, now = worker.seconds_silent(), time.monotonic()
+        if watch.has_lasted(silent_s, now, self._times, self._hang_s):
+            await self._replace(worker, watch, pids, watch.held_s(silent_s, now))
+        elif silent_s > slow_after_s(self._times, self._hang_s):
+            activity = None if watch.before is None else watch.before.activity
+            worker.health = slowness_in_words(silent_s, activity, self._times)
+            if now - self._logged_at.get(worker.spec.name, -SLOW_LOG_S) >= SLOW_LOG_S:
+                self._logged_at[worker.spec.name] = now
+                self._events.worker_slow(worker.spec.ref, worker.health)
+        else:
+            worker.health = ""
+
+    async def _replace(self, worker: RemoteWorker, watch: WorkerWatch, pids: Sequence[int], held_s: float) -> None:
+        hang, silent_s = watch.hang, worker.seconds_silent()
+        assert hang is not None
+        stacks, place = "", ""
+        if hang != "stopped":
+            [pid] = pids
+            dumps = [await asyncio.to_thread(take_dump, pid, 0.0)]
+            if hang == "computing":
+                dumps += [await asyncio.to_thread(take_dump, pid, CONFIRMATION_S) for _ in range(CONFIRMATIONS - 1)]
+            frames, *later = [main_stack(dump) for dump in dumps]
+            if hang == "computing" and not all(is_same_place(frames, others) for others in later):
+                watch.clear()  # it is somewhere else each time, so it gets on
+                return
+            place, stacks = str(frames[0]) if frames else "", dumps[-1]
+            if worker.seconds_silent() < silent_s:  # it has just answered
+                watch.clear()
+                return
+        states = [await asyncio.to_thread(read_process, pid) for pid in pids]
+        kernel = "\n\n".join(f"process {pid}:\n{state}" for pid, state in zip(pids, states, strict=True))
+        words = worker.health = hang_in_words(hang, held_s, place, self._times)
+        if worker.ended.done():
+            return
+        self._events.worker_hung(worker.spec.ref, words)
+        stacks = f"{stacks}\n{kernel}\n" if stacks else f"{kernel}\n"
+        worker.kill(WorkerExit(reason=words, is_hung=True, spares_jobs=hang == "stopped", stacks=stacks))
+
+
+def take_dump(pid: int, after_s: float) -> str:
+    """The stacks of a process, a moment later. Call it in a thread."""
+    time.sleep(after_s)
+    return StackDump(pid).wait()

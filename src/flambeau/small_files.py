@@ -1,0 +1,25 @@
+"""Reads files that are small by nature: configuration, manifests, certificates, keys."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MAX_BYTES = 1 << 20
+
+
+def read_small(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file, through links.
+
+    Raises OSError for a device or a pipe, which may have no end, and for a file that is longer than the limit.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is longer than {max_bytes >> 20} MiB", str(path))
+    return content
