@@ -10,6 +10,7 @@ from scorecard.cases import (
     event_loop,
     files,
     fuzzing,
+    hangs,
     held_memory,
     input_errors,
     load,
@@ -21,6 +22,7 @@ from scorecard.cases import (
 CASES: tuple[Case, ...] = (
     *storms.CASES,
     *processes.CASES,
+    *hangs.CASES,
     *files.CASES,
     *model_files.CASES,
     *event_loop.CASES,

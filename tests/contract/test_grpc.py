@@ -16,8 +16,10 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import StatusCode
 
 from flambeau.cli.lifecycle import SAME_SIGNAL_S
+from flambeau.config.server import Address, GrpcConfig
 from flambeau.metrics.system import resident_bytes
 from support.archives import pack_handler
+from support.configured import ConfiguredServer
 from support.grpc_calls import Client, grpc_flags, refusal, request
 
 INTERNAL_ERROR = "org.pytorch.serve.http.InternalServerException"
@@ -145,12 +147,14 @@ def test_exceptions_and_statuses_of_handlers_become_codes(serve_orders, code, ex
 
 @pytest.fixture(scope="module")
 def serve_orders(tmp_path_factory):
-    from support.running import HANDLERS, RunningServer
+    from support.running import HANDLERS, free_ports
 
-    flags = grpc_flags()
-    log = tmp_path_factory.mktemp("orders") / "log"
-    server = RunningServer(log, str(HANDLERS / "orders.py"), *flags).wait_ready()
-    client = Client(int(flags[1]), int(flags[3]))
+    port, management_port = free_ports(2)
+    config = GrpcConfig(inference=Address(port=port), management=Address(port=management_port))
+    # Not `flambeau serve`, which adds the cause to the texts.
+    server = ConfiguredServer(tmp_path_factory.mktemp("orders"), HANDLERS / "orders.py", grpc=config)
+    server.wait_ready()
+    client = Client(port, management_port)
     yield client
     client.close()
     server.stop()

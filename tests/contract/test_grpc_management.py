@@ -15,7 +15,7 @@ from flambeau.config.server import Address, GrpcConfig, KeysConfig, Tls
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
 from support.grpc_calls import Client, grpc_flags, refusal, request, stubs
-from support.running import HANDLERS, RunningServer, free_ports, path
+from support.running import HANDLERS, free_ports, path
 
 MODEL = "org.pytorch.serve.archive.model"
 HTTP = "org.pytorch.serve.http"
@@ -176,10 +176,11 @@ def managed_orders(tmp_path_factory):
     for version in ("1.0", "2.0"):
         pack_handler(folder, "orders", version=version, file=f"orders-{version}.mar")
     pack_handler(folder, "broken", file="broken.mar")
-    flags = grpc_flags()
-    words = [str(HANDLERS / "echo.py"), "--model-store", str(folder), *flags]
-    server = RunningServer(folder / "log", *words).wait_ready()
-    client = Client(int(flags[1]), int(flags[3]))
+    port, management_port = free_ports(2)
+    config = GrpcConfig(inference=Address(port=port), management=Address(port=management_port))
+    # Not `flambeau serve`, which adds the cause to the texts.
+    server = ConfiguredServer(folder, HANDLERS / "echo.py", grpc=config, model_store=folder).wait_ready()
+    client = Client(port, management_port)
     for version in ("1.0", "2.0"):
         client.manage("RegisterModel", url=f"orders-{version}.mar")
     yield client
@@ -221,7 +222,8 @@ def configured(tmp_path):
 
 def test_each_port_wants_its_own_key(configured, tmp_path):
     server, client = configured(keys=KeysConfig(is_on=True, file=tmp_path / "keys.json"))
-    keys = server.until(lambda: (tmp_path / "keys.json").exists() and json.loads((tmp_path / "keys.json").read_text()))
+    file = tmp_path / "keys.json"  # empty at first
+    keys = server.until(lambda: file.exists() and file.read_text() and json.loads(file.read_text()))
     bearers = {kind: [("authorization", f"Bearer {keys[kind]['key']}")] for kind in ("inference", "management", "API")}
     order = {"do": "answer", "value": "in"}
 

@@ -78,6 +78,12 @@ def test_scaling(server, query, status):
     assert server.manage("PUT", f"/models/echo?{query}").status == status
 
 
+def test_runtime_that_is_not_supported_is_reported(server):
+    assert server.manage("POST", "/models?url=echo.mar&model_name=native&runtime=LSP").status == 200
+    assert server.logged("native asks for the runtime LSP", level="WARNING")
+    assert server.manage("DELETE", "/models/native").status == 200
+
+
 def test_start_that_may_take_no_time_fails(server):
     reply = server.manage("POST", "/models?url=echo.mar&model_name=hasty&initial_workers=1&startup_timeout=0")
     assert problem(reply)[::2] == (500, "Failed to start workers for model hasty version: 1.0")

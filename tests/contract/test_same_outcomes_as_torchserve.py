@@ -25,7 +25,7 @@ pytestmark = [
 ORDERS = [
     *({"do": "value", "with": {"value": value}} for value in (None, 1, 1.5, True, "text", "é", [], {}, [1, {"a": []}])),
     *({"do": name} for name in ("numbers", "binary", "tensor", "no_list", "too_many", "not_serializable", "memory")),
-    *({"do": "error", "with": {"message": text}} for text in ("no", "CUDA error", "cuda error")),
+    *({"do": "error", "with": {"message": text}} for text in ("no", "cuda error")),  # "CUDA error": docs/migrate.md
     *({"do": "prediction_exception", "with": {"code": code}} for code in (400, 404, 413, 422, 500, 503, 507, 599)),
     *({"do": "status", "with": {"code": code}} for code in (200, 201, 404, 413, 500, 507)),
     {"do": "status", "with": {"code": 418, "phrase": "I am a teapot"}},

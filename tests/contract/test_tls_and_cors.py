@@ -92,7 +92,10 @@ def test_https_with_every_kind_of_certificate(files, kind):
     ("changes", "message"),
     [
         ({"certificate_file": "certificate.pem"}, "go together"),
-        ({"certificate_file": "certificate.pem", "private_key_file": "nothing.pem"}, "nothing.pem does not exist"),
+        (
+            {"certificate_file": "certificate.pem", "private_key_file": "nothing.pem"},
+            "nothing.pem cannot be read",
+        ),
         ({"certificate_file": "key.pem", "private_key_file": "certificate.pem"}, "cannot be used for TLS"),
         ({"keystore": "nothing.p12"}, "cannot be read: No such file"),
         ({"keystore": "store.p12", "keystore_pass": "wrong"}, "cannot be opened with keystore_pass"),

@@ -203,3 +203,13 @@ def test_nothing_to_check_with_is_said_plainly(tmp_path):
         assert result.returncode == 1
         assert words in result.stderr
         assert "Traceback" not in result.stderr
+
+
+def test_example_of_the_handler_is_the_sample_if_none_is_given(tmp_path):
+    (tmp_path / "words.py").write_text('example = "to be"\ndef words(text):\n    return {"words": len(str(text))}\n')
+    result = flambeau("check", tmp_path / "words.py")
+    assert "✓ alone: 1 of 1 samples are answered" in result.stdout
+    (tmp_path / "none.py").write_text("def words(text):\n    return text\n")
+    result = flambeau("check", tmp_path / "none.py")
+    assert result.returncode == 1
+    assert "✗ samples: none: give a folder with --samples, or set `example = …` in the handler" in result.stdout

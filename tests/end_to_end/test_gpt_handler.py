@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from flambeau.archive.pack import Recipe, pack
-from flambeau.examples.shakespeare import FOLDER as SHAKESPEARE
+from flambeau.examples.storyteller import FOLDER as STORYTELLER
 from flambeau.llm.backends.cpu.bindings import kernels
 from support.command import Command
 from support.language_models import CONTEXT, ONE_THREAD, write_language_model
@@ -65,6 +65,24 @@ def text(server):
     [(key, text)] = reply.json.items()
     assert (key, text[: len(PROMPT)]) == ("generated_text", PROMPT)
     return text[len(PROMPT) :]
+
+
+def test_a_prediction_is_held_to_a_form(server):
+    def ask(**fields):
+        return server.predict("gpt", {"prompt": PROMPT, "return_full_text": False, "max_new_tokens": 40, **fields})
+
+    assert ask(guided_choice=["yes", "no"]).json["generated_text"] in ("yes", "no")
+    assert ask(response_format={"type": "json_schema", "json_schema": {"schema": {"const": 7}}}).json == {
+        "generated_text": "7"
+    }
+    assert ask(structured_outputs={"regex": "[ab]{3}c"}).json["generated_text"][3] == "c"
+    form = urlencode({"data": PROMPT, "guided_json": '{"enum": [null]}', "return_full_text": "false"}).encode()
+    reply = server.predict("gpt", form, kind="application/x-www-form-urlencoded")
+    assert reply.json == {"generated_text": "null"}
+    refused = ask(guided_json={"items": {"not": {}}})
+    assert (refused.status, "/items/not" in refused.text) == (400, True)
+    assert ask(guided_jsno={}).status == 400
+    assert ask(guided_regex="a", guided_choice=["a"]).status == 400
 
 
 def test_prompt_may_come_in_every_form(server, text):
@@ -233,7 +251,7 @@ def test_two_prompts_are_refused(own):
 def test_compiled_steps_are_told_of_when_they_take_over(start, tmp_path):
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
-    server = start(write_model(tmp_path / "gpt", SHAKESPEARE / "target", compile=True))
+    server = start(write_model(tmp_path / "gpt", STORYTELLER / "target", compile=True))
     server.start_timeout_s = LOADS_S
     server.wait_ready().until(lambda: customized(server)["decode"] == "CPU kernels")
     assert len(server.logged("CPU kernels")) == 1

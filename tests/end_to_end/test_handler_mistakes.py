@@ -35,11 +35,14 @@ def register(server, store, request):
     """Register a model with this handler; returns its name and the answer."""
     name = request.node.name.replace("[", "-").strip("]").replace(" ", "_").replace("_", "-")[:80]
 
-    def register_model(source, config=""):
+    def register_model(source, config="", **files):
         folder = store / name
         folder.mkdir()
         (folder / "handler.py").write_text(source)
-        (folder / "model-config.yaml").write_text(f"handler: handler.py\n{config}")
+        for stem, text in files.items():
+            (folder / f"{stem}.py").write_text(text)
+        first = "" if "handler:" in config else "handler: handler.py\n"
+        (folder / "model-config.yaml").write_text(f"{first}{config}")
         query = f"url={name}&initial_workers=1&synchronous=true"
         return name, server.request("POST", f"/models?{query}", port=server.management_port)
 
@@ -101,7 +104,7 @@ def returns(value):
         pytest.param(
             returns("[row['body']['text'] for row in data]"),
             FAILED,
-            "KeyError: 'text' (handler.py:4): row['body'] has the keys 'txt', 'n'. If the client must send it",
+            "KeyError: 'text' (handler.py:4): row['body'] has the keys 'txt', 'n'. Did you mean 'txt'? If",
             id="key of a body",
         ),
         pytest.param(
@@ -119,7 +122,7 @@ def returns(value):
         pytest.param(
             "class Mine:\n    def initialize(self, context): ...\n    def handle(self, data):\n        return data\n",
             FAILED,
-            "takes 2 positional arguments but 3 were given. The server calls handle(self, data, context)",
+            "takes 2 positional arguments but 3 were given (handler.py:3). The server calls handle(self, data, context",
             id="arguments",
         ),
         pytest.param(
@@ -128,6 +131,61 @@ def returns(value):
             FAILED,
             "no attribute 'model' (handler.py:5): initialize (handler.py:2) did not set it. Write self.model = …",
             id="attribute",
+        ),
+        pytest.param(
+            returns("[data['body']]"),
+            FAILED,
+            "data is a list with one dict for each request, 1 now. Take them one by one: [answer(row) for row in data]",
+            id="batch as a dict",
+        ),
+        pytest.param(
+            returns("[data.get('body')]"),
+            FAILED,
+            "(handler.py:4): data is a list with one dict for each request",
+            id="get of a batch",
+        ),
+        pytest.param(
+            "import io\n\n\n" + returns("[io.BytesIO(row['body']).read() for row in data]"),
+            FAILED,
+            "the type of a body follows from the content type of the request. JSON arrives parsed",
+            id="bytes of a parsed body",
+        ),
+        pytest.param(
+            returns("[context.system_properties['gpu']]"),
+            FAILED,
+            "context.system_properties has the keys 'model_dir', 'gpu_id', 'batch_size'",
+            id="key of the context",
+        ),
+        pytest.param(
+            returns("[context.model_nme]"),
+            FAILED,
+            "no attribute 'model_nme' (handler.py:4): did you mean model_name",
+            id="attribute of the context",
+        ),
+        pytest.param(
+            f"{FUNCTION}    context.set_response_content_type('text/html')\n    return [1]\n",
+            FAILED,
+            "(handler.py:4). Call it as context.set_response_content_type(idx, value)",
+            id="arguments of the context",
+        ),
+        pytest.param(
+            f"{FUNCTION}    context.set_response_header(3, 'x-a', 'b')\n    return [1]\n",
+            FAILED,
+            "(handler.py:4): idx counts the requests of this batch from 0; it has 1.",
+            id="index of the context",
+        ),
+        pytest.param(
+            f"{FUNCTION}    raise 'no'\n",
+            FAILED,
+            "must derive from BaseException (handler.py:4): write raise",
+            id="raise",
+        ),
+        pytest.param(
+            "import asyncio\n\n\nclass Mine:\n    def initialize(self, context): ...\n    async def one(self): ...\n"
+            "    async def handle(self, data, context):\n        return [asyncio.run(self.one()) for _ in data]\n",
+            FAILED,
+            "(handler.py:8): `async def handle` runs in an event loop. Await the call",
+            id="asyncio.run",
         ),
         pytest.param(
             f"import torch\n{returns('torch.zeros(1, 2)')}",
@@ -191,6 +249,20 @@ def test_exit_in_a_handler_is_named(server, register):
     reply = server.predict(name, b"{}", kind=JSON)
     assert (reply.status, reply.json["message"]) == (500, "Worker died: exited with code 3")
     assert "the handler called sys.exit(3) (handler.py:7)" in "".join(reply.json["cause"])
+
+
+def test_silent_exit_of_a_handler_is_explained(server, register):
+    name, _ = register(f"import os\n\n\n{FUNCTION}    os._exit(3)\n")
+    reply = server.predict(name, b"{}", kind=JSON)
+    assert (reply.status, reply.json["message"]) == (500, "Worker died: exited with code 3")
+    assert "the handler or a library called os._exit" in "".join(reply.json["cause"])
+
+
+def test_handler_that_does_not_answer_in_time_shows_where_it_is(server, register):
+    name, _ = register(f"import time\n\n\n{FUNCTION}    time.sleep(60)\n", "responseTimeout: 1\n")
+    reply = server.predict(name, b"{}", kind=JSON)
+    assert (reply.status, reply.json["message"]) == (500, "Worker died: no answer within responseTimeout, 1 s")
+    assert 'handler.py", line 7 in handle' in "".join(reply.json["cause"])
 
 
 def test_arrays_and_scalars_inside_results_are_numbers(server, register):
@@ -286,15 +358,111 @@ def test_call_that_blocks_the_event_loop_is_named(server, register):
         pytest.param(
             "class A:\n    def initialize(self, c): ...\n    def handle(self, d, c): ...\n\n\n"
             "class B:\n    def initialize(self, c): ...\n    def handle(self, d, c): ...\n",
-            "handler has A, B. Define one class with initialize(context) and handle(data, context)",
+            "handler.py has A (line 1), B (line 6). Keep one of them, or name it: handler: handler.py:B",
             id="two classes",
+        ),
+        pytest.param(
+            "def predict(data, context): ...\n",
+            "handler.py has no class and no function `handle`; it defines predict. Define one class",
+            id="no handle",
+        ),
+        pytest.param(
+            "class Mine:\n    def initialise(self, context): ...\n    def handle(self, data, context): ...\n",
+            "Mine.initialise (handler.py:2) is never called: the server knows initialize. Rename it to initialize",
+            id="misspelt",
+        ),
+        pytest.param(
+            "class Mine:\n    def initialize(self, context): ...\n    def predict(self, data, context): ...\n",
+            "Expect handle method in class Mine: Mine in handler.py has initialize, predict. Define handle(self, data,",
+            id="no method",
+        ),
+        pytest.param(
+            "class Mine:\n    def __init__(self, model): ...\n    def initialize(self, context): ...\n"
+            "    def handle(self, data, context): ...\n",
+            "(handler.py:2). The server calls Mine() without arguments; take what it needs in initialize",
+            id="constructor",
+        ),
+        pytest.param(
+            "def handle(data, context)\n    return [1]\n",
+            "SyntaxError: expected ':' (handler.py:1, column 26), in `def handle(data, context)`. Correct this line",
+            id="syntax",
+        ),
+        pytest.param(
+            "from helper import clean\n",
+            "ImportError: helper.py has no 'clean' (handler.py:1); it defines cleen. Did you mean cleen?",
+            id="name of a helper",
+        ),
+        pytest.param(
+            "from .helper import clean\n",
+            "(handler.py:1): the files of a model are modules of their own, and no package. Write `from helper import",
+            id="relative import",
+        ),
+        pytest.param("X = {}['k']\n", "KeyError: 'k' (handler.py:1)", id="exception"),
+        pytest.param(
+            "class Mine:\n    def initialize(self, context):\n        open('labels.txt')\n"
+            "    def handle(self, data, context): ...\n",
+            '--extra-files), and open os.path.join(context.system_properties["model_dir"], "labels.txt")',
+            id="file",
+        ),
+        pytest.param(
+            "class Mine:\n    def initialize(self, context):\n        context.model_yaml_config['treshold']\n"
+            "    def handle(self, data, context): ...\n",
+            "(handler.py:3): context.model_yaml_config has the keys 'handler', 'threshold'. Did you mean 'threshold'?",
+            id="key of the configuration",
+        ),
+        pytest.param(
+            "import sys\n\n\nclass Mine:\n    def initialize(self, context):\n        sys.exit('no license')\n"
+            "    def handle(self, data, context): ...\n",
+            "the handler called sys.exit('no license') (handler.py:6). Raise an exception instead",
+            id="exit",
         ),
     ],
 )
 def test_handler_that_cannot_be_loaded_is_explained(register, source, sentence):
-    _, answer = register(source)
+    _, answer = register(source, "threshold: 3\n", helper="def cleen(): ...\n")
     assert answer.status == 500
     assert sentence in answer.json["cause"][0]
+
+
+def test_one_of_several_classes_is_chosen_by_its_name(server, register):
+    body = "    def initialize(self, context): ...\n    def handle(self, data, context): return [type(self).__name__]\n"
+    name, answer = register(f"class A:\n{body}\n\nclass B:\n{body}", "handler: handler.py:A\n")
+    assert answer.status == 200, answer.body
+    assert server.predict(name, b"{}", kind=JSON).body == b"A"
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        pytest.param(
+            "class Mine:\n    def initialize(self, context): ...\n    def handle(self, data, context): return [1]\n"
+            "    def getInsights(self, data, text, target): ...\n",
+            "Mine.getInsights (handler.py:4) is never called: the server knows get_insights",
+            id="misspelt hook",
+        ),
+        pytest.param(returns("[None]"), "returned None for a request, which is sent as `null`", id="none"),
+        pytest.param(returns("[{'p': [1.0, float('nan')]}]"), "returned nan at result['p'][…], which JSON", id="nan"),
+    ],
+)
+def test_what_succeeds_and_is_hardly_meant_is_logged(server, register, source, sentence):
+    name, answer = register(source)
+    assert answer.status == 200, answer.body
+    assert server.predict(name, b"{}", kind=JSON).status == 200
+    assert len(warning(server, name, sentence)) == 1
+
+
+def test_file_named_like_a_standard_module_is_noticed(server, register):
+    name, _ = register(returns("[1]"), queue="")
+    assert warning(server, name, "queue.py in the model's folder has the name of a module of Python's standard library")
+
+
+def test_swapped_arguments_of_a_chosen_answer_are_noticed(server, register):
+    name, _ = register(
+        f"from flambeau.errors import PredictionException\n{FUNCTION}    raise PredictionException(400, 'no x')\n"
+    )
+    reply = server.predict(name, b"{}", kind=JSON)
+    assert (reply.status, reply.json["message"]) == (500, "400")
+    assert "PredictionException(400, 'no x') (handler.py:5): the status is no number" in reply.json["cause"][0]
 
 
 def test_yaml_that_cannot_be_parsed_is_shown_with_its_place(register):
@@ -302,15 +470,45 @@ def test_yaml_that_cannot_be_parsed_is_shown_with_its_place(register):
     assert "(line 3, column 11) in `maxWorkers: 2`, while parsing a flow sequence that begins at line 2" in answer.text
 
 
-def test_check_says_the_same_as_the_server(tmp_path):
-    (tmp_path / "handler.py").write_text(returns("{'a': 1}"))
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        pytest.param(
+            returns("{'a': 1}"),
+            "handle (handler.py:1) returned dict of 1 (a), expected a list with 1 element. Return [result]",
+            id="result",
+        ),
+        pytest.param(
+            "import time\n\n\nclass Mine:\n    def initialize(self, context): ...\n    def pre_process(self, x): ...\n"
+            "    async def handle(self, data, context):\n        time.sleep(1)\n        return {}\n",
+            "handle (handler.py:8) blocks the event loop for more than 0.25 s: `time.sleep(1)`",
+            id="blocking",
+        ),
+        pytest.param(
+            "class A:\n    def initialize(self, c): ...\n    def handle(self, d, c): ...\n\n\n"
+            "class B:\n    def initialize(self, c): ...\n    def handle(self, d, c): ...\n",
+            "✗ loads: Expected only one class in custom service code or a function entry point: handler.py has A (",
+            id="classes",
+        ),
+        pytest.param(
+            "class Mine:\n    def initialise(self, context): ...\n    def initialize(self, context): ...\n"
+            "    def handle(self, data): ...\n    def describeHandle(self): ...\n",
+            "· warning: Mine.describeHandle (handler.py:5) is never called: the server knows describe_handle",
+            id="hook",
+        ),
+        pytest.param(
+            "def handle(:\n", "SyntaxError: invalid syntax (handler.py:1, column 12), in `def handle(:`", id="syntax"
+        ),
+    ],
+)
+def test_check_says_the_same_as_the_server(tmp_path, source, sentence):
+    (tmp_path / "handler.py").write_text(source)
     (tmp_path / "sample.json").write_text("{}")
     words = ["check", tmp_path / "handler.py", "--samples", tmp_path / "sample.json"]
     command = [sys.executable, "-m", "flambeau.cli.main", *map(str, words)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (
-        "handle (handler.py:1) returned dict of 1 (a), expected a list with 1 element. Return [result]" in result.stdout
-    )
+    assert sentence in result.stdout
+    assert result.returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def models(tmp_path_factory):
     with serving_hub() as hub:
         hub.repos["acme/mood"] = {"v1": first, "main": second}
         hub.repos["acme/closed"] = {"main": second}
+        hub.repos["acme/words"] = {"main": root / "words"}
         hub.gated.add("acme/closed")
         yield root, hub
 
@@ -141,6 +142,34 @@ def test_language_model_folder_is_served_by_the_engine(server):
     reply = server.request("POST", "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     assert reply.json["usage"]["completion_tokens"] == 4
     assert server.logged("words is served by gpt_handler")
+
+
+class LanguageServer(RunningServer):
+    """`flambeau llm serve`."""
+
+    subcommand = ("llm", "serve")
+    start_timeout_s = 140
+
+
+def test_llm_serve_downloads_a_name_of_the_hub_or_says_why_not(models, cache, tmp_path):
+    _, hub = models
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **QUIET}
+    running = LanguageServer(tmp_path / "log", "acme/words", env=env)
+    try:
+        running.wait_ready()
+        assert [model["id"] for model in running.request("GET", "/v1/models").json["data"]] == ["words"]
+    finally:
+        running.stop(timeout=40)
+    command = [sys.executable, "-m", "flambeau", "llm", "serve"]
+    found = {**os.environ, "PYTHONPATH": path(), **env}
+    for name, words, more in (
+        ("acme/none", f"{hub.url} has no model acme/none, or it is private", {}),
+        ("acme/other", "HF_HUB_OFFLINE is set, and acme/other is not in", {"HF_HUB_OFFLINE": "1"}),
+    ):
+        ended = subprocess.run([*command, name], env={**found, **more}, capture_output=True, text=True, timeout=100)
+        assert ended.returncode == 1
+        assert words in ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_sentence_transformers_folder_is_served_by_the_embedder(server, models):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import subprocess
@@ -20,18 +22,38 @@ class Shout:
     def handle(self, data, context):
         return [row["body"]["text"].upper() for row in data]
 """
+ENDLESS = """
+import itertools, time
+
+def handle(data, context):
+    if data is not None:
+        return endless(context)
+
+def endless(context):
+    for number in itertools.count():
+        if context.is_cancelled(0):
+            return
+        yield f"{number}\\n"
+        time.sleep(0.05)
+"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     (folder / "shout.py").write_text(SHOUT)
+    (folder / "endless.py").write_text(ENDLESS)
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(folder):
-    words = [str(folder / "shout.py"), "--require-token", "--key-file", str(folder / "key_file.json")]
+    words = [
+        *(str(folder / name) for name in ("shout.py", "endless.py")),
+        "--require-token",
+        "--key-file",
+        str(folder / "key_file.json"),
+    ]
     running = RunningServer(folder / "log", *words).wait_ready()
     yield running
     running.stop()
@@ -45,7 +67,7 @@ def run(command, folder, **env):
 
 
 def test_printed_command_carries_the_key(server, folder, tmp_path):
-    [line] = server.until(lambda: server.logged("try: "))
+    [line] = server.until(lambda: server.logged("try: ", "shout"))
     assert json.loads((folder / "key_file.json").read_text())["inference"]["key"] not in server.log
     assert run(line.partition("try: ")[2], tmp_path).stdout == "HELLO"
 
@@ -98,3 +120,28 @@ def test_key_is_made_listed_and_revoked_while_the_server_runs(server, folder):
     assert run("flambeau keys revoke bob", folder).returncode == 0
     server.until(lambda: server.predict("shout", {"text": "a"}, headers=header).status == 401)
     assert "did you mean inference?" in run("flambeau keys revoke inferense", folder).stderr
+
+
+def lines_of_stream(address, key, body=None):
+    """The lines of a streamed response, as they come."""
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    with contextlib.closing(connection):
+        path = "/console/events" if body is None else "/predictions/endless"
+        connection.request("GET" if body is None else "POST", path, body, {"Authorization": f"Bearer {key}"})
+        with connection.getresponse() as response:
+            assert response.status == 200
+            yield from response
+
+
+def test_revoked_key_ends_its_open_streams(server, folder):
+    made = [run(f"flambeau keys new {name}", folder).stdout.strip() for name in ("watcher --api management", "reader")]
+    console = lines_of_stream(("127.0.0.1", server.management_port), made[0])
+    numbers = lines_of_stream(("127.0.0.1", server.port), made[1], b"")
+    assert (next(console), next(numbers)) == (b"event: history\n", b"0\n")
+    for name in ("watcher", "reader"):
+        run(f"flambeau keys revoke {name}", folder)
+    last = [*console][-3:]
+    assert last[0] == b"event: end\n"
+    assert b"The key is wrong, or was revoked" in last[1]
+    assert list(numbers)  # which ends, as the connection is closed
+    server.until(lambda: server.logged("streams with a key that was revoked or has expired"))

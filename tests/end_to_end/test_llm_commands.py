@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from flambeau.examples import shakespeare
+from flambeau.examples import storyteller
 from support.running import RunningServer
 from support.snippets import run, snippets
 from support.terminal import Terminal
 
-TARGET = shakespeare.FOLDER / "target"
+TARGET = storyteller.FOLDER / "target"
 
 
 class LanguageServer(RunningServer):
@@ -27,7 +27,7 @@ class LanguageServer(RunningServer):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("llm") / "log"
-    draft = str(shakespeare.FOLDER / "draft")
+    draft = str(storyteller.FOLDER / "draft")
     settings = log.parent / "f.yaml"
     settings.write_text("job_queue_size: 60\ncors_allowed_origin: '*'\n")
     arguments = (str(TARGET), "--name", "checkpoint", "--draft", draft, "--config", str(settings))
@@ -39,20 +39,20 @@ def server(tmp_path_factory):
 
 def run_here(shell: str, server: LanguageServer, folder) -> str:
     """What a snippet prints, with this server's address and model."""
-    here = shell.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}").replace("shakespeare", "checkpoint")
+    here = shell.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}").replace("storyteller", "checkpoint")
     result = run(here, folder, FLAMBEAU_URL=server.url)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-def test_readme_streams_shakespeare(server, tmp_path):
-    [shell] = [shell for shell in snippets("README.md", "sh") if "predictions/shakespeare" in shell]
+def test_readme_streams_a_tale(server, tmp_path):
+    [shell] = [shell for shell in snippets("README.md", "sh") if "predictions/storyteller" in shell]
     assert len(run_here(shell, server, tmp_path).split()) > 20
 
 
 def test_readme_client_of_openai_streams(server, tmp_path):
     [client] = [code for code in snippets("README.md", "python") if "openai" in code]
-    code = client.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}").replace("shakespeare", "checkpoint")
+    code = client.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}").replace("storyteller", "checkpoint")
     code = code.replace("max_tokens=40", "max_tokens=40, temperature=0")  # what is drawn may be short
     (tmp_path / "client.py").write_text(code)
     result = subprocess.run([sys.executable, tmp_path / "client.py"], capture_output=True, text=True, timeout=100)
@@ -68,16 +68,16 @@ def test_commands_of_the_page_run(server, tmp_path):
 
 def test_chat_prints_an_answer_as_it_comes(server, tmp_path):
     [shell] = [shell for shell in snippets("README.md", "sh") if "flambeau llm chat" in shell]
-    likeliest = shell.splitlines()[-1] + " --temperature 0"  # what is drawn may be short: "O God!"
+    likeliest = shell.splitlines()[-1] + " --temperature 0"  # what is drawn may be short
     assert len(run_here(likeliest, server, tmp_path).strip()) > 10
 
 
 def test_chat_remembers_what_was_said(server, tmp_path):
     talk = (
-        "printf 'Good morrow.\\n/clear\\nWho art thou?\\n/quit\\n' | flambeau llm chat --max-tokens 8 --temperature 0"
+        "printf 'Good morning.\\n/clear\\nWho are you?\\n/quit\\n' | flambeau llm chat --max-tokens 8 --temperature 0"
     )
     answers = run_here(talk, server, tmp_path)
-    alone = run_here('flambeau llm chat "Who art thou?" --max-tokens 8 --temperature 0', server, tmp_path)
+    alone = run_here('flambeau llm chat "Who are you?" --max-tokens 8 --temperature 0', server, tmp_path)
     assert answers.endswith(alone)
     assert len(answers) > len(alone)
 
@@ -153,7 +153,7 @@ def test_engine_is_a_library(tmp_path):
 
 def test_a_smaller_checkpoint_is_written_and_its_price_told(tmp_path):
     (tmp_path / "sample.txt").write_text(
-        "ROMEO:\nWhat say you to my suit, good my lord?\n\nJULIET:\nI pray thee, speak.\n" * 2
+        "Once there was a bear.\n\nHe lived in a cave and liked honey best of all.\n" * 2
     )
     [shell] = [shell for shell in snippets("docs/llm.md", "sh") if "quantize" in shell]
     result = run(shell.replace("path/to/checkpoint", str(TARGET)).replace("path/to/smaller", "smaller"), tmp_path)
@@ -174,7 +174,7 @@ def test_a_broken_chat_template_ends_serve_in_one_line(tmp_path):
 @pytest.mark.parametrize("command", ["serve {}", "bench {}", "quantize {} into", f"bench {TARGET} --draft {{}}"])
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [("no/such", "does not exist; give"), (".", "holds no weights"), ("notes.txt", "is not a checkpoint; give")],
+    [("no/such/model", "does not exist; give"), (".", "holds no weights"), ("notes.txt", "is not a checkpoint; give")],
 )
 def test_what_is_no_checkpoint_is_refused_at_once(tmp_path, command, words, reason):
     (tmp_path / "notes.txt").write_text("not a model")

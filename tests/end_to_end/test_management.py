@@ -107,7 +107,7 @@ def test_registration_that_cannot_start_says_why_and_leaves_nothing(start, store
     assert reply.message.startswith(
         "Failed to start workers for model broken version: 1.0: the model could not be loaded"
     )
-    assert "a_module_that_nobody_has" in reply.cause
+    assert "a_database_that_nobody_has" in reply.cause
     assert server.manage("GET", "/models/broken").status == 404
 
 

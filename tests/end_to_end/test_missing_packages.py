@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from flambeau.examples import shakespeare
+from flambeau.examples import storyteller
 from support.archives import pack_handler
 from support.bare_python import python_without
 from support.running import RunningServer, free_ports
@@ -41,7 +41,7 @@ def run(python, tmp_path, *words):
         (("serve", "WEIGHTS", "--handler", "image_classifier"), "needs torch, torchvision, which are not installed: "),
         (("serve", "WEIGHTS", "--handler", "onnx"), "pip install 'flambeau[onnx]'"),
         (("serve",), "pip install 'flambeau[example,llm]'"),
-        (("llm", "serve", shakespeare.FOLDER / "target"), "pip install 'flambeau[llm]'"),
+        (("llm", "serve", storyteller.FOLDER / "target"), "pip install 'flambeau[llm]'"),
     ],
     ids=["image", "onnx", "examples", "engine"],
 )
@@ -52,6 +52,15 @@ def test_package_is_named_once_before_a_worker_starts_and_the_command_fails(pyth
     assert line in result.stderr
     assert "Traceback" not in result.stderr
     assert "runs as process" not in result.stderr
+
+
+def test_package_that_a_handler_of_your_own_imports_is_named_once_and_not_retried(python, tmp_path):
+    (tmp_path / "mine.py").write_text("import torch\n\ndef handle(data, context):\n    return data\n")
+    result = run(python, tmp_path, "serve", tmp_path / "mine.py")
+    assert result.returncode == 1, result.stderr
+    assert "No module named 'torch' (mine.py:1): it is not installed and not in the model's folder" in result.stderr
+    assert result.stderr.count("pip install 'flambeau[torch]'") == 1
+    assert result.stderr.count("runs as process") == 1
 
 
 def test_other_models_are_served_and_readiness_has_the_line_to_install(python, tmp_path, weights, monkeypatch):

@@ -528,12 +528,12 @@ def test_requests_are_counted_as_predictions_are(server, client):
 def test_docs_can_be_followed(server, start, tmp_path):
     client, handler = snippets("docs/openai.md", "python")
     commands = [line for shell in snippets("docs/openai.md", "sh") for line in shell.splitlines()]
-    named = {":8080": f":{server.port}", "shakespeare": "scripted", "minilm": "embedder"}
+    named = {":8080": f":{server.port}", "storyteller": "scripted", "minilm": "embedder"}
     for old, new in named.items():
         client = client.replace(old, new)
         commands = [line.replace(old, new) for line in commands]
     result = run(f"{sys.executable} - <<'END'\n{client}\nEND", tmp_path)
-    assert result.stdout.startswith("To be, or not"), result.stderr
+    assert result.stdout.startswith("Tell me a story."), result.stderr
     assert "['embedder', 'scripted']" in result.stdout
     assert len(commands) == 4
     for command in commands:

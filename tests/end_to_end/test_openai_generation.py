@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -159,3 +161,54 @@ def test_prompt_that_cannot_be_answered(client, is_streamed):
 
 def test_model_is_listed(client):
     assert [(model.id, model.max_model_len) for model in client.models.list()] == [("tiny", CONTEXT)]
+
+
+# ---- structured output ----
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["a", "b"]}},
+    "required": ["size", "kind"],
+    "additionalProperties": False,
+}
+ASKED = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], "temperature": 1, "max_tokens": 200}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}
+
+
+def check_thing(text):
+    found = json.loads(text)
+    assert [*found] == ["size", "kind"]
+    assert 0 <= found["size"] <= 99
+    assert found["kind"] in ("a", "b")
+
+
+def test_a_random_model_answers_by_the_schema(client):
+    compact = {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}
+    for choice in client.chat.completions.create(n=8, extra_body=compact, **ASKED).choices:
+        assert choice.finish_reason == "stop"
+        check_thing(choice.message.content)
+    bias = {str(i): -100 for i in (12, 13, 16, 35)}  # the model likes tabs and line breaks as much as all else
+    reply = client.chat.completions.create(response_format=JSON_SCHEMA, logit_bias=bias, seed=1, **ASKED).choices[0]
+    check_thing(reply.message.content)
+    chunks = client.chat.completions.create(response_format=JSON_SCHEMA, logit_bias=bias, seed=1, stream=True, **ASKED)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == reply.message.content
+
+
+def test_vllms_spellings_of_structured_output(client):
+    def ask(**form):
+        options = {"model": "tiny", "prompt": PROMPT, "temperature": 1, "max_tokens": 60}
+        return client.completions.create(extra_body=form, logprobs=0, **options).choices[0].text
+
+    assert ask(guided_choice=["yes", "no"]) in ("yes", "no")
+    assert re.fullmatch("[0-9]{2}:[0-9]{2}", ask(guided_regex="[0-9]{2}:[0-9]{2}"))
+    assert ask(guided_grammar='root ::= "a" "b"') == "ab"
+    assert ask(guided_json={"const": 7}) == "7"
+    assert ask(structured_outputs={"choice": ["or"]}) == "or"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_schema_that_cannot_be_enforced_is_refused_by_its_pointer(client, is_streamed):
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="/properties/a/uniqueItems"):
+        client.chat.completions.create(response_format=form, stream=is_streamed, **ASKED)

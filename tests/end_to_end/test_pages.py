@@ -60,6 +60,14 @@ def test_pages_load_nothing_from_elsewhere_and_run_no_inline_code(server):
         assert not re.search(r"https?:|innerHTML|eval\(", content.text)
 
 
+def test_browsers_find_an_icon(server):
+    for request in (server.request, server.manage):
+        icon = request("GET", "/favicon.ico")
+        assert (icon.status, icon.headers["content-type"]) == (200, "image/svg+xml")
+        for path in ("/", "/docs"):
+            assert '<link rel="icon" href="/favicon.ico"' in request("GET", path, headers=BROWSER).text
+
+
 def test_openapi_has_its_own_title_and_is_split_by_api(server):
     whole = server.request("GET", "/openapi.json").json
     assert whole["info"]["title"] == "Flambeau"

@@ -9,6 +9,7 @@ import pytest
 from flambeau.config.server import ErrorStyle
 from flambeau.errors import BadRequest, FileTaken, InvalidKey, JobFailed, WorkerDied
 from flambeau.frontend.http.errors import message_of, status_and_type
+from support.grpc_calls import Client, grpc_flags, refusal
 from support.running import RunningServer
 
 HANDLER = """
@@ -23,22 +24,37 @@ class Mine:
         return [{"length": len(body["text"])}]
 """
 JSON = {"content-type": "application/json"}
+GRPC = grpc_flags()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("errors")
     (folder / "mine.py").write_text(HANDLER)
-    running = RunningServer(folder / "log", str(folder / "mine.py")).wait_ready()
+    running = RunningServer(folder / "log", str(folder / "mine.py"), *GRPC, "--model-store", str(folder)).wait_ready()
     yield running
     running.stop()
 
 
 def test_message_holds_the_cause_and_the_traceback_has_the_authors_frames_only(server):
     reply = server.predict("mine", {"words": "x"})
-    assert (reply.status, reply.message) == (503, "Prediction failed: KeyError: 'text' (mine.py:10)")
+    assert (reply.status, reply.message) == (
+        503,
+        "Prediction failed: KeyError: 'text' (mine.py:10): the body of the request has no 'text'",
+    )
     assert "mine.py" in reply.cause
     assert "/flambeau/" not in reply.cause
+
+
+def test_grpc_details_hold_the_cause_too(server):
+    client = Client(int(GRPC[1]), int(GRPC[3]))
+    code, details = refusal(client.predict, "mine", inputs={"body": b"{}"})
+    assert code.name == "UNAVAILABLE"
+    assert details.startswith("Prediction failed: AttributeError: 'bytearray' object has no attribute 'get' (mine.py")
+    code, details = refusal(client.manage, "RegisterModel", url="org/name")
+    assert code.name == "NOT_FOUND"
+    assert "if it is a model of the Hugging Face hub, start the server with it" in details
+    client.close()
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, "ResourceNotFoundException"), (422, "BadRequestException")])

@@ -11,6 +11,7 @@ import torch
 from support.models.net import Net
 from support.onnx_models import save_affine, save_identity
 from support.packing import pack_network
+from support.pretrained_models import save_audio_classifier, save_vit
 from support.running import RunningServer
 
 OWN_CLASS = """
@@ -26,6 +27,21 @@ example = [1, 2]
 def handle(data, context):
     return data and [sum(row["body"]) for row in data]
 """
+WORD_COUNT = """
+example = "to be or not to be"
+def word_count(text):
+    return {"words": len(text.split())}
+"""
+UNTOLD = """
+def handle(body):
+    return {"got": body}
+"""
+OWN_PICTURES = """
+from flambeau.handlers.vision_handlers import ImageClassifier
+
+class OwnPictures(ImageClassifier):
+    pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +49,30 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     (folder / "own_class.py").write_text(OWN_CLASS)
     (folder / "own_function.py").write_text(OWN_FUNCTION)
+    (folder / "word_count.py").write_text(WORD_COUNT)
+    (folder / "untold.py").write_text(UNTOLD)
+    (folder / "own_pictures.py").write_text(OWN_PICTURES)
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(Net().eval(), (torch.zeros(2, 4),), dynamic_shapes=({0: batch},))
     torch.export.save(program, folder / "program.pt2")
     save_affine(folder / "affine.onnx")
     save_identity(folder / "large.onnx", 1, ["batch", 3, 64, 64])
     pack_network(folder, "pictures", "image_classifier", "tiny_classifier")
+    pack_network(folder, "own", str(folder / "own_pictures.py"), "tiny_classifier")
+    (folder / "own_pictures.py").unlink()
+    save_vit(folder / "vit")
+    save_audio_classifier(folder / "sounds")
     return folder
 
 
 @pytest.fixture(scope="module")
 def commands(models):
     """The printed command of each model, by the model's name."""
-    files = sorted(path for path in models.iterdir() if path.suffix in (".py", ".pt2", ".onnx", ".mar"))
+    files = sorted(path for path in models.iterdir() if path.suffix in ("", ".py", ".pt2", ".onnx", ".mar"))
     server = RunningServer(models / "log", *map(str, files)).wait_ready()
     lines = server.until(lambda: (found := server.logged("try: ")) and len(found) == len(files) and found)
     printed = [line.partition("try: ")[2] for line in lines]
+    assert len(server.logged("no example of a request is known")) == len(server.logged("untold: no example")) == 1
     yield {command.partition("/predictions/")[2].split()[0]: command for command in printed}
     server.stop()
 
@@ -62,6 +86,11 @@ def commands(models):
         ("affine", lambda text: json.loads(text) == [1.5, 3.5]),
         ("large", lambda text: text.count("0.5") == 3 * 64 * 64),
         ("pictures", lambda text: sum(json.loads(text).values()) > 0.01),
+        ("own", lambda text: sum(json.loads(text).values()) > 0.01),
+        ("vit", lambda text: "score" in json.loads(text)[0]),
+        ("sounds", lambda text: "score" in json.loads(text)[0]),
+        ("word_count", lambda text: json.loads(text) == {"words": 6}),
+        ("untold", lambda text: json.loads(text) == {"got": {}}),
     ],
 )
 def test_printed_command_works(commands, tmp_path, model, check):

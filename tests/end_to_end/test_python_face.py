@@ -17,9 +17,10 @@ import pytest
 
 import flambeau
 from flambeau.config.server import KeysConfig
-from flambeau.errors import ApiError, CallTimedOut, ConfigError, NoConnection, ServerNotStarted
+from flambeau.errors import ApiError, CallTimedOut, ClientError, ConfigError, NoConnection, ServerNotStarted
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
+from support.file_server import serving_files
 from support.running import HANDLERS, is_running
 
 ECHOED = '{\n  "row": {\n    "body": "a"\n  },\n  "batch": 1\n}'  # without a content type, as the contract has it
@@ -191,6 +192,20 @@ def test_keys_come_from_the_argument_or_the_file(tmp_path, monkeypatch):
         assert [model["modelName"] for model in client.models.list()] == ["echo"]  # at the port that / names
         keys = json.loads((folder / "key_file.json").read_bytes())
         assert flambeau.Client(running.url, key=keys["inference"]["key"]).predict("echo", "a") == ECHOED
+
+
+async def test_list_of_models_without_an_end_is_an_error():
+    with serving_files() as web:
+        for start in ("/models", "/models?next_page_token=1"):
+            web.files[start] = b'{"models": [{"modelName": "a", "modelUrl": "a"}], "nextPageToken": "1"}'
+        with pytest.raises(ClientError, match="the list of models has no end: the page '1'"):
+            flambeau.Client(web.url, management_url=web.url).models.list()
+        with pytest.raises(ClientError, match="no end"):
+            async with flambeau.AsyncClient(web.url, management_url=web.url) as client:
+                await client.models.list()
+        web.files["/models"] = b'{"models": [], "nextPageToken": "2"}'
+        with pytest.raises(ClientError, match="no end"):
+            flambeau.Client(web.url, management_url=web.url).models.list()
 
 
 class BusyOnce(http.server.BaseHTTPRequestHandler):

@@ -31,7 +31,7 @@ def test_model_of_a_store_that_cannot_be_served_is_named_until_it_is_deleted(sta
     assert status == 503
     assert models.keys() == {"cut.mar", "broken"}
     assert "zip" in models["cut.mar"]["reason"]
-    assert "a_module_that_nobody_has" in str(models["broken"]["lastFailure"])
+    assert "a_database_that_nobody_has" in str(models["broken"]["lastFailure"])
     assert server.predict("echo", {}).status == 200
     assert server.manage("DELETE", "/models/broken").status == 200
     assert server.manage("DELETE", "/models/cut").json["status"] == 'Model "cut" unregistered'

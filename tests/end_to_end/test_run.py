@@ -64,3 +64,14 @@ def test_another_handler_may_be_named(sample, tmp_path):
     (folder / "mine.py").write_text((HANDLERS / "three_stages.py").read_text())
     answer, _ = run(folder, "--handler", "mine.py", "-i", sample)
     assert json.loads(answer) == {"answer": 8}
+
+
+def test_example_of_the_handler_is_the_input_if_none_is_given(tmp_path):
+    (tmp_path / "words.py").write_text('example = "to be"\ndef words(text):\n    return {"words": len(text.split())}\n')
+    answer, table = run(tmp_path / "words.py")
+    assert json.loads(answer) == {"words": 2}
+    assert 'no input: the example of the handler is sent: "to be"' in table
+    (tmp_path / "none.py").write_text("def words(text):\n    return text\n")
+    answer, table = run(tmp_path / "none.py")
+    assert answer == ""
+    assert "no input: pass a request body with --input FILE, or set `example = …` in the handler" in table

@@ -44,6 +44,7 @@ def test_port_in_use_is_named(tmp_path):
         result = run(model, "--port", port, "--management-port", 0, "--metrics-port", 0)
     assert result.returncode == 1
     assert f":{port} is in use by another process" in result.stderr
+    assert f", pid {os.getpid()}); stop it, or choose another port with --port (inference_address)" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -29,6 +29,7 @@ def command(tmp_path):
         ("inference_address=http://[::", "inference_address: 'http://[::' is not an address: Invalid IPv6 URL"),
         ("management_address=http://nothing.invalid", "could not be opened: "),
         ("metrics_config=bad.yaml", "bad.yaml is not YAML: a value does not fit its tag"),
+        ("metrics_config=/dev/zero", "the metrics configuration /dev/zero cannot be read: it is not a regular file"),
         ("job_queue_size=1e3", "job_queue_size is '1e3'; it must be a whole number from 1 to 2147483647"),
         ("a=\\u12", "Malformed \\uxxxx encoding"),
         ("cors_allowed_origin=\\r\\nx: y", "cors_allowed_origin is '\\r\\nx: y'; it must be the value of a header"),
@@ -67,6 +68,29 @@ def test_invalid_flag_stops_the_start(tmp_path, words, status, text):
     environment = {**os.environ, "PYTHONPATH": path()}
     ended = subprocess.run([*SERVE, *words], capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment)
     assert ended.returncode == status, ended.stderr
+    assert text in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["/dev/zero"], "/dev/zero is neither a file nor a folder, but a device or a pipe"),
+        (["pipe.py"], "pipe.py is neither a file nor a folder, but a device or a pipe"),
+        (["model"], "model/config.json cannot be read: it is not a regular file"),
+        (["--config", "/dev/zero"], "/dev/zero cannot be read: it is not a regular file"),
+        (["--config", "long.yaml"], "long.yaml cannot be read: it is longer than 1 MiB"),
+        (["--certificate-file", "/dev/zero", "--private-key-file", "long.yaml"], "/dev/zero cannot be read: it is not"),
+    ],
+)
+def test_file_without_an_end_stops_the_start(tmp_path, words, text):
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "long.yaml").write_text("#" * (1 << 20) + "\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").symlink_to("/dev/zero")
+    environment = {**os.environ, "PYTHONPATH": path()}
+    ended = subprocess.run([*SERVE, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+    assert ended.returncode == 1, ended.stderr
     assert text in ended.stderr
     assert "Traceback" not in ended.stderr
 

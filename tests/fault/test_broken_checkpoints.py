@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flambeau.examples import shakespeare
+from flambeau.examples import storyteller
 from support.running import RunningServer, lines_with, path
 
-TARGET, DRAFT = shakespeare.FOLDER / "target", shakespeare.FOLDER / "draft"
+TARGET, DRAFT = storyteller.FOLDER / "target", storyteller.FOLDER / "draft"
 CAUSES = {
     "cut": "model.safetensors is cut off or damaged",
     "wordless": "has neither tokenizer.json nor tokenizer.model; put the model's own there",
     "foreign": "BertForMaskedLM is not supported; supported are LlamaForCausalLM",
     "misspelt": "has max_new_token, which gpt_handler does not know; did you mean max_new_tokens?",
-    "misdrafted": "has 1000 tokens and the model 1536; a draft must have the vocabulary of the model",
+    "misdrafted": "has 1000 tokens and the model 4096; a draft must have the vocabulary of the model",
     "empty": "is an empty folder; put the files of a checkpoint into it",
-    "retokenized": "has 1536 tokens and the model 1000: it is the tokenizer of another model",
+    "retokenized": "has 4096 tokens and the model 1000: it is the tokenizer of another model",
     "absent": "model_path is '/no/such/checkpoint', and there is no such file or folder",
 }
 
@@ -92,7 +92,7 @@ def test_cause_is_told_in_one_line_everywhere(server, kind):
     [unready] = [model for model in server.request("GET", "/readyz").json["models"] if model["modelName"] == kind]
     assert unready["status"] == "failed"
     assert [CAUSES[kind] in line for line in unready["lastFailure"]] == [True]
-    reply = server.predict(kind, {"prompt": "ROMEO:"})
+    reply = server.predict(kind, {"prompt": "Once upon a time"})
     assert reply.status == 503
     assert CAUSES[kind] in reply.message
     [line] = server.until(lambda: errors_about(server, kind))  # the log is written beside the answers
@@ -116,7 +116,7 @@ def test_scaling_tries_again_and_finds_what_was_mended(server, folder):
     assert server.describe("wordless")["workers"][0]["state"] == "failed"
     shutil.copy(TARGET / "tokenizer.model", folder / "wordless")
     assert server.manage("PUT", scale).status == 200
-    assert server.predict("wordless", {"prompt": "ROMEO:", "max_new_tokens": 2}).status == 200
+    assert server.predict("wordless", {"prompt": "Once upon a time", "max_new_tokens": 2}).status == 200
 
 
 def test_settings_that_were_mended_are_read_by_scaling(server, folder):

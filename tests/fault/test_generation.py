@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flambeau.examples.shakespeare import FOLDER
+from flambeau.examples.storyteller import FOLDER
 from support.language_models import ONE_THREAD, write_language_model
 from support.running import RunningServer
 from support.streams import Stream
@@ -187,7 +187,7 @@ NUM_CLIENTS, NUM_TEXTS = 200, 8
 
 
 @pytest.fixture
-def shakespeare(start, tmp_path):
+def storyteller(start, tmp_path):
     draft = {"draft_model_path": str(FOLDER / "draft"), "speculative": True, "speculate_k": 4}
     handler = {"name": "gpt_handler", "model_path": str(FOLDER / "target"), **draft, "compile": False}
     config = {"handler": {**handler, "num_blocks": 1024, "max_num_seqs": 64}, "jobQueueSize": 500}
@@ -204,7 +204,9 @@ def resident_bytes(pid):
 
 
 def recite(server, i):
-    return Stream(server, "bard", {"data": "ROMEO:\n", "max_new_tokens": 24, "seed": i % NUM_TEXTS, "stream": True})
+    return Stream(
+        server, "bard", {"data": "Once upon a time", "max_new_tokens": 24, "seed": i % NUM_TEXTS, "stream": True}
+    )
 
 
 def visit(server, i):
@@ -217,17 +219,17 @@ def visit(server, i):
     return None
 
 
-def test_of_200_clients_a_quarter_vanishes_and_the_others_get_what_they_get_alone(shakespeare):
-    alone = [rest_of(recite(shakespeare, i)) for i in range(NUM_TEXTS)]
+def test_of_200_clients_a_quarter_vanishes_and_the_others_get_what_they_get_alone(storyteller):
+    alone = [rest_of(recite(storyteller, i)) for i in range(NUM_TEXTS)]
     sizes = []
     for _ in range(2):
-        visitors = shakespeare.at_once(lambda i: visit(shakespeare, i), [*range(NUM_CLIENTS)])
+        visitors = storyteller.at_once(lambda i: visit(storyteller, i), [*range(NUM_CLIENTS)])
         texts = [visitor.result() for visitor in visitors]
         assert texts == [alone[i % NUM_TEXTS] if i % 4 != 3 else None for i in range(NUM_CLIENTS)]
-        shakespeare.until(lambda: described(shakespeare)["blocks_used"] == 0)
-        sizes.append(resident_bytes(shakespeare.worker_pids("bard")[0]))
+        storyteller.until(lambda: described(storyteller)["blocks_used"] == 0)
+        sizes.append(resident_bytes(storyteller.worker_pids("bard")[0]))
     assert sizes[1] < sizes[0] * 1.1
-    assert described(shakespeare)["running"] == described(shakespeare)["waiting"] == 0
+    assert described(storyteller)["running"] == described(storyteller)["waiting"] == 0
 
 
 def described(server):

@@ -256,9 +256,9 @@ def test_worker_that_cannot_start_is_told_in_readiness_and_describe(start):
     server = start("broken.py").wait_started()
     ready = server.request("GET", "/readyz")
     assert ready.status == 503
-    assert "a_module_that_nobody_has" in str(ready.json)
+    assert "a_database_that_nobody_has" in str(ready.json)
     server.until(lambda: server.describe("broken")["workers"][0].get("lastFailure"))
-    assert "a_module_that_nobody_has" in str(server.describe("broken")["workers"][0]["lastFailure"])
+    assert "a_database_that_nobody_has" in str(server.describe("broken")["workers"][0]["lastFailure"])
     assert "retry-after" in server.predict("broken", {}).headers
     assert server.request("GET", "/livez").status == 200
 
@@ -274,13 +274,13 @@ def test_worker_that_never_starts_is_given_up_and_requests_are_refused_with_the_
     reply = server.predict("broken", {})
     assert reply.status == 503
     assert "has no worker to serve inference request" in reply.message
-    assert "a_module_that_nobody_has" in reply.message
+    assert "a_database_that_nobody_has" in reply.message
 
 
 def test_failure_that_repeats_is_logged_in_full_once(start):
     server = start("broken.py").wait_started()
-    server.until(lambda: server.logged("as before (attempt 3)", "a_module_that_nobody_has", level="WARNING"))
-    assert server.log.count("import a_module_that_nobody_has") == 1  # the last line of the traceback
+    server.until(lambda: server.logged("as before (attempt 3)", "a_database_that_nobody_has", level="WARNING"))
+    assert server.log.count("raise ConnectionError(") == 1  # the last line of the traceback
 
 
 def test_syntax_error_in_a_handler_is_final(start, tmp_path):
@@ -290,7 +290,7 @@ def test_syntax_error_in_a_handler_is_final(start, tmp_path):
     worker = server.describe("odd")["workers"][0]
     assert (worker["restarts"], worker["pid"]) == (1, 0)
     assert "SyntaxError: " in worker["lastFailure"]["reason"]
-    assert "odd.py, line 1" in server.predict("odd", {}).message
+    assert "(odd.py:1, column" in server.predict("odd", {}).message
 
 
 def test_scaling_down_keeps_the_ready_worker_and_synchronous_waits_for_one(start, tmp_path):
