@@ -72,6 +72,8 @@ class Channel:
     def send(self, message: ToWorker) -> None:
         self.sent.append(message)
 
+    send_soon = send
+
     def close(self) -> None:
         pass
 

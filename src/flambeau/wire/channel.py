@@ -35,15 +35,32 @@ class ServerChannel(asyncio.BufferedProtocol):
         self._on_messages = on_messages
         self._on_closed = on_closed
         self._frames = FrameBuffer(max_frame_bytes + SLACK_BYTES)
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the connection
         self._transport: asyncio.Transport | None = None
+        self._unsent: list[ToWorker] = []  # messages of `send_soon`
         self._fault = ""
         self._streak = 0  # reads in a row that followed each other at once
         self._read_at = 0.0
 
     def send(self, message: ToWorker) -> None:
         """Send a message; does nothing when the channel is closed."""
-        if self._transport is not None:
+        if self._unsent:
+            self._unsent.append(message)
+            self._send_unsent()
+        elif self._transport is not None:
             self._transport.write(to_frame((message,)))
+
+    def send_soon(self, message: ToWorker) -> None:
+        """Send a message that need not arrive at once, together with others of this iteration of the event loop."""
+        if self._loop is not None:
+            self._unsent.append(message)
+            if len(self._unsent) == 1:
+                self._loop.call_soon(self._send_unsent)
+
+    def _send_unsent(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(to_frame(unsent))
 
     def close(self) -> None:
         """Close the channel; the worker reads the end of the stream."""
@@ -52,6 +69,7 @@ class ServerChannel(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
+        self._loop = asyncio.get_running_loop()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._frames.space()
@@ -79,9 +97,9 @@ class ServerChannel(asyncio.BufferedProtocol):
         now = time.monotonic()
         self._streak = self._streak + 1 if now - self._read_at < BURST_GAP_S else 0
         self._read_at = now
-        if self._streak >= BURST_READS and self._transport is not None:
+        if self._streak >= BURST_READS and self._transport is not None and self._loop is not None:
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(BURST_PAUSE_S, self._resume)
+            self._loop.call_later(BURST_PAUSE_S, self._resume)
 
     def _resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -75,7 +75,7 @@ class BatchRunner:
 
     def begin(self, context: Context, jobs: Sequence[Request]) -> list[Row]:
         """Open the jobs and read their inputs; cancelled jobs and those with invalid input are answered here."""
-        self._outbox.poll_cancellations()
+        self._outbox.poll_before_batch()
         rows, requests = [], []
         for request in jobs:
             if self._outbox.reject_cancelled(request):

@@ -86,7 +86,7 @@ class Outbox:
         self._cancelled: set[int] = set()
         self._paused: set[int] = set()  # open jobs whose clients do not read
         self._open: set[int] = set()  # jobs without their last part
-        self._next_poll = 0.0
+        self._next_poll = self._next_early_poll = 0.0
         self.clock = StageClock()
         self.pauses = PauseLog()
         self.reader = threading.current_thread()  # the only thread that polls the channel
@@ -260,6 +260,13 @@ class Outbox:
         """Whether the clients of all requests of the batch are gone."""
         self._poll_sometimes()
         return bool(self._cancelled) and all(request.job_id in self._cancelled for request in context.requests)
+
+    def poll_before_batch(self) -> None:
+        """Look for cancellations before a batch begins; of many short ones, a look costs as much as a batch."""
+        now = time.monotonic()
+        if now >= self._next_early_poll:
+            self._next_early_poll = now + POLL_INTERVAL_S
+            self.poll_cancellations()
 
     def poll_cancellations(self) -> None:
         """Mark the jobs of Cancel messages that wait in the channel; the messages stay there until their turn."""

@@ -53,6 +53,34 @@ async def test_messages_cross_in_both_directions_and_the_end_is_noticed(ends):
     assert received == [Part(1, b"a"), Part(2, b"b")]
 
 
+async def test_messages_that_may_wait_travel_in_one_frame_and_in_order(ends):
+    ours, theirs = ends
+    channel, closed = await connect(ours, lambda messages: None)
+    worker = WorkerChannel(theirs, 1 << 20)
+    channel.send_soon(Cancel([1]))
+    channel.send_soon(Cancel([2]))
+    channel.send(Cancel([3]))  # takes the waiting ones along
+    channel.send_soon(Cancel([4]))
+    received = [await asyncio.to_thread(worker.receive) for _ in range(4)]
+    assert received == [Cancel([1]), Cancel([2]), Cancel([3]), Cancel([4])]
+    channel.send_soon(Cancel([5]))
+    channel.send_soon(Cancel([6]))
+    await asyncio.sleep(0)
+    frame = await asyncio.to_thread(theirs.recv, 1000)
+    assert frame == to_frame([Cancel([5]), Cancel([6])])
+    theirs.close()
+    await closed
+
+
+async def test_a_waiting_message_is_dropped_with_its_channel(ends):
+    ours, theirs = ends
+    channel, closed = await connect(ours, lambda messages: None)
+    theirs.close()
+    await closed
+    channel.send_soon(Stop())
+    await asyncio.sleep(0)  # an exception would end the test
+
+
 async def test_malformed_frame_closes_the_channel_with_a_reason(ends):
     ours, theirs = ends
     received = []

@@ -153,7 +153,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._segment is not None:
             parser.advance(nbytes)
         elif nbytes <= WHOLE_BYTES:
-            self._feed(_buffer[:nbytes])
+            if not self._repeat(nbytes):
+                self._feed(_buffer[:nbytes])
         else:
             self._feed_slices(_memory, 0, nbytes)
         if self._waiting and not self._may_read:
@@ -161,13 +162,24 @@ class HttpConnection(asyncio.BufferedProtocol):
         if parser.is_reading and parser.size_bytes > SMALL_BODY_BYTES and not parser.content_length:
             self._continue_unannounced(nbytes)
 
+    def _repeat(self, nbytes: int) -> bool:
+        """Take a request whose head is that of the one before it."""
+        try:
+            return self._parser.repeat(_memory, nbytes)
+        except Exception:
+            self._abort_unexpectedly()
+            return True
+
+    def _abort_unexpectedly(self) -> None:
+        logger.exception("a request failed unexpectedly; its connection is closed")
+        self.abort()
+
     def _feed(self, data: memoryview) -> None:
         parser = self._parser
         try:
             parser.feed(data)
         except httptools.HttpParserCallbackError:
-            logger.exception("a request failed unexpectedly; its connection is closed")
-            self.abort()
+            self._abort_unexpectedly()
         except MalformedRequest as error:
             if not parser.is_discarding:
                 self._reject(partial(self.listener.app.malformed, reason=str(error)))

@@ -119,6 +119,10 @@ class RankGroup:
             for outgoing in self._lockstep.to_ranks(message):
                 self._send_all(outgoing)
 
+    def send_soon(self, message: ToWorker) -> None:
+        """Send at once: a step of a group takes longer than a system call."""
+        self.send(message)
+
     def close(self) -> None:
         for channel in self._channels.values():
             channel.close()

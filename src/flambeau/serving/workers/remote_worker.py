@@ -207,7 +207,7 @@ class RemoteWorker:
 
     def send(self, jobs: Sequence[Job], held_since: float = 0.0) -> None:
         """Send these jobs as one batch; it may have waited for more jobs since a point in time."""
-        self._in_flight.add(jobs, self._now(), held_since)
+        batch = self._in_flight.add(jobs, self._now(), held_since)
         self.has_suspect = jobs[0].is_suspect
         share = self.shares_memory
         requests = []
@@ -220,7 +220,10 @@ class RemoteWorker:
                 job.trace.sent(job, self._name, jobs)
             requests.append(job.to_request(share=share))
         assert self._channel is not None
-        self._channel.send(Run(requests))
+        if batch.is_ahead:  # the worker is busy, so that several such batches may travel together
+            self._channel.send_soon(Run(requests))
+        else:
+            self._channel.send(Run(requests))
         if self._reports_batches:
             self._events.batch_sent(self._name)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import httptools
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flambeau.frontend.http.parser import MAX_HEAD_BYTES, MAX_UPGRADES, MalformedRequest, RequestParser
 from flambeau.serving.job import PRIORITY_HEADER
@@ -179,3 +181,82 @@ def test_the_read_in_which_a_request_starts_is_known(receiver):
     assert receiver.parser.fed_bytes == 0
     receiver.feed(GET[10:15])
     assert receiver.parser.fed_bytes == 5
+
+
+# ---- heads that repeat ----
+
+
+def repeat(receiver, data):
+    """Whether the parser takes these bytes as a repetition."""
+    return receiver.parser.repeat(bytearray(data + b"rest of an older read"), len(data))
+
+
+@pytest.mark.parametrize("request_bytes", [GET, POST])
+def test_a_request_with_the_head_of_the_one_before_is_not_parsed_again(receiver, request_bytes):
+    receiver.feed(request_bytes)
+    assert repeat(receiver, request_bytes)
+    assert repeat(receiver, request_bytes)
+    assert receiver.requests == [receiver.requests[0]] * 3
+    receiver.feed(GET)
+    assert receiver.requests[-1] == ("GET", b"/ping?x=1", b"", True)
+
+
+def test_a_repeated_head_has_its_own_body(receiver):
+    receiver.feed(POST)
+    assert repeat(receiver, POST.replace(b"hello", b"world"))
+    assert [body for _, _, body, _ in receiver.requests] == [b"hello", b"world"]
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        POST[:-1],  # not all of it
+        POST + b"G",  # and more
+        POST + POST,
+        POST.replace(b"/m", b"/n"),
+        POST.replace(b"5", b"4"),
+        GET,
+    ],
+)
+def test_anything_else_is_parsed(receiver, following):
+    receiver.feed(POST)
+    assert not repeat(receiver, following)
+    assert len(receiver.requests) == 1
+
+
+def test_a_head_in_the_middle_of_a_body_is_not_a_repetition():
+    receiver = Receiver(on_head_from_bytes=1000)
+    receiver.feed(POST)
+    receiver.feed(POST.replace(b"5", b"%d" % len(POST))[: -len(b"hello")])  # its body is to come
+    assert not repeat(receiver, POST)
+    receiver.feed(POST)
+    assert receiver.requests[-1][2] == POST
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        chunked(b"hello", b""),
+        b"POST /p HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\nx",
+        b"POST /p HTTP/1.1\r\ncontent-length: 100\r\n\r\n" + b"x" * 100,  # large, for this receiver
+        b"GET /p HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
+        POST + GET,
+    ],
+)
+def test_only_plain_requests_are_remembered(receiver, request_bytes):
+    receiver.feed(request_bytes)
+    before = len(receiver.requests)
+    assert before
+    assert not repeat(receiver, request_bytes)
+    receiver.feed(request_bytes)
+    assert len(receiver.requests) == 2 * before
+
+
+@given(st.lists(st.sampled_from([GET, POST, POST.replace(b"hello", b"world"), chunked(b"ab", b"")]), max_size=8))
+def test_repetitions_change_no_request(sent):
+    parsed, repeated = Receiver(), Receiver()
+    for data in sent:
+        parsed.feed(data)
+        if not repeat(repeated, data):
+            repeated.feed(data)
+    assert repeated.requests == parsed.requests
