@@ -91,7 +91,7 @@ def serve(
     warnings: Sequence[str] = (),
 ) -> None:
     """Serve models, each with its options; `overrides` are those of the examples, and of the server's start."""
-    logs = open_logs(config, log_level)
+    logs = open_logs(config, log_level, has_process=True)
     for warning in warnings:
         logger.warning(warning)
     try:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from flambeau.config.server import ServerConfig
 from flambeau.logs.line_formats import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
-from flambeau.logs.rolling_file import MAX_BYTES, RollingFile
+from flambeau.logs.log_process import LogProcess, LogTargets
+from flambeau.logs.rolling_file import MAX_BYTES
 from flambeau.logs.writer import Logs, QueueHandler
 
 logger = logging.getLogger(__name__)
@@ -34,30 +35,45 @@ class LogSettings:
     max_bytes: int | None = None  # the size at which a file is rolled
 
 
-def open_logs(config: ServerConfig, level: str = "info", settings: LogSettings | None = None) -> Logs:
+def open_logs(
+    config: ServerConfig,
+    level: str = "info",
+    settings: LogSettings | None = None,
+    *,
+    has_process: bool = False,
+) -> Logs:
     """Open a server's logs and make them the only target of Python's logging.
 
-    `level` counts only for a server that logs to stderr; one with files writes everything.
+    `level` counts only for a server that logs to stderr; one with files writes everything. With `has_process`, a
+    process of its own writes the files.
     """
     is_json = config.log_format == "json"
+    logs: Logs
     if config.log_folder is None and settings is None:
         logs = Logs(STDERR, is_json=is_json, has_access_log=bool(config.access_log))
         redirect_logging(logs, logging.getLevelName(level.upper()))
         return logs
     folder = config.log_folder or Path("logs")
-    paths = settings.files if settings else default_files(folder, config.metrics_log_folder or folder)
-    files, problem = open_files(paths, settings.max_bytes if settings else None)
-    logs = Logs(
-        STDOUT if settings is None or settings.has_console else None,
-        files,
+    targets = LogTargets(
+        console=STDOUT if settings is None or settings.has_console else None,
+        files=settings.files if settings else default_files(folder, config.metrics_log_folder or folder),
+        max_bytes=(settings.max_bytes if settings else None) or MAX_BYTES,
         levels=settings.levels if settings else {},
-        is_terminal=False,
         is_json=is_json,
-        has_access_log=config.access_log is not False,
     )
+    has_access_log = config.access_log is not False
+    files = targets.open_files()
+    failed = next((file for file in files.values() if file.problem), None)
+    if has_process:
+        for file in files.values():
+            file.close()
+        logs = LogProcess(targets, has_access_log=has_access_log)
+    else:
+        logs = targets.open(files, has_access_log=has_access_log)
     redirect_logging(logs, min(settings.levels.get(SERVER, logging.INFO), logging.INFO) if settings else logging.DEBUG)
-    if problem:
-        logger.warning("%s; what would be written there goes to the console only, until it can be written", problem)
+    if failed is not None:  # it is tried again
+        text = "the log folder %s cannot be written: %s; until it can, what belongs there goes to the console only"
+        logger.warning(text, failed.path.parent, failed.problem)
     return logs
 
 
@@ -70,10 +86,3 @@ def redirect_logging(logs: Logs, level: int) -> None:
 def default_files(folder: Path, metrics_folder: Path) -> dict[str, Path]:
     metrics = (TS_METRICS, MODEL_METRICS)
     return {channel: (metrics_folder if channel in metrics else folder) / name for channel, name in FILES.items()}
-
-
-def open_files(paths: Mapping[str, Path], max_bytes: int | None) -> tuple[dict[str, RollingFile], str]:
-    """Open the files; the text names the first problem, if there is one. What failed is tried again later."""
-    files = {channel: RollingFile(path, max_bytes or MAX_BYTES) for channel, path in paths.items()}
-    failed = next((file for file in files.values() if file.problem), None)
-    return files, f"the log folder {failed.path.parent} cannot be written: {failed.problem}" if failed else ""

@@ -145,16 +145,11 @@ class Logs:
     def _run(self) -> None:
         since, recent = 0.0, 0
         while True:
-            self._wake.wait(NOTE_S if self._has_gap else None)
+            self._wake.wait(NOTE_S if self.has_gap else None)
             self._wake.clear()
             self._will_write = False  # before it looks: what is added from now on wakes it again
             is_last = self._is_closing
-            try:
-                count = self._write_all()
-            except Exception:  # the logs must survive any error
-                self._report(f"a log line could not be written:\n{traceback.format_exc()}", logging.ERROR)
-                self._wake.set()
-                count = 0
+            count = self._write_waiting()
             if is_last:
                 break
             if (now := time.monotonic()) - since > QUIET_S:
@@ -162,6 +157,19 @@ class Logs:
             recent += count
             if recent > MANY:  # an idle server writes at once, so that a client that has its answer finds the line
                 time.sleep(GATHER_MANY_S if count > MANY else GATHER_S)
+
+    def write_batch(self, batch: list[Entry]) -> None:
+        """Write entries that were collected elsewhere, in the calling thread; it is the only one that writes."""
+        self._waiting.extend(batch)
+        self._write_waiting()
+
+    def _write_waiting(self) -> int:
+        try:
+            return self._write_all()
+        except Exception:  # the logs must survive any error
+            self._report(f"a log line could not be written:\n{traceback.format_exc()}", logging.ERROR)
+            self._wake.set()
+            return 0
 
     def _write_all(self) -> int:
         count = 0
@@ -199,7 +207,7 @@ class Logs:
             self._console.write(console)
 
     @property
-    def _has_gap(self) -> bool:
+    def has_gap(self) -> bool:
         """Whether lines were dropped and this is not reported yet."""
         return self.num_dropped > self._reported_dropped or (self._console is not None and self._console.num_lost > 0)
 

@@ -74,7 +74,7 @@ def open_log4j_logs(config: ServerConfig, path: Path) -> Logs:
     folder = str(config.log_folder or "logs")
     locations = {"LOG_LOCATION": folder, "METRICS_LOCATION": str(config.metrics_log_folder or folder)}
     settings, ignored = read_log4j(text, {**os.environ, **locations})
-    logs = open_logs(config, settings=settings)
+    logs = open_logs(config, settings=settings, has_process=True)
     if ignored:
         logger.warning("%s: without effect here: %s", path, ", ".join(ignored))
     return logs

@@ -40,7 +40,8 @@ def main() -> None:
     logs: Logs | None = None
     try:
         config = base_config()
-        logs = open_log4j_logs(config, Path(arguments.log_config)) if arguments.log_config else open_logs(config)
+        log_config = arguments.log_config
+        logs = open_log4j_logs(config, Path(log_config)) if log_config else open_logs(config, has_process=True)
         properties = settings(arguments)
         snapshots = None if arguments.no_config_snapshots else snapshot_folder()
         run_server(properties.server, Startup(properties, snapshots), logs, TorchServeEvents(logs))

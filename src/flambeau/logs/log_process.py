@@ -1,0 +1,194 @@
+"""LogProcess: logs that a process of its own formats and writes. `python -m flambeau.logs.log_process FD` is it.
+
+A server that logs nine lines for each request spends more time on them than on the request, and Python runs one thread
+at a time. It passes the values on instead: that costs a tenth of the lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import marshal
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flambeau.logs.line_formats import LineFormat
+from flambeau.logs.rolling_file import MAX_BYTES, RollingFile
+from flambeau.logs.writer import NOTE_S, Entry, Logs
+
+CLOSE_S = 3.0  # for the process to write the last lines
+MAX_FORMATS = 2000  # then all are sent again: those of workers that have ended would stay for ever
+MARSHAL_VERSION = 2  # without references, which take longer to find than to repeat
+_size = struct.Struct("<I")
+
+# New formats with their numbers, pickled; entries as number, time and payload; lines dropped before they got here.
+Frame = tuple[bytes, list[tuple[int, float, Any]], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTargets:
+    """Where lines go."""
+
+    console: int | None
+    files: Mapping[str, Path]
+    max_bytes: int = MAX_BYTES  # of a file, before it is rolled
+    levels: Mapping[str, int] = field(default_factory=dict)
+    is_json: bool = False
+
+    def open_files(self) -> dict[str, RollingFile]:
+        return {channel: RollingFile(path, self.max_bytes) for channel, path in self.files.items()}
+
+    def open(self, files: Mapping[str, RollingFile] | None = None, *, has_access_log: bool = False) -> Logs:
+        """Logs that write there themselves."""
+        return Logs(
+            self.console,
+            self.open_files() if files is None else files,
+            levels=self.levels,
+            is_terminal=False,
+            is_json=self.is_json,
+            has_access_log=has_access_log,
+        )
+
+
+class LogProcess(Logs):
+    """Collects entries as Logs does, and passes them to the process. If that ends, it writes them itself."""
+
+    def __init__(self, targets: LogTargets, *, has_access_log: bool = False) -> None:
+        super().__init__(None, is_terminal=False, is_json=targets.is_json, has_access_log=has_access_log)
+        self._targets = targets
+        self._numbers: dict[LineFormat, int] = {}
+        self._own: Logs | None = None  # in place of the process
+        from_server, self._pipe = os.pipe()  # no other process inherits it: its end is that of the server
+        # In a session of its own: Ctrl-C ends the server, whose last lines are still to be written.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(from_server)], pass_fds=(from_server,), start_new_session=True
+        )
+        os.close(from_server)
+        self._send(pickle.dumps(targets))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        super().close(timeout_s)
+        if self._own is not None:
+            self._own.close(timeout_s)
+            return
+        os.close(self._pipe)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass  # it goes on until all is written
+        self._own = Logs(self._targets.console, is_terminal=False, is_json=self.is_json)  # for what comes after the end
+
+    # ---- the writing thread ----
+
+    def _write(self, batch: list[Entry]) -> None:
+        if self._own is None:
+            try:
+                self._send(marshal.dumps(self._frame(batch), MARSHAL_VERSION))
+                return
+            except OSError as error:
+                self._replace_process(error)
+        assert self._own is not None
+        self._own.write_batch(batch)
+
+    def _frame(self, batch: list[Entry], dropped: int = 0) -> Frame:
+        numbers, formats = self._numbers, b""
+        try:
+            entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
+        except KeyError:
+            formats = pickle.dumps(self._number(batch))
+            entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
+        return formats, entries, dropped
+
+    def _number(self, batch: list[Entry]) -> list[tuple[int, LineFormat]]:
+        """Number the formats that the process does not know."""
+        if len(self._numbers) > MAX_FORMATS:
+            self._numbers.clear()
+        new = [line for line in dict.fromkeys(entry[0] for entry in batch) if line not in self._numbers]
+        self._numbers.update((line, number) for number, line in enumerate(new, len(self._numbers)))
+        return [(self._numbers[line], line) for line in new]
+
+    def _send(self, data: bytes) -> None:
+        view = memoryview(_size.pack(len(data)) + data)
+        while view:
+            view = view[os.write(self._pipe, view) :]
+
+    def _replace_process(self, error: OSError) -> None:
+        os.close(self._pipe)
+        self._own = self._targets.open()
+        text = f"the log process {self.pid} has ended ({error.strerror}); the server writes its logs itself"
+        self._own.write_batch([self._note(text)])
+
+    @property
+    def has_gap(self) -> bool:
+        return self.num_dropped > self._reported_dropped or (self._own is not None and self._own.has_gap)
+
+    def _report_dropped(self) -> None:
+        dropped, self._reported_dropped = self.num_dropped - self._reported_dropped, self.num_dropped
+        if self._own is not None:
+            self._own.num_dropped += dropped
+            self._own.write_batch([])
+        elif dropped:
+            self._send(marshal.dumps(self._frame([], dropped), MARSHAL_VERSION))
+
+
+def main() -> None:
+    """Write what the server sends, until it closes the pipe or ends."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to a group or a container: the server ends first
+        signal.signal(each, signal.SIG_IGN)
+    pipe = int(sys.argv[1])
+    first = read_frame(pipe)
+    if first is None:
+        return
+    logs = pickle.loads(first).open()
+    formats: dict[int, LineFormat] = {}
+    while True:
+        if logs.has_gap and not select.select([pipe], [], [], NOTE_S)[0]:
+            logs.write_batch([])
+            continue
+        data = read_frame(pipe)
+        if data is None:
+            break
+        take_frame(marshal.loads(data), formats, logs)
+    logs.close()
+
+
+def take_frame(frame: Frame, formats: dict[int, LineFormat], logs: Logs) -> None:
+    """Write the entries of a frame."""
+    new, entries, dropped = frame
+    formats.update(pickle.loads(new) if new else ())
+    logs.num_dropped += dropped
+    logs.write_batch([(formats[number], created, payload, 0) for number, created, payload in entries])
+
+
+def read_frame(pipe: int) -> bytes | None:
+    """The next frame; None if the server is gone."""
+    head = read_exactly(pipe, _size.size)
+    return None if head is None else read_exactly(pipe, _size.unpack(head)[0])
+
+
+def read_exactly(pipe: int, size: int) -> bytes | None:
+    pieces = []
+    while size:
+        piece = os.read(pipe, size)
+        if not piece:
+            return None
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+if __name__ == "__main__":
+    logging.raiseExceptions = False
+    main()
