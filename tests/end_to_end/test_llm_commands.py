@@ -174,7 +174,7 @@ def test_a_broken_chat_template_ends_serve_in_one_line(tmp_path):
 @pytest.mark.parametrize("command", ["serve {}", "bench {}", "quantize {} into", f"bench {TARGET} --draft {{}}"])
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [("no/such/model", "does not exist; give"), (".", "holds no weights"), ("notes.txt", "is not a checkpoint; give")],
+    [("./no/such", "does not exist; give"), (".", "holds no weights"), ("notes.txt", "is not a checkpoint; give")],
 )
 def test_what_is_no_checkpoint_is_refused_at_once(tmp_path, command, words, reason):
     (tmp_path / "notes.txt").write_text("not a model")
