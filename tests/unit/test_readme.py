@@ -1,4 +1,4 @@
-"""README is short. The compatibility table of docs/migrate.md names tests that exist, and every contract test is in it."""
+"""README is short. The table of docs/migrate.md names tests that exist, and every contract test is in it."""
 
 from __future__ import annotations
 

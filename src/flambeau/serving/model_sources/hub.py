@@ -85,7 +85,8 @@ def fetch(name: HubName) -> Path:
         from huggingface_hub import errors
     except ImportError:
         raise ConfigError(
-            f"there is no folder {name}, so that it is taken for a model of the Hugging Face hub; to download it: {INSTALL}"
+            f"there is no folder {name}, so that it is taken for a model of the Hugging Face hub; to download it: "
+            f"{INSTALL}"
         ) from None
     for library in ("httpx", "httpx2"):  # one line for each file otherwise
         logging.getLogger(library).setLevel(logging.WARNING)
