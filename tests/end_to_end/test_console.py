@@ -29,6 +29,13 @@ SMALL_PIECES = """window.sent = window.fetch, window.fetch = async (path, ...mor
   const answer = await sent(path, ...more);
   return path === "/console/store" ? Response.json({ ...await answer.json(), pieceBytes: 300 }) : answer;
 }"""
+COLORS = """(() => {
+  const canvas = document.querySelector('canvas.mask');
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  const colors = new Set();
+  for (let i = 0; i < pixels.length; i += 4) colors.add(pixels.slice(i, i + 4).join());
+  return [...colors];
+})()"""
 SERVED = ("echo", "three_stages", "opinions", "boxes", "letters")
 VIEWS = ("#/", "#/model/echo/1.0", "#/model/storyteller/1.0", "#/play/opinions/1.0", "#/play/storyteller/1.0")
 
@@ -79,6 +86,25 @@ def row_of(browser, setting):
     return browser.wait(lambda: [cell.text for cell in browser.find_all(f"{path}/td")] or None)
 
 
+@pytest.fixture
+def added(served, store):
+    """Register a model for one test: its name, and the function that packs it into the store."""
+    names = []
+
+    def add(name, pack):
+        pack(store)
+        names.append(name)
+        query = f"url={name}.mar&initial_workers=1&synchronous=true"
+        reply = served.request("POST", f"/models?{query}", port=served.management_port, timeout=100)
+        assert reply.status == 200, reply.text
+
+    yield add
+    for name in names:
+        served.request("DELETE", f"/models/{name}", port=served.management_port)
+        for file in store.glob(f"{name}.*"):
+            file.unlink()
+
+
 # ---- overview ----
 
 
@@ -121,6 +147,22 @@ def test_death_of_a_worker_is_told_within_two_seconds(browser, served):
     browser.click("echo")
     assert browser.sees("Last failure")
     assert browser.sees("killed by SIGKILL")
+
+
+def test_slow_worker_is_called_slow_and_a_hung_one_is_told_with_its_place(browser, served, added):
+    config = "minWorkers: 1\nmaxWorkers: 1\nhangTimeoutInSec: 2\n"
+    added("hanging", lambda store: pack_handler(store, "hanging", config=config))
+    browser.click("hanging")
+    [slow] = served.at_once(lambda order: served.predict("hanging", order), [{"do": "sleep", "s": 5}])
+    assert browser.sees("slow: no progress for")
+    assert slow.result().status == 200
+    browser.wait(lambda: "slow: no progress" not in browser.text)
+    assert "it hung" not in browser.text
+    [hung] = served.at_once(lambda order: served.predict("hanging", order, timeout=100), [{"do": "lock"}])
+    browser.wait(lambda: "for a lock that no other thread of it can release" in browser.evaluate(FAILURES))
+    assert "obey" in browser.evaluate(FAILURES)
+    assert hung.result().status == 500
+    browser.wait(lambda: browser.sees("ready") and len(served.worker_pids("hanging")) == 1)
 
 
 def test_loading_model_tells_for_how_long_and_then_that_it_is_ready(browser, served):
@@ -288,6 +330,24 @@ def test_objects_are_drawn_over_the_image(browser, served, tmp_path):
     assert browser.evaluate("document.querySelectorAll('.picture rect.box').length") == 2
     assert browser.evaluate("document.querySelectorAll('.picture canvas.mask').length") == 1
     assert "cat 90.0 %" in browser.text
+
+
+def test_classes_of_pixels_are_drawn_over_the_image(browser, served, added, tmp_path):
+    pack_network = pytest.importorskip("support.packing").pack_network
+    (tmp_path / "photo.jpg").write_bytes(jpeg())
+    added("segmenter", lambda store: pack_network(store, "segmenter", "image_segmenter", "tiny_segmenter"))
+    play(browser, served, "segmenter")
+    browser.find("#image").send_keys(str(tmp_path / "photo.jpg"))
+    browser.find(".picture.square canvas.mask")
+    size = "(() => { const c = document.querySelector('canvas.mask'); return [c.width, c.height] })()"
+    assert browser.evaluate(size) == [224, 224]
+    colors = browser.evaluate(COLORS)
+    assert len(colors) > 2  # of the classes in the mask; class 0 is not colored
+    legend = browser.evaluate("[...document.querySelectorAll('.legend li')].map((one) => one.innerText.trim())")
+    classes = [one for one in legend if one.startswith("class ")]
+    assert {*classes} <= {"class 1", "class 2", "class 3"}
+    assert len(classes) == len([color for color in colors if color != "0,0,0,0"])
+    check_accessible(browser)
 
 
 def test_similar_texts_are_darker(browser, served):

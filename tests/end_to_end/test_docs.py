@@ -17,7 +17,7 @@ from support.snippets import ROOT, run, snippets
 def test_readme_can_be_followed(tmp_path):
     with Reader(tmp_path) as reader:
         reader.follow(ROOT / "README.md")
-    assert reader.commands == 4
+    assert reader.commands == 3
 
 
 def test_torchserve_snippets_of_the_migration_page_run(tmp_path):

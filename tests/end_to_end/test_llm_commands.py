@@ -45,9 +45,14 @@ def run_here(shell: str, server: LanguageServer, folder) -> str:
     return result.stdout
 
 
+def readme_line(words: str) -> str:
+    """The command of README with these words."""
+    [line] = [line for shell in snippets("README.md", "sh") for line in shell.splitlines() if words in line]
+    return line
+
+
 def test_readme_streams_a_tale(server, tmp_path):
-    [shell] = [shell for shell in snippets("README.md", "sh") if "predictions/storyteller" in shell]
-    assert len(run_here(shell, server, tmp_path).split()) > 20
+    assert len(run_here(readme_line("predictions/storyteller"), server, tmp_path).split()) > 20
 
 
 def test_readme_client_of_openai_streams(server, tmp_path):
@@ -67,8 +72,7 @@ def test_commands_of_the_page_run(server, tmp_path):
 
 
 def test_chat_prints_an_answer_as_it_comes(server, tmp_path):
-    [shell] = [shell for shell in snippets("README.md", "sh") if "flambeau llm chat" in shell]
-    likeliest = shell.splitlines()[-1] + " --temperature 0"  # what is drawn may be short
+    likeliest = readme_line("flambeau llm chat") + " --temperature 0"  # what is drawn may be short
     assert len(run_here(likeliest, server, tmp_path).strip()) > 10
 
 
@@ -174,7 +178,7 @@ def test_a_broken_chat_template_ends_serve_in_one_line(tmp_path):
 @pytest.mark.parametrize("command", ["serve {}", "bench {}", "quantize {} into", f"bench {TARGET} --draft {{}}"])
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [("no/such/model", "does not exist; give"), (".", "holds no weights"), ("notes.txt", "is not a checkpoint; give")],
+    [("./no/such", "does not exist; give"), (".", "holds no weights"), ("notes.txt", "is not a checkpoint; give")],
 )
 def test_what_is_no_checkpoint_is_refused_at_once(tmp_path, command, words, reason):
     (tmp_path / "notes.txt").write_text("not a model")

@@ -8,8 +8,11 @@ import threading
 import grpc
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from flambeau.frontend.grpc.messages import PredictionResponse, PredictionsRequest
+from support.flows import pack_flow
 from support.language_models import ONE_THREAD, write_language_model
 from support.otlp_receiver import OtlpReceiver
 from support.running import RunningServer, free_ports
@@ -70,6 +73,13 @@ class Handler:
             await asyncio.sleep(0.001)
         return ["done"] * len(data)
 """
+STEPS = """
+def first(data, context):
+    return None if data is None else [bytes(row.get("body") or row.get("data")) + b"1" for row in data]
+
+def second(data, context):
+    return None if data is None else [bytes(row.get("body") or row.get("data")) + b"2" for row in data]
+"""
 [DOCUMENTED] = snippets("docs/tracing.md", "python")
 PARENT = "b7ad6b7169203331"
 ROUTE = "POST /predictions/{model_name}"
@@ -93,9 +103,13 @@ def server(tmp_path_factory, receiver):
     (folder / "pair" / "model-config.yaml").write_text("batchSize: 2\nmaxBatchDelay: 30000\n")
     settings = {"handler": {"compile": False, "max_num_seqs": 4, "num_blocks": 64}}
     (write_language_model(folder / "tiny") / "model-config.yaml").write_text(json.dumps(settings))
+    (folder / "flows").mkdir()
+    (folder / "steps.py").write_text(STEPS)
+    pack_flow(folder / "flows", "chain", {"first": ["second"]}, handler=folder / "steps.py")
     [port] = free_ports(1)
     models = [str(folder / name) for name in ("words.py", "later.py", "prices.py", "pair", "tiny")]
     arguments = ["--tracing", "--trace-sampling", "0", "--grpc-port", str(port), "--access-log", "--log-format", "json"]
+    arguments += ["--workflow-store", str(folder / "flows")]
     environment = {**receiver.environment, **ONE_THREAD}
     running = RunningServer(folder / "log", *models, *arguments, env=environment).wait_ready()
     running.grpc_port = port
@@ -265,8 +279,8 @@ def channel(server):
         yield channel
 
 
-def to_request(word, model="words"):
-    return PredictionsRequest(model_name=model, input={"data": word.encode()}).SerializeToString()
+def to_request(word, model="words", **fields):
+    return PredictionsRequest(model_name=model, input={"data": word.encode()}, **fields).SerializeToString()
 
 
 def test_grpc_call(server, receiver, channel):
@@ -304,6 +318,64 @@ def test_failed_grpc_call(receiver, channel):
     request = spans[f"{SERVICE}/Predictions"]
     assert (request.is_error, request.attributes["error.type"]) == (True, error.value.code().name)
     assert "no such word" in spans["batch"].error
+
+
+def test_grpc_sequence_is_one_call_with_a_batch_for_each_request(server, receiver, channel):
+    trace_id, headers = traced(0x404)
+    stream = channel.stream_stream(f"/{SERVICE}/StreamPredictions2")
+    replies = stream(
+        iter([to_request(word, sequence_id="s") for word in ("one", "two")]), metadata=[*headers.items()], timeout=60
+    )
+    assert {PredictionResponse.FromString(reply).prediction for reply in replies} == {b"one", b"two"}
+    name = f"{SERVICE}/StreamPredictions2"
+    request = receiver.trace(trace_id, name, "batch", "look up")[name]
+    assert (request.parent_id, request.is_error) == (PARENT, False)
+    spans = receiver.spans
+    batches = [span for span in spans if span.trace_id == trace_id and span.name == "batch"]
+    assert [span.parent_id for span in batches] == [request.id] * 2
+    own = server.until(lambda: len(found := spans_named(receiver, trace_id, "look up")) == 2 and found)
+    assert {span.parent_id for span in own} == {span.id for span in batches}
+
+
+def spans_named(receiver, trace_id, name):
+    return [span for span in receiver.spans if (span.trace_id, span.name) == (trace_id, name)]
+
+
+# ---- WebSockets and workflows ----
+
+SOCKET = "WEBSOCKET /predictions/{model_name}"
+
+
+def test_each_message_of_a_websocket_is_a_request_of_the_trace_that_the_handshake_names(server, receiver):
+    trace_id, headers = traced(0x601)
+    with connect(f"ws://127.0.0.1:{server.port}/predictions/words", additional_headers=headers) as ws:
+        for word in (b"one", b"header"):
+            ws.send(word)
+            assert ws.recv(timeout=60)
+            assert ws.recv(timeout=60) == b""
+        ws.send(b"fail")
+        with pytest.raises(ConnectionClosed):
+            ws.recv(timeout=60)
+    requests = server.until(lambda: len(found := spans_named(receiver, trace_id, SOCKET)) == 3 and found)
+    assert {(request.kind, request.parent_id) for request in requests} == {("SERVER", PARENT)}
+    assert sorted(request.is_error for request in requests) == [False, False, True]
+    batches = spans_named(receiver, trace_id, "batch")
+    assert {batch.parent_id for batch in batches} == {request.id for request in requests}
+    names = {request.attributes["flambeau.request.id"].rpartition("-")[2] for request in requests}
+    assert names == {"1", "2", "3"}
+
+
+def test_workflow_has_a_batch_for_each_node(server, receiver):
+    reply = server.request("POST", "/workflows?url=chain.war", port=server.management_port)
+    assert reply.status == 200, reply.text
+    trace_id, headers = traced(0x602)
+    assert server.request("POST", "/wfpredict/chain", b"x", headers).text == "x12"
+    route = "POST /wfpredict/{workflow_name}"
+    request = receiver.trace(trace_id, route)[route]
+    batches = sorted(spans_named(receiver, trace_id, "batch"), key=lambda span: span.begin_ns)
+    assert [span.parent_id for span in batches] == [request.id] * 2
+    assert [span.attributes["flambeau.model.name"].rpartition("__")[2] for span in batches] == ["first", "second"]
+    assert all(span.is_inside(request) for span in batches)
 
 
 # ---- language models ----

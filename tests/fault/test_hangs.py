@@ -103,6 +103,15 @@ def test_idle_worker_that_is_stopped_is_replaced_and_readiness_follows(server):
     assert server.predict("hanging", order("answer")).status == 200
 
 
+def test_loop_without_an_end_in_the_very_first_request_is_found(tmp_path):
+    server = serve(tmp_path, QUICK)
+    try:
+        reply = server.predict("hanging", order("count"), timeout=100)
+        assert (reply.status, "in a loop that has no end (obey, line" in reply.cause) == (500, True), reply.text
+    finally:
+        server.stop(timeout=40)
+
+
 @pytest.fixture(scope="module")
 def slow_replies(tmp_path_factory):
     """The answers of a model that is slow in every way at once, one worker for each, and the server's log of it."""

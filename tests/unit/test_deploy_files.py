@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -129,3 +130,18 @@ def test_container_of_a_runtime_is_one_that_a_pod_accepts(path):
     assert [one["name"] for one in spec["containers"]] == ["kserve-container"]
     formats = {one["name"] for one in runtime["spec"]["supportedModelFormats"]}
     assert service["spec"]["predictor"]["model"]["modelFormat"]["name"] in formats
+
+
+def test_every_alert_has_a_test_that_makes_it_fire():
+    rules = yaml.safe_load((DEPLOY / "grafana" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    tests = yaml.safe_load((DEPLOY / "grafana" / "alerts-test.yaml").read_text())["tests"]
+    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in rules}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+@pytest.mark.parametrize("command", ["check rules alerts.yaml", "test rules alerts-test.yaml"])
+def test_alerts_fire_in_prometheus(command):
+    words = ["promtool", *command.split()]
+    done = subprocess.run(words, cwd=DEPLOY / "grafana", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

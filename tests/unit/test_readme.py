@@ -1,4 +1,4 @@
-"""The compatibility table of docs/migrate.md names tests that exist, and every contract test is in it."""
+"""README is short. The table of docs/migrate.md names tests that exist, and every contract test is in it."""
 
 from __future__ import annotations
 
@@ -16,3 +16,7 @@ def test_every_row_is_backed_by_a_test_and_every_contract_test_by_a_row():
     named = set(re.findall(r"`(test_\w+\.py)`", table))
     there = {path.name for path in (ROOT / "tests" / "contract").glob("test_*.py")}
     assert named == there - OTHERS
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90

@@ -19,15 +19,18 @@ DRAFT_HELP = "Smaller checkpoint that drafts tokens (speculative decoding)."
 @llm_app.command("serve", cls=LlmSettingsCommand, epilog=EPILOG)
 def llm_serve(
     ctx: typer.Context,
-    checkpoint: Annotated[Path, typer.Argument(help="Hugging Face folder, or model.pth of gpt-fast.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="Hugging Face folder, model of the hub (org/name), or model.pth of gpt-fast.")
+    ],
 ) -> None:
     """Serve a checkpoint with the OpenAI API.
 
     The server runs until SIGTERM or Ctrl-C. The prediction API is available, too.
     """
     from flambeau.cli import llm_serve as work
+    from flambeau.config.value_types import read_model_path
 
-    work.serve_settings(checkpoint, settings_of(ctx))
+    work.serve_settings(read_model_path(checkpoint), settings_of(ctx))
 
 
 @llm_app.command("chat")

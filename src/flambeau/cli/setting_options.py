@@ -94,7 +94,7 @@ def typed_option(setting: Setting) -> tuple[Any, Any]:
     """The type of a flag for the shell's completion, and its option. The setting itself reads the value."""
     kind = setting.type
     if isinstance(kind, ModelList):
-        return list[Path] | None, typer.Argument(metavar="PATHS", hidden=True)
+        return list[str] | None, typer.Argument(metavar="PATHS", hidden=True)
     if isinstance(kind, Switch):
         return bool | None, typer.Option(f"{setting.flag}/{setting.off_flag}", help=setting.help)
     words = list(kind.words) if isinstance(kind, Choice) else []
@@ -106,7 +106,7 @@ def typed_option(setting: Setting) -> tuple[Any, Any]:
     )
     if isinstance(kind, Several):
         return list[str] | None, option
-    return (Path if isinstance(kind, FilePath) else str) | None, option
+    return (Path if isinstance(kind, FilePath) and not kind.is_model else str) | None, option
 
 
 def show_all(ctx: typer.Context, is_given: bool) -> None:

@@ -444,7 +444,9 @@ SERVER_SETTINGS = (
 # The fields of `handler:` in the model-config.yaml that `flambeau llm serve` writes.
 ENGINE_SETTINGS = _group(
     "Engine",
-    Setting("draft", FilePath(), "Smaller checkpoint that drafts tokens (speculative decoding).", is_basic=True),
+    Setting(
+        "draft", FilePath(is_model=True), "Smaller checkpoint that drafts tokens (speculative decoding).", is_basic=True
+    ),
     Setting("speculate_k", Whole(at_least=1, at_most=16), "Drafted tokens per step.", unset="5", is_basic=True),
     Setting("tokenizer", FilePath(), "Tokenizer.", unset="in the checkpoint", is_basic=True),
     Setting(

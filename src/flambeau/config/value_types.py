@@ -142,17 +142,24 @@ class RegularExpression:
         return str(value)
 
 
+def read_model_path(text: str | Path) -> Path:
+    """The path of a model. `./a/b` and `a/b/` become absolute: pathlib shortens them to `a/b`, a name of the hub."""
+    is_path = isinstance(text, str) and (text.startswith("./") or text.endswith("/"))
+    return Path.cwd() / text if is_path else Path(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePath:
     """A file or folder."""
 
     expected: str = "a path"
     metavar: str = "PATH"
+    is_model: bool = False  # or a name of the Hugging Face hub
 
     def read(self, value: object) -> Path:
         if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
             raise ValueError
-        return Path(value)
+        return read_model_path(value) if self.is_model else Path(value)
 
     def show(self, value: Any) -> str:
         return str(value)
@@ -239,11 +246,11 @@ class ModelList:
 
     def _read_entry(self, i: int, entry: object) -> ModelEntry:
         if isinstance(entry, str | Path) and str(entry):
-            return ModelEntry(Path(entry))
+            return ModelEntry(read_model_path(entry))
         if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
             raise InvalidEntry((i,), "a model is a path, or a mapping with a path")
         own = {key: value for key, value in entry.items() if key != "path"}
-        return ModelEntry(Path(entry["path"]), read_entry(i, own, self.types))
+        return ModelEntry(read_model_path(entry["path"]), read_entry(i, own, self.types))
 
     def show(self, value: Any) -> str:
         return ",".join(str(entry.path) for entry in value)

@@ -136,8 +136,9 @@ def _place_of(error: Any, content: bytes) -> str:
     lines = content.decode("utf-8", "replace").splitlines()
     if mark.line < len(lines) and (line := lines[mark.line].strip()):
         text += f" in `{line[:MAX_SHOWN]}`"
-    if "tab character" in text:
-        text += "; indent with spaces"
+    before = lines[mark.line][: mark.column + 1] if mark.line < len(lines) else ""
+    if "tab character" in text or (before.isspace() and "\t" in before):
+        text += "; it is indented with a tab: indent with spaces"
     if error.context and error.context_mark and error.context_mark.line != mark.line:
         text += f", {error.context} that begins at line {error.context_mark.line + 1}"
     return text

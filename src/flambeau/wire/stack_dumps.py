@@ -20,6 +20,7 @@ MAX_DUMP_BYTES = 256 << 10
 MAX_SHOWN = 6  # frames in the cause of a failure
 ARRIVAL_S = 0.5  # a signal handler in C needs microseconds, but the machine may be busy
 POLL_S = 0.01
+WORKER_CODE = f"{Path(__file__).parents[1] / 'worker'}{os.sep}"
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -129,8 +130,10 @@ def main_stack(dump: str) -> list[StackFrame]:
 
 
 def stack_lines(dump: str) -> list[str]:
-    """Where the main thread was, for the cause of a failure: the innermost frames, most of them the handler's."""
-    return [f'File "{frame.file}", line {frame.line} in {frame.function}' for frame in main_stack(dump)[:MAX_SHOWN]]
+    """Where the main thread was, for the cause of a failure: the innermost frames, without the worker's own calls."""
+    frames = main_stack(dump)
+    shown = [frame for frame in frames if not frame.file.startswith(WORKER_CODE)] or frames
+    return [f'File "{frame.file}", line {frame.line} in {frame.function}' for frame in shown[:MAX_SHOWN]]
 
 
 def is_same_place(one: Sequence[StackFrame], other: Sequence[StackFrame]) -> bool:

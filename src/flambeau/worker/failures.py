@@ -6,11 +6,13 @@ import errno
 import os
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from flambeau.archive.packages import EXTRAS, explain_missing, is_installed
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.wire.messages import Failed
+from flambeau.worker.code_mistakes import locate
 from flambeau.worker.code_places import is_own, shorten, source_line, with_place
 from flambeau.worker.handler_mistakes import explain_exception, explain_exit, lacking_key, lacks_gpu
 from flambeau.worker.load_mistakes import explain_import
@@ -32,9 +34,9 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
         return Failed(job_ids, status_of(error), printable(str(error.message)), explain_swapped(error))
     if isinstance(error, BadRequest):
         # The cause is for the handler's author; the client gets the message only.
-        detail = printable(format_trace(error.__cause__)) if error.__cause__ else ""
+        detail = to_detail(error.__cause__, locate) if error.__cause__ else ""
         return Failed(job_ids, 400, printable(str(error)), detail, is_bad_request=True)
-    detail = to_detail(error)
+    detail = to_detail(error, locate)
     if is_out_of_memory(error):
         return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail, reason=printable(with_place(error)))
     if isinstance(error, BadResult):
@@ -44,20 +46,23 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     return Failed(job_ids, 503, "Prediction failed", detail, reason=printable(reason))
 
 
-def to_detail(error: BaseException) -> str:
-    """The mistake in one sentence, if it is a known one, and the traceback, if it leads to the author's code."""
-    sentence = explain(error)
+def to_detail(error: BaseException, otherwise: Callable[[BaseException], str] = lambda _: "") -> str:
+    """The mistake in one sentence, if it is a known one, and the traceback, if it leads to the author's code.
+
+    For one that is not known, the sentence is that of `otherwise`.
+    """
+    sentence = explain(error) or otherwise(error)
     if sentence and isinstance(error, BadResult) and not source_line(error):
         return printable(sentence)
-    trace = printable(format_trace(error))
+    trace = printable(format_trace(error, is_explained=bool(sentence)))
     return f"{printable(sentence)}\n{trace}" if sentence else trace
 
 
-def format_trace(error: BaseException) -> str:
-    """The traceback. Where it leads to the author's code, the calls of this package are left out."""
+def format_trace(error: BaseException, *, is_explained: bool = False) -> str:
+    """The traceback. If it leads to the author's code or is explained, the calls of this package are left out."""
     whole = link = traceback.TracebackException.from_exception(error)
     while link is not None:
-        if any(is_own(frame.filename) for frame in link.stack):
+        if is_explained or any(is_own(frame.filename) for frame in link.stack):
             others = [frame for frame in link.stack if not frame.filename.startswith(f"{HOME}{os.sep}")]
             link.stack = traceback.StackSummary.from_list(others)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)  # type: ignore[assignment]
@@ -70,6 +75,8 @@ def explain(error: BaseException) -> str:
         line = source_line(error)  # of a call such as context.send
         place = f"handle ({line})" if line else error.place or "handle"
         return f"{place} {error.advice}" if error.advice else f"{place}: {error}"
+    if isinstance(error, BadRequest) and error.__cause__ is not None:  # BaseHandler names the input as the reason
+        return explain_exception(error.__cause__) or with_place(error.__cause__)
     return explain_exception(error)
 
 

@@ -15,6 +15,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
 from typing import Any
 
+from flambeau.worker.code_mistakes import (
+    ANSWER,
+    explain_arguments,
+    explain_environment,
+    explain_remedy,
+    explain_undefined,
+    explain_weights,
+)
 from flambeau.worker.code_places import (
     STAGES,
     definition,
@@ -50,15 +58,6 @@ PARSED = re.compile(r"the JSON object must be str, bytes or bytearray, not (\w+)
 NO_BYTES = re.compile(r"a bytes-like object is required, not '(dict|list|str|int|float|NoneType)'")
 TYPES = "JSON arrives parsed, text as str, everything else as bytearray; check the type with isinstance"
 NO_CHUNK = "yielded None, expected text, bytes or JSON. Yield only what is to be sent; `return` ends a stream"
-ANSWER = 'raise PredictionException("…", 400)'
-REMEDIES = (  # the name of the exception, a part of its text, and what to do
-    ("EOFError", "reading a line", "a worker has no terminal. Take the value from context.model_yaml_config"),
-    ("TypeError", "must derive from BaseException", f'write raise ValueError("…"), or, for the client, {ANSWER}'),
-    ("RuntimeError", "asyncio.run() cannot be called", "`async def handle` runs in an event loop. Await the call"),
-    ("RuntimeError", "event loop is already running", "`async def handle` runs in an event loop. Await the call"),
-    ("UnidentifiedImageError", "", f"the body is no image that Pillow can read. To tell the client: {ANSWER}"),
-    ("HTTPException", "", f"the server does not know this exception. To choose the answer: {ANSWER}"),
-)
 
 
 # ---- results ----
@@ -206,6 +205,20 @@ def explain_stage(error: BaseException) -> str:
     return ""
 
 
+def explain_stage_input(error: BaseException) -> str:
+    """The author's preprocess returned what BaseHandler's inference, or the model in it, cannot use."""
+    for frame in frames_of(error):
+        handler = frame.f_locals.get("self")
+        if frame.f_code.co_name != "inference" or is_own(frame.f_code.co_filename) or not is_handler(handler):
+            continue
+        if (where := definition(getattr(handler, "preprocess", None))) and "data" in frame.f_locals:
+            return (
+                f"preprocess ({where}) returned {describe_value(frame.f_locals['data'])}, so that inference failed: "
+                f"{first_line(error)}. Return a tensor of the shape and type that the model takes"
+            )
+    return ""
+
+
 def explain_attribute(error: BaseException) -> str:
     """An attribute of the handler that `initialize` or `__init__` did not set."""
     if isinstance(error, AttributeError) and is_handler(error.obj):
@@ -251,14 +264,6 @@ def explain_context(error: BaseException) -> str:
     return ""
 
 
-def explain_remedy(error: BaseException) -> str:
-    """An exception that says itself what it found; only what to do is to add."""
-    for name, text, remedy in REMEDIES:
-        if type(error).__name__ == name and text in str(error):
-            return f"{with_place(error)}: {remedy}"
-    return ""
-
-
 def explain_item(error: BaseException) -> str:
     """A key that a request does not have, or a body of another type than the code expects."""
     if isinstance(error, TypeError) and (found := PARSED.search(str(error))):
@@ -288,7 +293,8 @@ def explain_item(error: BaseException) -> str:
         return f"{with_place(error)}: {describe_keys(text, value, key, of_request=not is_setting(error, value))}"
     if isinstance(error, TypeError) and "indices must be" in str(error):
         if is_setting(error, value):
-            return f"{with_place(error)}: {text} is {describe_value(value)}, not a dict, in model-config.yaml"
+            what = f"{text} is {describe_value(value)}, not a dict, in model-config.yaml"
+            return f"{with_place(error)}: {what}. Make it a mapping there, or use it as it is"
         return f"{with_place(error)}: {text} is {describe_body(value)}"
     row = row_of(node, names)
     if not isinstance(error, AttributeError) or row is None:
@@ -296,6 +302,25 @@ def explain_item(error: BaseException) -> str:
     if value is None:
         return f"{with_place(error)}: {text} is None; {describe_keys(*row)}"
     return f"{with_place(error)}: {text} is {describe_value(value)}, by the content type of the request. {TYPES}"
+
+
+def explain_index(error: BaseException) -> str:
+    """An index beyond the rows of the batch, or beyond a list in a body."""
+    if not isinstance(error, IndexError) or (found_at := operand(error)) is None:
+        return ""
+    try:
+        value = look_up(*found_at)
+    except LookupError:
+        return ""
+    text = ast.unparse(found_at[0])
+    if is_batch(value):
+        return (
+            f"{with_place(error)}: {text} has one dict for each request of the batch, {len(value)} now, and batches "
+            f"differ in size. Take them one by one: [answer(row) for row in {text}]"
+        )
+    if not isinstance(value, (list, tuple)):
+        return ""
+    return f"{with_place(error)}: {text} is {describe_value(value)}. Check its length; if the client must: {ANSWER}"
 
 
 def lacking_key(error: BaseException) -> str:
@@ -347,11 +372,11 @@ def holds(document: Any, value: Any, depth: int = 4) -> bool:
 
 def describe_keys(text: str, value: Mapping[Any, Any], key: Any = "", *, of_request: bool = True) -> str:
     """The keys of a row or of a body, and what the author may do about one that is missing."""
-    keys = ", ".join(repr(key) for key in [*value][:MAX_KEYS]) or "no keys"
-    more = ", …" if len(value) > MAX_KEYS else ""
     near = difflib.get_close_matches(str(key), [k for k in value if isinstance(k, str)], 1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
-    has = f"{text} has {'the keys ' if value else ''}{keys}{more}. {hint}"
+    has = f"{text} has {list_keys(value)}. {hint}"
+    if isinstance(body := value.get("body"), dict) and not isinstance(value, Form) and key not in ("", "data", "body"):
+        return f"{has}The fields of a JSON body are in it: {text}['body'] has {list_keys(body)}"
     if isinstance(value, Form) or [*value] == ["body"]:
         return has + (
             "A plain body is under 'body', each field of a form under its name: "
@@ -361,6 +386,11 @@ def describe_keys(text: str, value: Mapping[Any, Any], key: Any = "", *, of_requ
         where = "Write it into model-config.yaml" if "yaml_config" in text else "Add it"
         return f"{has}{where}, or give a default: .get({key!r}, …)"
     return f"{has}If the client must send it: {ANSWER}"
+
+
+def list_keys(value: Mapping[Any, Any]) -> str:
+    keys = ", ".join(repr(key) for key in [*value][:MAX_KEYS])
+    return f"the keys {keys}{', …' if len(value) > MAX_KEYS else ''}" if keys else "no keys"
 
 
 def describe_value(value: Any) -> str:
@@ -444,11 +474,17 @@ EXPLANATIONS = (  # the first that knows the mistake
     explain_abstract,
     explain_first_call,
     explain_file,
+    explain_environment,
+    explain_undefined,
+    explain_weights,
     explain_stage,
     explain_attribute,
     explain_context,
     explain_item,
+    explain_index,
     explain_remedy,
+    explain_arguments,
+    explain_stage_input,
 )
 
 

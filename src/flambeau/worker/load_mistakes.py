@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 from flambeau.archive.packages import EXTRAS, install_line
 from flambeau.errors import suggest
+from flambeau.worker.code_mistakes import IMPORTS
 from flambeau.worker.code_places import (
     code_of,
     definition,
@@ -83,8 +85,8 @@ def explain_import(error: BaseException) -> str:
 def explain_name(error: ImportError) -> str:
     """`from helper import name`, where the author's helper.py has no such name."""
     module = sys.modules.get(error.name or "")
-    if not error.path or not is_own(error.path):
-        return ""
+    if not error.path or not is_own(error.path) or wanted_name(error) in IMPORTS:
+        return explain_library_name(error, module)
     file, name = os.path.basename(error.path), str(getattr(error, "name_from", "") or wanted_name(error))
     what = f"ImportError: {file} has no {name!r} ({source_line(error)})"
     if module is None or is_circular(error, module):
@@ -95,6 +97,26 @@ def explain_name(error: ImportError) -> str:
     names = names_in(module)
     near = suggest(name, names)
     return f"{what}; it defines {shown(names)}" + (f". Did you mean {near}?" if near else ". Correct the name")
+
+
+def explain_library_name(error: ImportError, module: ModuleType | None) -> str:
+    """`from package import name`, where an installed package has no such name."""
+    name = wanted_name(error)
+    if module is None or not re.search("cannot import name", str(error)):
+        return ""
+    what = f"ImportError: {module.__name__} has no {name!r} ({source_line(error)})"
+    if line := IMPORTS.get(name):
+        return f"{what}. Write `{line}`"
+    if near := suggest(name, [n for n in vars(module) if not n.startswith("_")]):
+        return f"{what}. Did you mean {near}?"
+    package = module.__name__.partition(".")[0]
+    if package in sys.stdlib_module_names:
+        return (
+            f"{what}. Correct the name, or use the version of Python that has it; this is {platform.python_version()}"
+        )
+    version = getattr(sys.modules.get(package), "__version__", "")
+    found = f"; this is {version}" if version else ""
+    return f"{what}. Correct the name, or install the version of {package} that has it{found}"
 
 
 def wanted_name(error: ImportError) -> str:

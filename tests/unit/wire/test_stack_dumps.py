@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flambeau.wire.stack_dumps import StackDump, StackFrame, is_same_place, main_stack
+from flambeau.wire.stack_dumps import WORKER_CODE, StackDump, StackFrame, is_same_place, main_stack, stack_lines
 
 PROGRAM = """
 import select, threading
@@ -85,3 +85,11 @@ def test_place_is_the_same_while_a_function_loops():
     assert not is_same_place(stack(12, 3), stack(12, 3, 3))
     assert not is_same_place(stack(12, 3), stack(12, 3, function="other"))
     assert not is_same_place([], [])
+
+
+def test_lines_of_a_failure_are_without_the_calls_of_the_worker():
+    loop = f'  File "{WORKER_CODE}loop.py", line 126 in run\n'
+    head = "Thread 0x02 (most recent call first):\n"
+    own = '  File "/a/handler.py", line 12 in handle\n'
+    assert stack_lines(head + own + loop) == ['File "/a/handler.py", line 12 in handle']
+    assert len(stack_lines(head + loop)) == 1

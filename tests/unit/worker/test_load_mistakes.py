@@ -43,7 +43,15 @@ def explained(load, source, **files):
             "has no 'cleen' (mine_to_load.py:1); it defines clean. Did you mean",
         ),
         ("import nobody_has_this\n", "If it is a file of yours, put it beside the handler"),
-        ("from os import nothing_like_that\n", ""),  # of a library, whose names are not listed
+        (
+            "from os import nothing_like_that\n",
+            "os has no 'nothing_like_that' (mine_to_load.py:1). Correct the name, or use",
+        ),
+        ("from ts.torch_handler import BaseHandler\n", "Write `from ts.torch_handler.base_handler import BaseHandler`"),
+        (
+            "from json import lodas\n",
+            "json has no 'lodas' (mine_to_load.py:1). Did you mean loads?",
+        ),
         ("1 / 0\n", ""),  # nothing to add to the exception
     ],
 )

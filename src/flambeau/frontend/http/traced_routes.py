@@ -16,7 +16,7 @@ PATTERNS = {  # what follows the first segment; the paths of OpenAI are their ow
     "models": ("{model_name}", "invoke"),
     "wfpredict": ("{workflow_name}",),
 }
-ALWAYS_TRACED = ("predictions", "explanations", "invocations")  # with any method but OPTIONS
+ALWAYS_TRACED = ("predictions", "explanations", "invocations", "wfpredict")  # with any method but OPTIONS
 BY_MODEL = ("v1", "v2")  # KServe's paths: …/models/{model_name}…
 
 

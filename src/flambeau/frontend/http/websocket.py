@@ -26,6 +26,7 @@ from flambeau.serving.model import Model
 from flambeau.serving.reply_budget import resume_below_bytes
 from flambeau.serving.scheduling.sessions import value_of
 from flambeau.serving.server import Server
+from flambeau.serving.traces import RequestTrace, Tracing
 from flambeau.wire.messages import Part
 
 logger = logging.getLogger(__name__)
@@ -511,6 +512,8 @@ class ModelSession:
     ) -> None:
         self._keys = keys
         self._authorization = exchange.header("authorization")
+        self._tracing = server.tracing
+        self._handshake = exchange.headers
         self._model = model
         self._version = version
         self._request_id = exchange.request_id
@@ -595,6 +598,8 @@ class ModelSession:
         )
         if self._priority is not None:
             job.priority = self._priority
+        if self._tracing is not None:
+            reply.trace = self._begin_trace(self._tracing, job)
         self._running[reply] = job
         try:
             if self._keys is not None:  # again: the key may have expired, or was revoked
@@ -603,6 +608,15 @@ class ModelSession:
         except FlambeauError as error:
             reply.on_error(error)
 
+    def _begin_trace(self, tracing: Tracing, job: Job) -> RequestTrace | None:
+        """The trace of a message; the handshake names its parent. None if it is not recorded."""
+        trace = tracing.begin(self._handshake, job.arrived)
+        if trace is not None:
+            attributes = {"http.route": "/predictions/{model_name}", "network.protocol.name": "websocket"}
+            trace.describe("WEBSOCKET /predictions/{model_name}", attributes)
+            trace.add(job, self._model.name, self._model.version)
+        return trace
+
     def send(self, payload: bytes, *, is_text: bool) -> None:
         if self._connection is not None:
             self._connection.send(payload, is_text=is_text)
@@ -610,6 +624,7 @@ class ModelSession:
     def on_replied(self, reply: SocketReply) -> None:
         """A reply is complete: continue with the next message."""
         self._running.pop(reply, None)
+        reply.end_trace()
         connection = self._connection
         if connection is None:
             return
@@ -622,11 +637,13 @@ class ModelSession:
     def on_failed(self, reply: SocketReply, error: FlambeauError) -> None:
         """Close with the error: what follows may depend on the message that failed."""
         job = self._running.pop(reply, None)
+        status = status_and_type(error)[0]
+        reply.end_trace(str(status) if status >= 500 else "")
         if isinstance(error, JobFailed) and error.cause and job is not None:
             text, extra = "request %s to %s: %s\n%s", {**job.log_fields, "model": self._model.name}
             logger.warning(text, job.request_id, self._model, error, error.cause.rstrip(), extra=extra)
         if self._connection is not None:
-            self._connection.close(ERROR_CODES + status_and_type(error)[0], self._reason(error))
+            self._connection.close(ERROR_CODES + status, self._reason(error))
 
     def _reason(self, error: FlambeauError) -> str:
         """The first sentence of the cause, if the server shows details, or of the text: a close frame holds little."""
@@ -639,8 +656,9 @@ class ModelSession:
         self._waiting.clear()
         self._waiting_bytes = 0
         running, self._running = self._running, {}
-        for job in running.values():
+        for reply, job in running.items():
             job.cancel()
+            reply.end_trace("client_disconnected")
         if self._sequence:
             self._model.end_sequence(self._sequence)
             self._sequence = ""
@@ -657,13 +675,20 @@ class ModelSession:
 class SocketReply:
     """Sends each part of one job's reply as a message; an empty one ends the reply."""
 
-    __slots__ = ("_is_started", "_is_text", "_model", "_session")
+    __slots__ = ("_is_started", "_is_text", "_model", "_session", "trace")
 
     def __init__(self, session: ModelSession, model: Model, *, is_text: bool) -> None:
         self._session = session
         self._model = model
         self._is_text = is_text  # of the request; the reply is the same if it can be
         self._is_started = False
+        self.trace: RequestTrace | None = None
+
+    def end_trace(self, error: str = "") -> None:
+        """The message is answered, or will not be: send its spans, once."""
+        trace, self.trace = self.trace, None
+        if trace is not None:
+            trace.end({}, error)
 
     def on_parts(self, parts: list[Part]) -> None:
         first = parts[0]

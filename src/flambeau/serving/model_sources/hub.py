@@ -84,7 +84,10 @@ def fetch(name: HubName) -> Path:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError:
-        raise ConfigError(f"{name} is a name of the Hugging Face hub; to download it: {INSTALL}") from None
+        raise ConfigError(
+            f"there is no folder {name}, so that it is taken for a model of the Hugging Face hub; to download it: "
+            f"{INSTALL}"
+        ) from None
     for library in ("httpx", "httpx2"):  # one line for each file otherwise
         logging.getLogger(library).setLevel(logging.WARNING)
     try:
@@ -144,4 +147,7 @@ def explain(errors: Any, name: HubName, error: Exception) -> str:
         return f"{constants.ENDPOINT} rejects the token; set HF_TOKEN to a valid one (hf auth login)"
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0] if lines else ''}"
-    return f"{name} cannot be downloaded from {constants.ENDPOINT} ({text}); check the connection and try again"
+    return (
+        f"{name} cannot be downloaded from {constants.ENDPOINT} ({text}); check the connection and try again. "
+        f"A local folder would be ./{name.repo}, which does not exist"
+    )

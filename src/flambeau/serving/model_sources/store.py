@@ -93,6 +93,9 @@ class Store:
     def _check(self, url: str) -> Path:
         """Raise if the URL itself is not acceptable. Clients rely on the order of the checks."""
         if self.folder is None:
+            if self._exact_paths and is_hub_name(url):
+                cause = f"it is no model of this server, which has no model store; {hub_remedy(url, 'STORE')}"
+                raise ModelNotFound(f"Model not found at: {url}", cause=f"{cause} on one with --model-store STORE")
             raise ModelNotFound("Model store has not been configured.", cause=NO_STORE)
         if not url:
             raise ModelNotFound("empty url")
@@ -111,13 +114,8 @@ class Store:
         except (OSError, ValueError):
             raise ModelNotFound(f"Model not found at: {url}") from None  # a name that the file system rejects
         if is_hub_name(url):
-            repository = url.partition("@")[0]
-            name = Path(repository).name
-            remedy = (
-                f"if it is a model of the Hugging Face hub, start the server with it (flambeau serve {url}), or "
-                f"download it (hf download {repository} --local-dir {folder / name}) and register {name}"
-            )
-            raise ModelNotFound(f"Model not found at: {url}", cause=f"it is not in the model store; {remedy}")
+            cause = f"it is not in the model store; {hub_remedy(url, str(folder))}"
+            raise ModelNotFound(f"Model not found at: {url}", cause=cause)
         remedy = f"copy it there and register {path.name}, or start the server with --allow-url 'file://{path}'"
         raise ModelNotFound(f"Model not found at: {url}", cause=f"it is not in the model store {folder}; {remedy}")
 
@@ -238,6 +236,16 @@ class Store:
         except OSError as error:
             raise ConfigError(f"archives cannot be unpacked: {error}; set TMPDIR to a writable folder") from None
         return folder
+
+
+def hub_remedy(url: str, store: str) -> str:
+    """How to serve a model of the Hugging Face hub, which a registration does not download."""
+    repository = url.partition("@")[0]
+    name = Path(repository).name
+    return (
+        f"if it is a model of the Hugging Face hub, start the server with it (flambeau serve {url}), or download it "
+        f"(hf download {repository} --local-dir {store}/{name}) and register {name}"
+    )
 
 
 def unpacked_twin(archive: Path) -> Path | None:

@@ -7,20 +7,24 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from flambeau.config.model import ModelConfig
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
+from flambeau.serving.workers.endless_loops import find_endless_loop
 from flambeau.serving.workers.health import (
     StepTimes,
     WorkerWatch,
     hang_in_words,
+    needs_proof,
     slow_after_s,
     slowness_in_words,
 )
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.process_state import ProcessState, is_stopped, read_process
 from flambeau.serving.workers.remote_worker import RemoteWorker
+from flambeau.small_files import read_small
 from flambeau.wire.stack_dumps import StackDump, is_same_place, main_stack
 
 logger = logging.getLogger(__name__)
@@ -95,6 +99,9 @@ class HangDetector:
         if hang != "stopped":
             [pid] = pids
             dumps = [await asyncio.to_thread(take_dump, pid, 0.0)]
+            if needs_proof(hang, self._times) and not await asyncio.to_thread(is_in_endless_loop, dumps[0]):
+                watch.clear()  # it may just be slow
+                return
             if hang == "computing":
                 dumps += [await asyncio.to_thread(take_dump, pid, CONFIRMATION_S) for _ in range(CONFIRMATIONS - 1)]
             frames, *later = [main_stack(dump) for dump in dumps]
@@ -113,6 +120,18 @@ class HangDetector:
         self._events.worker_hung(worker.spec.ref, words)
         stacks = f"{stacks}\n{kernel}\n" if stacks else f"{kernel}\n"
         worker.kill(WorkerExit(reason=words, is_hung=True, spares_jobs=hang == "stopped", stacks=stacks))
+
+
+def is_in_endless_loop(dump: str) -> bool:
+    """Whether the main thread is in a loop whose source shows that it cannot end. Call it in a thread."""
+    frames = main_stack(dump)
+    if not frames:
+        return False
+    try:
+        source = read_small(Path(frames[0].file)).decode()
+    except (OSError, ValueError):
+        return False
+    return find_endless_loop(source, int(frames[0].line)) is not None
 
 
 def take_dump(pid: int, after_s: float) -> str:

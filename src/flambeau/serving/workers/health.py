@@ -59,14 +59,14 @@ def slow_after_s(times: StepTimes, hang_s: float) -> float:
     return max(SLOW_FACTOR * times.usual_s, MIN_SLOW_S) if times.is_learned else max(hang_s, MIN_SLOW_S)
 
 
-def hung_after_s(hang: Hang, times: StepTimes, hang_s: float) -> float | None:
-    """How long a worker may be like that before it is replaced; None: it may just be slow.
+def hung_after_s(hang: Hang, times: StepTimes, hang_s: float) -> float:
+    """How long a worker may be like that before it is replaced."""
+    return hang_s if hang != "computing" else max(SLOW_FACTOR * times.usual_s, LOOP_FACTOR * hang_s)
 
-    Computing is work, unless the model is known to be much quicker.
-    """
-    if hang != "computing":
-        return hang_s
-    return max(SLOW_FACTOR * times.usual_s, LOOP_FACTOR * hang_s) if times.is_learned else None
+
+def needs_proof(hang: Hang, times: StepTimes) -> bool:
+    """Whether it may just be slow. Computing is work, unless the model is known to be much quicker."""
+    return hang == "computing" and not times.is_learned
 
 
 @dataclass(slots=True)
@@ -103,8 +103,7 @@ class WorkerWatch:
         """Whether it hangs: the sign was seen often and for long enough."""
         if self.hang is None or self.num_looks < MIN_LOOKS:
             return False
-        limit_s = hung_after_s(self.hang, times, hang_s)
-        return limit_s is not None and self.held_s(silent_s, now) >= limit_s
+        return self.held_s(silent_s, now) >= hung_after_s(self.hang, times, hang_s)
 
     def clear(self) -> None:
         """It made progress."""
@@ -133,6 +132,8 @@ def hang_in_words(hang: Hang, held_s: float, place: str, times: StepTimes) -> st
     if hang == "locked":
         where = f" ({place})" if place else ""
         return f"it hung: it waited {held_s:.0f} s for a lock that no other thread of it can release{where}"
+    if needs_proof(hang, times):
+        return f"it hung: it computed for {held_s:.0f} s in a loop that has no end ({place})"
     return (
         f"it hung: it computed for {held_s:.0f} s in the same function ({place}) and got nowhere; "
         f"its batches usually take at most {times.usual_s:g} s"

@@ -12,6 +12,7 @@ from typing import Any
 from flambeau.errors import FlambeauError, NodeFailed
 from flambeau.serving.job import Job, ReplyCollector, RequestBody, priority_of
 from flambeau.serving.model import Model
+from flambeau.serving.traces import RequestTrace
 from flambeau.torchserve.workflows.spec import WorkflowNode, WorkflowSpec
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ class WorkflowRequest:
     request_id: str
     headers: list[tuple[str, str]]
     body: bytes
+    trace: RequestTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ async def _ask(model: Model, node: WorkflowNode, call: WorkflowRequest, given: N
         fields=given.fields,
     )
     job.priority = priority_of(call.headers)
+    if call.trace is not None:
+        call.trace.add(job, model.name, model.version)
     model.add(job)
     try:
         async with asyncio.timeout(node.settings.timeout_ms / 1000):

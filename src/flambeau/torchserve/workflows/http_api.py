@@ -81,7 +81,8 @@ class WorkflowExtension:
         body = exchange.take_body()
         content = body.content if body.segment is None else bytes(body.segment.memory[: body.size_bytes])
         body.release()
-        request = WorkflowRequest(request_id=exchange.request_id, headers=exchange.headers, body=content)
+        trace = exchange.trace
+        request = WorkflowRequest(request_id=exchange.request_id, headers=exchange.headers, body=content, trace=trace)
         exchange.respond(200, await self.workflows.predict(segments[1], request), (JSON_TYPE,))
 
     async def _register(self, exchange: Exchange) -> None:

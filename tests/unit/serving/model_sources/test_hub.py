@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flambeau.config.value_types import read_model_path
 from flambeau.serving.model_sources.hub import choose_files, read_hub_name
 
 
@@ -29,6 +30,14 @@ def test_names_of_the_hub(path, repo, revision):
 )
 def test_paths_are_not_names_of_the_hub(path):
     assert read_hub_name(Path(path)) is None
+
+
+@pytest.mark.parametrize("path", ["./acme/cls", "acme/cls/"])
+def test_spelled_as_a_path_it_is_no_name_of_the_hub(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_model_path(path) == tmp_path / "acme" / "cls"
+    assert read_hub_name(read_model_path(path)) is None
+    assert read_hub_name(read_model_path("acme/cls")) is not None
 
 
 def test_misspelled_path_in_an_existing_folder_is_not_a_name(tmp_path, monkeypatch):

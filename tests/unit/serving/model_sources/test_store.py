@@ -117,3 +117,13 @@ def test_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(PermissionError):
         make_private(tmp_path)
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+async def test_model_of_the_hub_is_not_registered_and_the_remedy_is_told(tmp_path, has_store):
+    with pytest.raises(ModelNotFound, match="Model not found at: acme/mood@v1") as caught:
+        await Store(tmp_path if has_store else None, exact_paths=True).open("acme/mood@v1")
+    assert "flambeau serve acme/mood@v1" in caught.value.cause
+    assert "hf download acme/mood --local-dir" in caught.value.cause
+    with pytest.raises(ModelNotFound, match="not been configured"):  # TorchServe's words
+        await Store(None).open("acme/mood")

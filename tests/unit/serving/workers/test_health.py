@@ -10,6 +10,7 @@ from flambeau.serving.workers.health import (
     WorkerWatch,
     hang_in_words,
     hung_after_s,
+    needs_proof,
     sign_of_hang,
     slow_after_s,
     slowness_in_words,
@@ -49,9 +50,12 @@ def test_times_beyond_the_last_bucket_are_kept():
     assert learned(1e9).usual_s > 1e6
 
 
-def test_computation_is_only_a_hang_if_the_model_is_known_to_be_quicker():
-    assert hung_after_s("computing", StepTimes(), 10) is None
-    assert hung_after_s("computing", learned(0.01, 19), 10) is None
+def test_computation_is_only_a_hang_if_the_model_is_known_to_be_quicker_or_it_is_proven():
+    assert needs_proof("computing", StepTimes())
+    assert needs_proof("computing", learned(0.01, 19))
+    assert not needs_proof("computing", learned(0.01))
+    assert not needs_proof("locked", StepTimes())
+    assert hung_after_s("computing", StepTimes(), 10) == 30
     assert hung_after_s("computing", learned(0.01), 10) == 30
     assert hung_after_s("computing", learned(10), 10) >= 100
     assert hung_after_s("stopped", StepTimes(), 10) == hung_after_s("locked", StepTimes(), 10) == 10
