@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
 from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, map_weights
+from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
@@ -61,7 +62,11 @@ def load_model(
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file."""
     path = Path(path)
     files = read_mxfp4(open_weights(path))
-    arch = read_architecture(path, files)
+    arch = read_declared(path, files)
+    unpacked = unpack_weights(files, arch)
+    if unpacked.message:
+        logger.warning("%s: %s", path, unpacked.message)
+        files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
     if arch.unknown_keys:
         logger.warning(
             "config.json of %s has keys that are not known for this family and have no effect: %s",
@@ -78,7 +83,13 @@ def load_model(
     return model
 
 
-def read_architecture(path: Path, files: list[WeightFile] | None = None) -> Architecture:
+def read_architecture(path: Path) -> Architecture:
+    """The architecture of a checkpoint, and the quantization that its network will have."""
+    arch = read_declared(path)
+    return as_unpacked(arch, unpack_weights(open_weights(path), arch).settings) if is_packed(arch) else arch
+
+
+def read_declared(path: Path, files: list[WeightFile] | None = None) -> Architecture:
     """The architecture from config.json, params.json or the folder's name, in this order."""
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint or one of its files")

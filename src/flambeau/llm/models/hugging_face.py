@@ -50,6 +50,7 @@ CANONICAL_FILES = {
     "grouped_qkv": False,
     "transposed": "",
 }
+QUANTIZATION_METHODS = ("flambeau", "gptq", "awq")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 DEFAULT_THETA = 10000.0
 
@@ -128,7 +129,7 @@ def check_supported(config: Config, family: Family) -> None:
         if key in config and key not in family.understands and config[key] not in values:
             raise CheckpointError(f"{key} {config[key]!r} is not supported; supported is {values[-1]!r}")
     quantization = section(config, "quantization_config")
-    if quantization and quantization.get("quant_method") not in ("flambeau", *family.dequantizes):
+    if quantization and quantization.get("quant_method") not in (*QUANTIZATION_METHODS, *family.dequantizes):
         raise CheckpointError(
             f"weights quantized by {quantization.get('quant_method')!r} are not supported; "
             "use the original checkpoint and quantize it with `flambeau llm quantize`"

@@ -1,0 +1,36 @@
+"""The methods of quantization whose checkpoints are read, by the `quant_method` of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from flambeau.llm.checkpoints.gptq import awq_format, gptq_format
+from flambeau.llm.checkpoints.packed_weights import LayerFormat, UnpackedFiles, unpack
+from flambeau.llm.checkpoints.weight_files import WeightFile
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.quantize.settings import QuantizationSettings
+
+METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
+    "gptq": gptq_format,
+    "awq": awq_format,
+}
+
+
+def unpack_weights(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
+    """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are."""
+    declared = arch.source.get("quantization_config") or {}
+    make = METHODS.get(declared.get("quant_method", ""))
+    return UnpackedFiles(files) if make is None else unpack(files, arch, make(declared))
+
+
+def is_packed(arch: Architecture) -> bool:
+    """Whether the weights were quantized elsewhere."""
+    return (arch.source.get("quantization_config") or {}).get("quant_method") in METHODS
+
+
+def as_unpacked(arch: Architecture, settings: QuantizationSettings | None) -> Architecture:
+    """The architecture for unpacked files: its quantization is what is left of it."""
+    declared = {} if settings is None else settings.to_config()
+    return replace(arch, source={**arch.source, "quantization_config": declared})
