@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.models.transformer import Transformer
 from support.tiny_models import ARCH, tiny_model
-from support.weights import config_of, hugging_face_tensors
+from support.weights import config_of, hugging_face_tensors, logits_of
 
 PACKABLE = replace(ARCH, hidden_size=128, head_size=32, intermediate_size=256, num_layers=2)
 
@@ -75,3 +76,11 @@ def to_words(values: Tensor, bits: int) -> Tensor:
     stream = (values.unsqueeze(-1) >> torch.arange(bits) & 1).flatten(-2)
     words = stream.unflatten(-1, (-1, 32)) << torch.arange(32)
     return words.sum(-1).to(torch.int32)  # wraps: the highest bit is the sign
+
+
+def check_equal(packed: Path, plain: Path) -> Transformer:
+    """The network of the packed folder, which must compute what that of the plain one does."""
+    model = load_model(packed, dtype=torch.float32)
+    expected = logits_of(load_model(plain, dtype=torch.float32))
+    torch.testing.assert_close(logits_of(model), expected, rtol=1e-5, atol=1e-5)
+    return model

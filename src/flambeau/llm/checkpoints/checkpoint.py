@@ -65,7 +65,8 @@ def load_model(
     arch = read_declared(path, files)
     unpacked = unpack_weights(files, arch)
     if unpacked.message:
-        logger.warning("%s: %s", path, unpacked.message)
+        level = logging.INFO if unpacked.is_smaller else logging.WARNING
+        logger.log(level, "%s: %s", path, unpacked.message)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
     if arch.unknown_keys:
         logger.warning(

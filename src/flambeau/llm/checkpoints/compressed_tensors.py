@@ -33,16 +33,49 @@ FORMATS = (
     "mixed-precision",
 )
 KEYS = frozenset(
-    "quant_method format config_groups ignore kv_cache_scheme sparsity_config transform_config quantization_status "
-    "global_compression_ratio version run_compressed".split()
+    [
+        "quant_method",
+        "format",
+        "config_groups",
+        "ignore",
+        "kv_cache_scheme",
+        "sparsity_config",
+        "transform_config",
+        "quantization_status",
+        "global_compression_ratio",
+        "version",
+        "run_compressed",
+    ]
 )
 WEIGHT_KEYS = frozenset(
-    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs "
-    "scale_dtype zp_dtype".split()
+    [
+        "num_bits",
+        "type",
+        "symmetric",
+        "group_size",
+        "strategy",
+        "block_structure",
+        "dynamic",
+        "actorder",
+        "observer",
+        "observer_kwargs",
+        "scale_dtype",
+        "zp_dtype",
+    ]
 )
 LEAVES = frozenset(
-    "weight weight_packed weight_scale weight_zero_point weight_shape weight_g_idx weight_global_scale input_scale "
-    "input_zero_point input_global_scale".split()
+    [
+        "weight",
+        "weight_packed",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+        "weight_global_scale",
+        "input_scale",
+        "input_zero_point",
+        "input_global_scale",
+    ]
 )
 KV_SCALES = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "output_scale", "output_zero_point")
 PACKED_BITS = (4, 8)

@@ -11,15 +11,24 @@ from flambeau.llm.checkpoints.packed_layouts import fp4_layer, ill_formed, requi
 from flambeau.llm.checkpoints.packed_weights import LayerFormat, PackedLayer, Parts
 from flambeau.llm.errors import CheckpointError
 
-LEAVES = frozenset("weight weight_scale weight_scale_inv input_scale activation_scale input_scale_ub".split())
+LEAVES = frozenset(["weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale", "input_scale_ub"])
 KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 MARKERS = ("weight_scale_inv", "weight_scale")
-MODELOPT_LEAVES = frozenset("weight weight_scale weight_scale_2 input_scale".split())
+MODELOPT_LEAVES = frozenset(["weight", "weight_scale", "weight_scale_2", "input_scale"])
 MODELOPT_KINDS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4")
 MODELOPT_BLOCK = 128
 KEYS = frozenset(
-    "quant_method fmt weight_block_size activation_scheme modules_to_not_convert ignored_layers scale_fmt "
-    "activation_scale_ub dequantize".split()
+    [
+        "quant_method",
+        "fmt",
+        "weight_block_size",
+        "activation_scheme",
+        "modules_to_not_convert",
+        "ignored_layers",
+        "scale_fmt",
+        "activation_scale_ub",
+        "dequantize",
+    ]
 )
 
 
@@ -59,8 +68,9 @@ def modelopt_format(config: Mapping[str, Any]) -> LayerFormat:
     """ModelOpt's fp8 and NVFP4."""
     kind = str(config.get("quant_algo") or "").upper()
     if kind not in MODELOPT_KINDS:
+        found = config.get("quant_algo")
         raise CheckpointError(
-            f"ModelOpt's quant_algo {config.get('quant_algo')!r} is not supported; supported are {', '.join(MODELOPT_KINDS)}"
+            f"ModelOpt's quant_algo {found!r} is not supported; supported are {', '.join(MODELOPT_KINDS)}"
         )
     has_cache_scales = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     return LayerFormat(

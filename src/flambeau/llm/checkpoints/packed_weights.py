@@ -67,6 +67,7 @@ class UnpackedFiles:
     files: list[WeightFile]
     settings: QuantizationSettings | None = None
     message: str = ""  # one line on what was done
+    is_smaller: bool = True  # no layer was dequantized
 
 
 class UnpackedFile:
@@ -108,7 +109,8 @@ def unpack(files: list[WeightFile], arch: Architecture, layer_format: LayerForma
         replaced[marked[name]] = {f"{name}.{leaf}": value for leaf, value in leaves.items()}
     replaced |= {name: {} for name in tensors if name.endswith(tuple(f".{leaf}" for leaf in layer_format.unused))}
     opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
-    return UnpackedFiles(opened, settings, describe(layer_format, layers, kept, settings))
+    message = describe(layer_format, layers, kept, settings)
+    return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers))
 
 
 def marked_layers(names: Iterable[str], markers: Sequence[str]) -> dict[str, str]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from flambeau.llm.checkpoints.compressed_tensors import compressed_tensors_format
+from flambeau.llm.checkpoints.fp8 import fp8_format, modelopt_format
 from flambeau.llm.checkpoints.gptq import awq_format, gptq_format
 from flambeau.llm.checkpoints.packed_weights import LayerFormat, UnpackedFiles, unpack
 from flambeau.llm.checkpoints.weight_files import WeightFile
@@ -15,6 +17,10 @@ from flambeau.llm.quantize.settings import QuantizationSettings
 METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
     "gptq": gptq_format,
     "awq": awq_format,
+    "compressed-tensors": compressed_tensors_format,
+    "fp8": fp8_format,
+    "fbgemm_fp8": fp8_format,
+    "modelopt": modelopt_format,
 }
 
 

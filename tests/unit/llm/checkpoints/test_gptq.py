@@ -15,7 +15,7 @@ from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack, build, quantize_on_load
 from flambeau.llm.quantize.settings import read_quantization
-from support.packed_checkpoints import PACKABLE, to_levels, to_words, write_packed
+from support.packed_checkpoints import PACKABLE, check_equal, to_levels, to_words, write_packed
 from support.tiny_models import tiny_model
 from support.weights import logits_of
 
@@ -61,14 +61,6 @@ def config(**options):
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
-
-
-def check_equal(packed, plain, **options):
-    """The network of the packed folder computes what that of the plain one does."""
-    model = load_model(packed, dtype=torch.float32, **options)
-    expected = logits_of(load_model(plain, dtype=torch.float32))
-    torch.testing.assert_close(logits_of(model), expected, rtol=1e-5, atol=1e-5)
-    return model
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
