@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from flambeau.llm.checkpoints.bitsandbytes import bitsandbytes_format
 from flambeau.llm.checkpoints.compressed_tensors import compressed_tensors_format
 from flambeau.llm.checkpoints.fp8 import fp8_format, modelopt_format
 from flambeau.llm.checkpoints.gptq import awq_format, gptq_format
 from flambeau.llm.checkpoints.packed_weights import LayerFormat, UnpackedFiles, unpack
+from flambeau.llm.checkpoints.torchao import torchao_format
 from flambeau.llm.checkpoints.weight_files import WeightFile
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.quantize.settings import QuantizationSettings
@@ -21,6 +23,8 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
     "fp8": fp8_format,
     "fbgemm_fp8": fp8_format,
     "modelopt": modelopt_format,
+    "bitsandbytes": bitsandbytes_format,
+    "torchao": torchao_format,
 }
 
 

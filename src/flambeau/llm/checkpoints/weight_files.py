@@ -84,6 +84,11 @@ class SafetensorsFile:
         except (SafetensorError, OSError, ValueError, MemoryError) as error:
             raise unreadable(path, error) from error
 
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file's header says beside its tensors."""
+        return self._file.metadata() or {}
+
     def __iter__(self) -> Iterator[StoredTensor]:
         """The tensors in the order of the file, so that it is read from front to back."""
         for name in self._file.offset_keys():

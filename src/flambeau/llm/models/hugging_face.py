@@ -49,7 +49,17 @@ CANONICAL_FILES = {
     "grouped_qkv": False,
     "transposed": "",
 }
-QUANTIZATION_METHODS = ("flambeau", "gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt")
+QUANTIZATION_METHODS = (
+    "flambeau",
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "fp8",
+    "fbgemm_fp8",
+    "modelopt",
+    "bitsandbytes",
+    "torchao",
+)
 LAYER_TYPES = ("full_attention", "sliding_attention")
 DEFAULT_THETA = 10000.0
 
