@@ -109,7 +109,7 @@ def unpack(files: list[WeightFile], arch: Architecture, layer_format: LayerForma
         replaced[marked[name]] = {f"{name}.{leaf}": value for leaf, value in leaves.items()}
     replaced |= {name: {} for name in tensors if name.endswith(tuple(f".{leaf}" for leaf in layer_format.unused))}
     opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
-    message = describe(layer_format, layers, kept, settings)
+    message = describe(layer_format.title, layers, kept, settings, layer_format.remark)
     return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers))
 
 
@@ -189,10 +189,11 @@ def weights_of(arch: Architecture, settings: QuantizationSettings) -> Iterator[t
 
 
 def describe(
-    layer_format: LayerFormat,
+    title: str,
     layers: Mapping[str, PackedLayer],
     kept: frozenset[str],
     settings: QuantizationSettings | None,
+    remark: str = "",
 ) -> str:
     """One line on what stays quantized and what is dequantized."""
     num_other = len(layers) - len(kept)
@@ -203,5 +204,4 @@ def describe(
     if num_other:
         size_gb = sum(layer.weight.shape.numel() for name, layer in layers.items() if name not in kept) * 2 / 1e9
         parts.append(f"{num_other} layers are dequantized and take {size_gb:.1f} GB in 16 bits")
-    remark = f"; {layer_format.remark}" if layer_format.remark else ""
-    return f"weights quantized by {layer_format.title}: {', '.join(parts)}{remark}"
+    return f"weights quantized by {title}: {', '.join(parts)}{f'; {remark}' if remark else ''}"
