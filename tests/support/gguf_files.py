@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import sentencepiece
 import torch
 
 Values = Mapping[str, Any]
@@ -84,3 +85,12 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def by_pairs(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Rows of queries or keys with the two coordinates of a rotation side by side, as Llama's GGUF files have them."""
     return rows.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).reshape(rows.shape)
+
+
+def pieces_of(content: bytes) -> dict[str, Any]:
+    """The vocabulary of a SentencePiece model as a GGUF file has it."""
+    p = sentencepiece.SentencePieceProcessor(model_proto=content)
+    numbers = range(p.vocab_size())
+    kinds = [2 if p.is_unknown(i) else 3 if p.is_control(i) else 6 if p.is_byte(i) else 1 for i in numbers]
+    scores = [float(p.get_score(i)) for i in numbers]
+    return {"tokens": [p.id_to_piece(i) for i in numbers], "scores": scores, "token_type": kinds}

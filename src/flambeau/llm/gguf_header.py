@@ -23,6 +23,7 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
+ENDS = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"})
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -47,6 +48,15 @@ class GgufHeader:
     @property
     def architecture(self) -> str:
         return str(self.values.get("general.architecture", ""))
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The ids that end a text or a turn: those that the file names, and control tokens known for it."""
+        named = [self.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        tokens = self.values.get("tokenizer.ggml.tokens") or []
+        types = self.values.get("tokenizer.ggml.token_type") or []
+        known = [i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3 and text in ENDS]
+        return tuple(dict.fromkeys(i for i in (*named, *known) if isinstance(i, int)))
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the architecture's own, such as `context_length`."""

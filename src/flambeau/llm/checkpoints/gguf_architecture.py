@@ -81,7 +81,7 @@ def common(header: GgufHeader) -> dict[str, Any]:
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": header.values.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": end_ids(header),
+        "eos_token_id": list(header.end_ids),
         "torch_dtype": DTYPES.get(header.values.get("general.file_type", -1), "bfloat16"),
         "rope_parameters": rope_parameters(header),
     }
@@ -92,13 +92,6 @@ def common(header: GgufHeader) -> dict[str, Any]:
         for key, value in header.values.items()
         if key.startswith(start) and key.removeprefix(start) not in known
     }
-
-
-def end_ids(header: GgufHeader) -> list[int]:
-    """The ids that end a text or a turn."""
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = [header.values.get(f"tokenizer.ggml.{name}") for name in names]
-    return list(dict.fromkeys(i for i in ids if isinstance(i, int)))
 
 
 def scalar(header: GgufHeader, key: str) -> Any:

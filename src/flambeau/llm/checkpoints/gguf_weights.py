@@ -250,7 +250,7 @@ def q4_k_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Eight groups of 32 levels with scales and minimums of 6 bits, and a factor for each kind of these."""
     blocks = rows.view(len(rows), -1, 144)
     factor, minimum_factor = halves(blocks[:, :, :2]), halves(blocks[:, :, 2:4])
-    low, middle, high = blocks[:, :, 4:16].split(4, dim=2)
+    low, middle, high = torch.split(blocks[:, :, 4:16], 4, dim=2)
     scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=2).float() * factor.unsqueeze(2)
     minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=2).float() * -minimum_factor.unsqueeze(2)
     levels = nibbles(blocks[:, :, 16:].reshape(len(rows), -1, 4, 32))

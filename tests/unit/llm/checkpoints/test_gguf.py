@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.loader import load_engine
 from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import reference
-from support.gguf_files import by_pairs, write_gguf
+from support.gguf_files import by_pairs, pieces_of, write_gguf
+from support.language_models import HEADS, KV_HEADS, write_language_model
+from support.tokenizer_files import sentencepiece_bytes
 
 IDS = torch.tensor([[3, 1, 4, 15, 9, 26, 53, 58, 9, 7, 93, 12, 77]])
 LLAMA = ("llama", "granite", "smollm3")
@@ -265,3 +272,25 @@ def test_unknown_keys_are_named(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         load_model(tmp_path)
     assert "llama.twist" in caplog.text
+
+
+def test_the_file_alone_is_enough_for_an_engine(tmp_path):
+    folder = write_language_model(tmp_path / "folder")
+    tensors = load_file(folder / "model.safetensors")
+    for part, heads in {".q_proj.": HEADS, ".k_proj.": KV_HEADS}.items():
+        tensors |= {name: by_pairs(tensor, heads) for name, tensor in tensors.items() if part in name}
+    config = SimpleNamespace(**json.loads((folder / "config.json").read_text()), rope_parameters={"rope_theta": 1e4})
+    special = {"bos_token_id": 1, "eos_token_id": 2}
+    pieces = {**pieces_of(sentencepiece_bytes()), **special, "model": "llama"}
+    tokenizer = {f"ggml.{key}": value for key, value in pieces.items()}
+    path = tmp_path / "alone" / "small.gguf"
+    write_gguf(path, "llama", tensors, values_of(config), tokenizer=tokenizer)
+    options = {"compile": False, "num_blocks": 40}
+    texts = []
+    for checkpoint in (folder, path):
+        engine = load_engine(checkpoint, **options)
+        texts.append(
+            [output.text for output in engine.generate(["To be, or"], SamplingParams(max_tokens=12, temperature=0))]
+        )
+        engine.close()
+    assert texts[0] == texts[1]
