@@ -41,6 +41,7 @@ from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.mistral_params import from_mistral, is_mistral
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.tensor_names import Renames, canonical_name
 from flambeau.llm.models.transformer import Transformer
@@ -69,8 +70,8 @@ def load_model(
     if is_packed(arch):
         unpacked = unpack_weights(files, arch)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
-        level = logging.INFO if unpacked.is_smaller else logging.WARNING
-        logger.log(level, "%s: %s", path, unpacked.message)
+        if unpacked.message:
+            logger.log(logging.INFO if unpacked.is_smaller else logging.WARNING, "%s: %s", path, unpacked.message)
     if arch.unknown_keys:
         logger.warning(
             "config.json of %s has keys that are not known for this family and have no effect: %s",
@@ -113,7 +114,8 @@ def read_declared(path: Path, files: list[WeightFile] | None = None) -> Architec
         return read_hugging_face(folder)
     if (folder / "params.json").is_file():
         files = open_weights(path) if files is None else files
-        return from_meta(read_object(folder / "params.json", CheckpointError), vocab_size=embedding(files).shape[0])
+        params = read_object(folder / "params.json", CheckpointError)
+        return from_mistral(params) if is_mistral(params) else from_meta(params, vocab_size=embedding(files).shape[0])
     return preset(folder.resolve().name)
 
 
