@@ -240,11 +240,11 @@ KINDS = {
 }
 
 
-def reference(kind: str, seed: int = 0) -> Any:
+def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
     import transformers
 
-    options = {**OTHER_SIZES.get(KINDS[kind].family, TINY), **KINDS[kind].options}
+    options = {**OTHER_SIZES.get(KINDS[kind].family, TINY), **KINDS[kind].options, **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
     config = config_class(KINDS[kind].family)(**options, bos_token_id=1, eos_token_id=2)

@@ -216,11 +216,17 @@ def example_of(folder: Path, task: str) -> dict[str, Any] | None:
 
 def reject_unsupported_form(path: Path) -> None:
     """Reject a GGUF file, or a folder with one only, and the folder of an adapter, with the remedy."""
+    reject_adapter(path)
     gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None) if path.is_dir() else None
     if gguf is not None and not (path / "config.json").is_file():
         raise ConfigError(
-            f"{gguf} is a GGUF file, which is not supported; use the folder with safetensors that it was made from"
+            f"{gguf} is a GGUF file, a language model without a handler: serve it with `flambeau llm serve {gguf}`, or "
+            "name it in the model-config.yaml of a GptHandler (handler: model_path)"
         )
+
+
+def reject_adapter(path: Path) -> None:
+    """Reject the folder of an adapter, with the remedy."""
     adapter = path / "adapter_config.json"
     if adapter.is_file():
         base = read_document(adapter).get("base_model_name_or_path") or "another model"

@@ -13,7 +13,7 @@ import yaml
 
 from flambeau.archive.pack import Recipe, pack
 from flambeau.archive.packages import LLM, explain_missing, find_missing
-from flambeau.cli.options import check_checkpoint, checkpoint_folder
+from flambeau.cli.options import GGUF, check_checkpoint, checkpoint_folder
 from flambeau.cli.serve import ModelOverrides, to_overrides
 from flambeau.cli.serve import serve as serve_paths
 from flambeau.config.resolution import Settings, to_server_config
@@ -85,7 +85,7 @@ def serve(
     check_checkpoint(flags.model_path)
     check_flags(flags)
     check_packages(flags)
-    name = overrides.name or checkpoint_folder(flags.model_path).resolve().name
+    name = overrides.name or checkpoint_folder(flags.model_path).resolve().name.removesuffix(GGUF)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
         folder = write_model(Path(scratch), name, to_model_config(flags, ranks))
         try:

@@ -114,7 +114,8 @@ def settings_of(ctx: typer.Context, table: Sequence[Setting] | None = None) -> S
     return settings
 
 
-WEIGHTS = (".safetensors", ".pth", ".bin")
+GGUF = ".gguf"
+WEIGHTS = (".safetensors", ".pth", ".bin", GGUF)
 FILES = (*WEIGHTS, ".pt", ".json")  # each may stand for the folder it is in
 
 
@@ -123,9 +124,9 @@ def check_checkpoint(path: Path, option: str = "") -> None:
     named = f"{option} {path}" if option else str(path)
     if not path.exists():
         raise ConfigError(f"{named} does not exist; give a checkpoint folder or file{hub_hint(path)}")
-    from flambeau.archive.pretrained import reject_unsupported_form  # here: it loads yaml, which --help does not need
+    from flambeau.archive.pretrained import reject_adapter  # here: it loads yaml, which --help does not need
 
-    reject_unsupported_form(path)
+    reject_adapter(path)
     if path.is_dir() and not any(file.suffix in WEIGHTS for file in path.iterdir()):
         raise ConfigError(f"{named} holds no weights ({', '.join(WEIGHTS)}); give a checkpoint folder")
     if path.is_file() and path.suffix not in FILES:
@@ -133,7 +134,8 @@ def check_checkpoint(path: Path, option: str = "") -> None:
 
 
 def checkpoint_folder(path: Path) -> Path:
-    return path.parent if path.is_file() else path
+    """The folder of a checkpoint; a GGUF file is one by itself."""
+    return path.parent if path.is_file() and path.suffix != GGUF else path
 
 
 def hub_hint(path: Path) -> str:

@@ -227,8 +227,8 @@ def places_of(name: str, folder: Path) -> list[Path]:
 
 
 def folder_of(path: Path) -> Path:
-    """A checkpoint is a folder; older settings name the file in it."""
-    return path.parent if path.is_file() else path
+    """A checkpoint is a folder, or a GGUF file; older settings name the file in a folder."""
+    return path.parent if path.is_file() and path.suffix != ".gguf" else path
 
 
 def is_hub_name(name: str) -> bool:

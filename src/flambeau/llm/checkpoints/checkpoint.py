@@ -30,13 +30,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
+from flambeau.llm.checkpoints.gguf_weights import open_gguf
 from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
 from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, map_weights
+from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.mistral_params import from_mistral, is_mistral
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.tensor_names import Renames, canonical_name
 from flambeau.llm.models.transformer import Transformer
@@ -60,8 +65,13 @@ def load_model(
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file."""
     path = Path(path)
-    files = read_mxfp4(open_weights(path))
-    arch = read_architecture(path, files)
+    files = read_mxfp4(open_files(path))
+    arch = read_declared(path, files)
+    if is_packed(arch):
+        unpacked = unpack_weights(files, arch)
+        files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
+        if unpacked.message:
+            logger.log(logging.INFO if unpacked.is_smaller else logging.WARNING, "%s: %s", path, unpacked.message)
     if arch.unknown_keys:
         logger.warning(
             "config.json of %s has keys that are not known for this family and have no effect: %s",
@@ -78,23 +88,38 @@ def load_model(
     return model
 
 
-def read_architecture(path: Path, files: list[WeightFile] | None = None) -> Architecture:
-    """The architecture from config.json, params.json or the folder's name, in this order."""
+def read_architecture(path: Path) -> Architecture:
+    """The architecture of a checkpoint, and the quantization that its network will have."""
+    arch = read_declared(path)
+    return as_unpacked(arch, unpack_weights(open_files(path), arch).settings) if is_packed(arch) else arch
+
+
+def open_files(path: Path) -> list[WeightFile]:
+    """The weight files of a folder, or one file."""
+    return open_gguf(path) if is_gguf(path) else open_weights(path)
+
+
+def read_declared(path: Path, files: list[WeightFile] | None = None) -> Architecture:
+    """The architecture from a GGUF file, config.json, params.json or the folder's name, in this order."""
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint or one of its files")
     folder = path.parent if path.is_file() else path
     if not any(folder.iterdir()):
         raise CheckpointError(f"{path} is an empty folder; put the files of a checkpoint into it")
-    check_kind(path, folder)
+    check_kind(folder)
+    gguf = gguf_path(path)
+    if gguf is not None:
+        return gguf_architecture(read_model_header(gguf))
     if (folder / "config.json").is_file():
         return read_hugging_face(folder)
     if (folder / "params.json").is_file():
         files = open_weights(path) if files is None else files
-        return from_meta(read_object(folder / "params.json", CheckpointError), vocab_size=embedding(files).shape[0])
+        params = read_object(folder / "params.json", CheckpointError)
+        return from_mistral(params) if is_mistral(params) else from_meta(params, vocab_size=embedding(files).shape[0])
     return preset(folder.resolve().name)
 
 
-def check_kind(path: Path, folder: Path) -> None:
+def check_kind(folder: Path) -> None:
     """Raise for what looks like a model and is not one, or not in a known form."""
     adapter = folder / "adapter_config.json"
     if adapter.is_file():
@@ -102,11 +127,6 @@ def check_kind(path: Path, folder: Path) -> None:
         raise CheckpointError(
             f"{folder} holds an adapter of {base} (adapter_config.json), and adapters are not supported; merge it into "
             "that model (`merge_and_unload` of peft), save the result and serve that folder"
-        )
-    gguf = path if path.suffix == ".gguf" else next(folder.glob("*.gguf"), None)
-    if gguf is not None and not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{gguf} is a GGUF file, which is not supported; use the folder with safetensors that it was made from"
         )
 
 

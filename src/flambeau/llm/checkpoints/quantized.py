@@ -109,7 +109,9 @@ def names_to_quantize(model: Transformer, settings: QuantizationSettings) -> set
         elif isinstance(module, Experts):
             stacks = {f"{name}.{leaf}": stack for leaf, stack in module.named_parameters()}
             weights |= {
-                leaf: stack for leaf, stack in stacks.items() if stack.dim() == 3 and settings.fits(stack.shape[2])
+                leaf: stack
+                for leaf, stack in stacks.items()
+                if stack.dim() == 3 and settings.fits(leaf, stack.shape[2])
             }
     return {part for name, weight in weights.items() for layout in layouts(model.arch, name, weight) for part in layout}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ KNOWN_FILES = (  # the first that exists is used
     "pytorch_model.bin",
     "model.pth",
     "consolidated.00.pth",
+    "consolidated.safetensors.index.json",
+    "consolidated.safetensors",
 )
+MISTRAL_PART = re.compile(r"consolidated-\d+-of-\d+\.safetensors")  # its shards may come without an index
 TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -34,6 +38,7 @@ TYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -82,6 +87,11 @@ class SafetensorsFile:
             self._file: Any = safe_open(str(path), framework="pt", device="cpu")
         except (SafetensorError, OSError, ValueError, MemoryError) as error:
             raise unreadable(path, error) from error
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file's header says beside its tensors."""
+        return self._file.metadata() or {}
 
     def __iter__(self) -> Iterator[StoredTensor]:
         """The tensors in the order of the file, so that it is read from front to back."""
@@ -141,11 +151,21 @@ def weight_paths(path: Path) -> list[Path]:
         warn_of_newer(paths, [path / name for name in found[1:] if not name.endswith(".json")])
         return paths
     others = sorted(path.glob("*.safetensors"))
-    if len(others) != 1:
+    are_parts = bool(others) and all(MISTRAL_PART.fullmatch(other.name) for other in others)
+    if are_parts:
+        check_parts(others)
+    elif len(others) != 1:
         raise CheckpointError(
             f"{path} has no weights that are known: {', '.join(KNOWN_FILES)} or one .safetensors file"
         )
     return others
+
+
+def check_parts(paths: list[Path]) -> None:
+    """Raise if parts of a checkpoint are missing; their names tell how many there are."""
+    count = int(paths[0].stem.rpartition("-")[2])
+    if len(paths) != count:
+        raise CheckpointError(f"{paths[0].parent} has {len(paths)} of {count} files; download the checkpoint again")
 
 
 def warn_of_newer(used: list[Path], others: list[Path]) -> None:

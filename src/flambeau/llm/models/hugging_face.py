@@ -40,7 +40,6 @@ SUPPORTED = {  # options with only one supported value
     "mlp_type": (None, "default"),
     "norm_type": (None, "layer_norm"),
     "use_mrope": (None, False),
-    "compression_config": (None,),
 }
 ALWAYS_UNDERSTOOD = frozenset({"original_max_position_embeddings"})  # checked if positions are scaled
 CANONICAL_FILES = {
@@ -50,16 +49,41 @@ CANONICAL_FILES = {
     "grouped_qkv": False,
     "transposed": "",
 }
+QUANTIZATION_METHODS = (
+    "flambeau",
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "fp8",
+    "fbgemm_fp8",
+    "modelopt",
+    "bitsandbytes",
+    "torchao",
+)
 LAYER_TYPES = ("full_attention", "sliding_attention")
 DEFAULT_THETA = 10000.0
 
 
 def read_hugging_face(folder: Path) -> Architecture:
     """The architecture of a Hugging Face folder; generation_config.json may add end tokens."""
-    arch = from_hugging_face(read_object(folder / "config.json", CheckpointError))
+    arch = from_hugging_face(read_config(folder))
     generation = folder / "generation_config.json"
     more = token_ids(read_object(generation, CheckpointError).get("eos_token_id")) if generation.is_file() else ()
     return replace(arch, eos_ids=tuple(dict.fromkeys((*arch.eos_ids, *more))))
+
+
+def read_config(folder: Path) -> Config:
+    """config.json; how weights were quantized may be under another key, or in a file of ModelOpt."""
+    config = read_object(folder / "config.json", CheckpointError)
+    compression = config.pop("compression_config", None)
+    if compression and not config.get("quantization_config"):
+        config["quantization_config"] = {"quant_method": "compressed-tensors", **compression}
+    separate = folder / "hf_quant_config.json"
+    if separate.is_file() and not config.get("quantization_config"):
+        declared = section(read_object(separate, CheckpointError), "quantization")
+        if declared.get("quant_algo"):
+            config["quantization_config"] = {"quant_method": "modelopt", **declared}
+    return config
 
 
 def from_hugging_face(config: Config) -> Architecture:
@@ -128,7 +152,7 @@ def check_supported(config: Config, family: Family) -> None:
         if key in config and key not in family.understands and config[key] not in values:
             raise CheckpointError(f"{key} {config[key]!r} is not supported; supported is {values[-1]!r}")
     quantization = section(config, "quantization_config")
-    if quantization and quantization.get("quant_method") not in ("flambeau", *family.dequantizes):
+    if quantization and quantization.get("quant_method") not in (*QUANTIZATION_METHODS, *family.dequantizes):
         raise CheckpointError(
             f"weights quantized by {quantization.get('quant_method')!r} are not supported; "
             "use the original checkpoint and quantize it with `flambeau llm quantize`"

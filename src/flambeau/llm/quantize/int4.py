@@ -26,7 +26,15 @@ MAX_WEIGHTS_ON_GPU = 1 << 25  # … or keep a GPU busy
 class Int4Linear(nn.Module):
     """A linear layer with two weights per byte, the first in the upper half."""
 
-    def __init__(self, in_features: int, out_features: int, *, group_size: int, bias: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        group_size: int,
+        bias: bool = False,
+        scale_dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         num_groups = in_features // group_size
@@ -34,8 +42,8 @@ class Int4Linear(nn.Module):
         self.scales: Tensor
         self.minimums: Tensor
         self.register_buffer("weight", torch.empty(out_features, in_features // 2, dtype=torch.uint8))
-        self.register_buffer("scales", torch.empty(out_features, num_groups, dtype=torch.bfloat16))
-        self.register_buffer("minimums", torch.empty(out_features, num_groups, dtype=torch.bfloat16))
+        self.register_buffer("scales", torch.empty(out_features, num_groups, dtype=scale_dtype))
+        self.register_buffer("minimums", torch.empty(out_features, num_groups, dtype=scale_dtype))
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def fast_layer_for(layer: nn.Module, dtype: torch.dtype) -> FastLayer | None:
     """The faster version of a layer on its device; None: there is none."""
     if isinstance(layer, Int4Linear):
         if layer.weight.is_cuda:
-            return CudaInt4Linear if has_capability(layer.weight, 8, 0) else None
+            return partial(CudaInt4Linear, dtype=dtype) if has_capability(layer.weight, 8, 0) else None
         return CpuInt4Linear if layer.weight.device.type == "cpu" else None
     if isinstance(layer, Int8Linear):
         return CpuInt8Linear if layer.weight.device.type == "cpu" else None
@@ -89,14 +90,19 @@ class CpuInt8Linear(nn.Module):
         self.weight: Tensor
         self.scale: Tensor
         self.register_buffer("weight", aligned(plain.weight))
-        self.register_buffer("scale", aligned(plain.scale))
+        is_wide = plain.scale.dtype != torch.bfloat16  # the kernel has bfloat16: other scales are applied after it
+        self.register_buffer(
+            "scale", aligned(torch.ones_like(plain.scale, dtype=torch.bfloat16) if is_wide else plain.scale)
+        )
+        self.wide_scale: Tensor | None
+        self.register_buffer("wide_scale", plain.scale if is_wide else None)
         self.bias = plain.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
         flat = x.flatten(0, -2).to(torch.bfloat16)
         y = torch._weight_int8pack_mm(flat, self.weight, self.scale)
-        return shaped(y, x, self.bias)
+        return shaped(y if self.wide_scale is None else y * self.wide_scale, x, self.bias)
 
 
 class CpuInt4Linear(nn.Module):
@@ -133,23 +139,26 @@ def shaped(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 def scales_and_zeros(plain: Int4Linear) -> Tensor:
     """[groups, outputs, 2] in PyTorch's layout: its zero is the value of level 8, not of level 0."""
     zeros = plain.minimums.float() + 8 * plain.scales.float()
-    pairs = torch.stack((plain.scales, zeros.to(plain.scales.dtype)), dim=2)
-    return pairs.transpose(0, 1).contiguous()
+    pairs = torch.stack((plain.scales.float(), zeros), dim=2)
+    return pairs.transpose(0, 1).to(torch.bfloat16).contiguous()
 
 
 class CudaInt4Linear(nn.Module):
     """Int4Linear in the order of the Triton kernels: the two weights of a byte are half a group apart."""
 
-    def __init__(self, plain: Int4Linear) -> None:
+    def __init__(self, plain: Int4Linear, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.group_size = plain.group_size
+        scale_dtype = (
+            torch.bfloat16 if dtype == torch.bfloat16 else plain.scales.dtype
+        )  # rounded in this network anyway
         self.weight: Tensor
         self.scales: Tensor
         self.minimums: Tensor
         groups = unpack_int4(plain.weight).view(plain.out_features, -1, 2, plain.group_size // 2)
         self.register_buffer("weight", (groups[:, :, 0] << 4 | groups[:, :, 1]).flatten(1))
-        self.register_buffer("scales", plain.scales)
-        self.register_buffer("minimums", plain.minimums)
+        self.register_buffer("scales", plain.scales.to(scale_dtype))
+        self.register_buffer("minimums", plain.minimums.to(scale_dtype))
         self.bias = plain.bias
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:

@@ -66,14 +66,15 @@ def replacement_for(name: str, module: nn.Module, settings: QuantizationSettings
         return make(module, settings)
     if isinstance(module, Experts):
         for leaf in ("gate_up_proj", "down_proj"):
-            quantize_experts(module, leaf, settings, make)
+            quantize_experts(module, f"{name}.{leaf}", settings, make)
     return None
 
 
-def quantize_experts(experts: Experts, leaf: str, settings: QuantizationSettings, make: MakeLayer) -> None:
+def quantize_experts(experts: Experts, name: str, settings: QuantizationSettings, make: MakeLayer) -> None:
     """Replace the stacked weights of all experts."""
+    leaf = name.rpartition(".")[2]
     weight_NOI = getattr(experts, leaf)
-    if settings.fits(weight_NOI.shape[2]):
+    if settings.fits(name, weight_NOI.shape[2]):
         delattr(experts, leaf)
         stack = ExpertStack(make(as_linear(weight_NOI), settings), num_experts=len(weight_NOI), dtype=weight_NOI.dtype)
         experts.add_module(leaf, stack)
@@ -88,9 +89,13 @@ def quantized_layer(linear: nn.Linear, settings: QuantizationSettings) -> Quanti
 def empty_layer(linear: nn.Linear, settings: QuantizationSettings) -> QuantizedLinear:
     """A quantized layer of the same shape, to be filled from files."""
     size_in, size_out, bias = linear.in_features, linear.out_features, linear.bias is not None
+    scale_dtype = torch.float32 if settings.wide_scales else torch.bfloat16
     if settings.kind == "int4":
-        return Int4Linear(size_in, size_out, group_size=settings.group_size_for(size_in), bias=bias)
-    return (Int8Linear if settings.kind == "int8" else Fp8Linear)(size_in, size_out, bias=bias)
+        group_size = settings.group_size_for(size_in)
+        return Int4Linear(size_in, size_out, group_size=group_size, bias=bias, scale_dtype=scale_dtype)
+    if settings.kind == "int8":
+        return Int8Linear(size_in, size_out, bias=bias, scale_dtype=scale_dtype)
+    return Fp8Linear(size_in, size_out, bias=bias)
 
 
 class ExpertStack(nn.Module):

@@ -19,13 +19,15 @@ class RowScaledLinear(nn.Module):
     scale_dtype: ClassVar[torch.dtype]
     quantize_rows: ClassVar[staticmethod[[Tensor], tuple[Tensor, Tensor]]]  # → weights [O, I], scales [O]
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool = False, scale_dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight: Tensor
         self.scale: Tensor
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=self.weight_dtype))
-        self.register_buffer("scale", torch.empty(out_features, dtype=self.scale_dtype))
+        self.register_buffer("scale", torch.empty(out_features, dtype=scale_dtype or self.scale_dtype))
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     @classmethod

@@ -23,6 +23,8 @@ class QuantizationSettings:
     kind: Quantization
     group_size: int = 64  # int4: weights that share a scale
     lm_head: bool = False  # quantize the last layer too, unless it is tied to the embeddings
+    layers: frozenset[str] | None = None  # the only layers that are quantized, by name; None: all that can be
+    wide_scales: bool = False  # integers: scales in float32 instead of bfloat16, for files that were made elsewhere
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Quantization):
@@ -33,15 +35,19 @@ class QuantizationSettings:
     def to_config(self) -> dict[str, Any]:
         """The quantization_config of config.json."""
         settings = {"quant_method": METHOD, "kind": self.kind, "lm_head": self.lm_head}
+        settings |= {"layers": sorted(self.layers)} if self.layers is not None else {}
+        settings |= {"wide_scales": True} if self.wide_scales else {}
         return settings | ({"group_size": self.group_size} if self.kind == "int4" else {})
 
     def applies_to(self, name: str, linear: nn.Linear) -> bool:
         """Whether a layer is quantized. The router of experts is not: it is small, and its precision matters."""
         is_excluded = name.endswith((".gate", ".shared_expert_gate")) or (name == "lm_head" and not self.lm_head)
-        return not is_excluded and self.fits(linear.in_features)
+        return not is_excluded and self.fits(name, linear.in_features)
 
-    def fits(self, in_features: int) -> bool:
-        """Whether a layer with this many inputs can be quantized."""
+    def fits(self, name: str, in_features: int) -> bool:
+        """Whether the weights of this name and with this many inputs can be quantized."""
+        if self.layers is not None and name not in self.layers:
+            return False
         return self.kind != "int4" or any(in_features % size == 0 for size in GROUP_SIZES if size <= self.group_size)
 
     def group_size_for(self, in_features: int) -> int:
@@ -59,6 +65,8 @@ def read_quantization(config: Mapping[str, Any]) -> QuantizationSettings | None:
             kind=declared["kind"],
             group_size=declared.get("group_size", 64),
             lm_head=bool(declared.get("lm_head", False)),
+            layers=frozenset(declared["layers"]) if "layers" in declared else None,
+            wide_scales=bool(declared.get("wide_scales", False)),
         )
     except (KeyError, LLMError) as error:
         raise CheckpointError(f"the quantization_config of config.json is not understood: {error}") from error

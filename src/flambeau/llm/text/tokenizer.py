@@ -7,10 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flambeau.llm.gguf_header import GgufHeader, gguf_path, read_header
 from flambeau.llm.text.chat_template import ChatTemplate, Message, plain_text, read_messages
 from flambeau.llm.text.detokenizer import ByteDecoder, CharacterDecoder, Detokenizer, WindowDecoder, strip_leading
+from flambeau.llm.text.gguf_vocabulary import gguf_vocabulary
+from flambeau.llm.text.gguf_vocabulary import named_tokens as gguf_names
 from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates
-from flambeau.llm.text.vocabulary import SentencePieceVocabulary, TokenizersVocabulary, Vocabulary
+from flambeau.llm.text.vocabulary import (
+    SentencePieceVocabulary,
+    TokenizersVocabulary,
+    Vocabulary,
+    open_sentencepiece,
+    open_tokenizers,
+)
 
 MASK = "\ufdd0"  # a noncharacter: breaks up the names of special tokens in user text
 
@@ -161,18 +170,35 @@ class Tokenizer:
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """The tokenizer of a model's folder, of a `tokenizer.json`, or of a SentencePiece `.model`."""
+    """The tokenizer of a model's folder, of a `tokenizer.json`, of a SentencePiece `.model`, or of a GGUF file."""
+    gguf = gguf_path(Path(path))
+    if gguf is not None:
+        return gguf_tokenizer(read_header(gguf))
     file = find_file(Path(path))
     folder = file.parent
     settings = read_json(folder / "tokenizer_config.json")
     tokens = named_tokens(read_json(folder / "special_tokens_map.json")) | named_tokens(settings)
     vocabulary: Vocabulary
     if file.suffix == ".json":
-        vocabulary = TokenizersVocabulary(file, tokens)
+        vocabulary = TokenizersVocabulary(open_tokenizers(file), tokens)
     else:
         vocabulary = SentencePieceVocabulary(
-            file, added_tokens(folder, settings), add_bos=settings.get("add_bos_token") is not False
+            open_sentencepiece(file.read_bytes(), str(file)),
+            added_tokens(folder, settings),
+            add_bos=settings.get("add_bos_token") is not False,
         )
         names = {"bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}
         tokens = {name: vocabulary.token_bytes(i).decode() for name, i in names.items() if i is not None} | tokens
     return Tokenizer(vocabulary, tokens=tokens, eos_ids=end_ids(folder), templates=read_templates(folder, settings))
+
+
+def gguf_tokenizer(header: GgufHeader) -> Tokenizer:
+    """The tokenizer and the chat templates of a GGUF file."""
+    start = "tokenizer.chat_template"
+    templates = {
+        key.removeprefix(start).removeprefix(".") or "default": source
+        for key, source in header.values.items()
+        if key.startswith(start) and isinstance(source, str)
+    }
+    vocabulary = gguf_vocabulary(header)
+    return Tokenizer(vocabulary, tokens=gguf_names(header), eos_ids=header.end_ids, templates=templates)

@@ -67,8 +67,8 @@ class SentencePieceVocabulary:
     has_bytes = True
     finds_special = False
 
-    def __init__(self, path: Path, added: Mapping[str, AddedToken], add_bos: bool = True) -> None:
-        self._processor = p = open_sentencepiece(path)
+    def __init__(self, processor: Any, added: Mapping[str, AddedToken], add_bos: bool = True) -> None:
+        self._processor = p = processor
         self._pieces = self.num_base = p.vocab_size()
         added = {text: token for text, token in added.items() if token.token_id >= self._pieces}
         self._added = {token.token_id: text for text, token in added.items()}
@@ -123,15 +123,16 @@ class SentencePieceVocabulary:
         return None if found == self.unk_id and self._processor.id_to_piece(found) != piece else found
 
 
-def open_sentencepiece(path: Path) -> Any:
+def open_sentencepiece(content: bytes, source: str) -> Any:
+    """A processor of the library; `source` is named in errors."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
-        raise TokenizerError(f"{path} needs sentencepiece: pip install flambeau[llm]") from error
+        raise TokenizerError(f"{source} needs sentencepiece: pip install flambeau[llm]") from error
     try:
-        return SentencePieceProcessor(model_proto=path.read_bytes())
+        return SentencePieceProcessor(model_proto=content)
     except Exception as error:  # the library raises several kinds of exceptions
-        raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from error
+        raise TokenizerError(f"{source} is not a SentencePiece model: {error}") from error
 
 
 def dropped_spaces(processor: Any) -> LeadingSpaces:
@@ -149,8 +150,8 @@ class TokenizersVocabulary:
 
     finds_special = True
 
-    def __init__(self, path: Path, tokens: Mapping[str, str]) -> None:
-        self._tokenizer = t = open_tokenizers(path)
+    def __init__(self, tokenizer: Any, tokens: Mapping[str, str]) -> None:
+        self._tokenizer = t = tokenizer
         self._lock = threading.Lock()  # `encode_plain` changes a setting of the library's object
         self._added = {i: token.content for i, token in t.get_added_tokens_decoder().items()}
         self.special_ids: Mapping[str, int] = {

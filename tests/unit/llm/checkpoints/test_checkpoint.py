@@ -469,14 +469,6 @@ def test_adapter_is_not_served_as_its_base(tmp_path):
         load_model(tmp_path)
 
 
-def test_gguf_file_is_called_that(tmp_path):
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF\3\0\0\0")
-    for path in (file, tmp_path):
-        with pytest.raises(CheckpointError, match="is a GGUF file"):
-            read_architecture(path)
-
-
 def test_head_that_differs_from_tied_embeddings_is_rejected(tmp_path):
     write_checkpoint(tmp_path, "smol-lm")
     file = tmp_path / "model.safetensors"

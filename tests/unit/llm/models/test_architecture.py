@@ -140,7 +140,7 @@ def test_experts_are_counted_in_both_spellings():
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, ["short_factor", "32 numbers"]),
         ({"rope_scaling": {"type": "linear"}}, ["factor"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["rope_parameters", "layers"]),
-        ({"quantization_config": {"quant_method": "gptq"}}, ["'gptq'", "flambeau llm quantize"]),
+        ({"quantization_config": {"quant_method": "quip"}}, ["'quip'", "flambeau llm quantize"]),
         ({"hidden_size": None}, ["hidden_size"]),
         ({"num_hidden_layers": "many"}, ["num_hidden_layers", "'many'"]),
         ({"rms_norm_eps": -1}, ["rms_norm_eps"]),

@@ -1,0 +1,260 @@
+"""The weights of GGUF files, by the names that Llama's have elsewhere.
+
+Groups of 4 bits (Q4_0, Q4_1, Q4_K) are read into our own layout, exactly. The gguf package dequantizes other types.
+
+Shapes: O outputs · I inputs · N groups of 32 inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flambeau.llm.checkpoints.packed_weights import (
+    LazyTensor,
+    PackedLayer,
+    UnpackedFile,
+    UnpackedFiles,
+    choose_layout,
+    describe,
+)
+from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.gguf_header import GgufHeader, GgufTensor, gguf_parts, gguf_path, read_header
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.quantize.int4 import pack_int4
+
+FLOATS = {0: (torch.float32, np.float32), 1: (torch.float16, np.float16), 30: (torch.bfloat16, np.uint16)}
+GROUP_SIZE = 32
+ROTATED_BY_PAIRS = ("llama", "granite", "smollm3")  # rows of queries and keys are arranged otherwise than elsewhere
+TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+OTHER_NAMES = {  # of single architectures
+    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
+    "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+}
+CONSTANTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read with the header
+
+
+class GgufFile:
+    """A GGUF file; `header` is that of the first one if there are several."""
+
+    def __init__(self, path: Path, header: GgufHeader) -> None:
+        self.path, self._header = path, header
+        tensors = read_header(path).tensors.values()
+        self._tensors = {own_name(one.name, header.architecture): one for one in tensors if one.name not in CONSTANTS}
+
+    def __iter__(self) -> Iterator[StoredTensor]:
+        """The tensors in the order of the file."""
+        for name, tensor in self._tensors.items():
+            yield StoredTensor(self, name, shape_of(name, tensor), FLOATS.get(tensor.kind, FLOATS[0])[0])
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, dequantized if it is quantized, with rows in the usual order."""
+        tensor = self._tensors[name]
+        value = read_tensor(self.path, tensor)
+        order = row_order(tensor, self._header)
+        return (value if order is None else value[order]).view(shape_of(name, tensor))
+
+    def packed_layers(self) -> Iterator[tuple[str, PackedLayer]]:
+        """The quantized linear layers."""
+        for name, tensor in self._tensors.items():
+            if tensor.kind not in FLOATS and len(tensor.shape) == 2 and name != "model.embed_tokens.weight":
+                order = row_order(tensor, self._header)
+                yield name.removesuffix(".weight"), packed_layer(self, name, tensor, order)
+
+
+def open_gguf(path: Path) -> list[WeightFile]:
+    """The GGUF files of a path: one, or the parts of one model."""
+    first = gguf_path(path)
+    if first is None:
+        raise CheckpointError(f"{path} is no GGUF file")
+    header = read_header(first)
+    return [GgufFile(part, header) for part in gguf_parts(first)]
+
+
+def unpack_gguf(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
+    """The files with groups of 4 bits in our own layout, where whole modules have them."""
+    layers = {name: layer for file in files if isinstance(file, GgufFile) for name, layer in file.packed_layers()}
+    if not layers:
+        return UnpackedFiles(files)
+    settings, kept = choose_layout(arch, layers)
+    replaced: dict[str, Mapping[str, LazyTensor]] = {
+        f"{name}.weight": {f"{name}.{leaf}": value for leaf, value in layers[name].own.items()} for name in kept
+    }
+    opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
+    message = describe("GGUF", layers, kept, settings)
+    return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers))
+
+
+# ---- names and rows ----
+
+
+def own_name(name: str, architecture: str) -> str:
+    """The usual name of a tensor; unknown ones are kept."""
+    module, _, leaf = name.rpartition(".")
+    start = ""
+    if module.startswith("blk."):
+        _, layer, module = module.split(".", 2) if module.count(".") > 1 else ("", "", module)
+        start = f"model.layers.{layer}."
+    names = {**LAYER_NAMES, **OTHER_NAMES.get(architecture, {})} if start else TOP_NAMES
+    if module not in names:
+        return name
+    return start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}"
+
+
+def shape_of(name: str, tensor: GgufTensor) -> torch.Size:
+    is_gate = name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1
+    return torch.Size((1, *tensor.shape) if is_gate else tensor.shape)
+
+
+def row_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
+    """Where the rows of a tensor are in the file; None: in their order."""
+    heads = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
+    key = next((key for part, key in heads.items() if part in tensor.name), None)
+    if key is None or header.architecture not in ROTATED_BY_PAIRS:
+        return None
+    count = header.get(key) or header.get("attention.head_count")
+    count = count[0] if isinstance(count, list) else count
+    if tensor.shape[0] % (2 * count):
+        raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {count} heads")
+    pairs = torch.arange(tensor.shape[0]).view(count, -1, 2)
+    return torch.cat((pairs[:, :, 0], pairs[:, :, 1]), dim=1).flatten()
+
+
+# ---- numbers ----
+
+
+def quantization_type(tensor: GgufTensor, path: Path) -> Any:
+    """The package's type of a quantized tensor."""
+    try:
+        from gguf import GGMLQuantizationType
+    except ImportError as error:
+        raise CheckpointError(f"{path} needs the package gguf: pip install 'flambeau[llm]'") from error
+    try:
+        return GGMLQuantizationType(tensor.kind)
+    except ValueError:
+        raise CheckpointError(f"{tensor.name} in {path} has the type {tensor.kind}, which is not known") from None
+
+
+def raw_rows(path: Path, tensor: GgufTensor) -> np.ndarray[Any, np.dtype[Any]]:
+    """The bytes of a quantized tensor […, O, bytes of a row], mapped from the file."""
+    from gguf import GGML_QUANT_SIZES
+
+    kind = quantization_type(tensor, path)
+    block, size = GGML_QUANT_SIZES[kind]
+    if tensor.shape[-1] % block:
+        raise CheckpointError(f"rows of {tensor.name} in {path} do not divide into blocks of {block} ({kind.name})")
+    return mapped(path, tensor, np.uint8, (*tensor.shape[:-1], tensor.shape[-1] // block * size))
+
+
+def mapped(path: Path, tensor: GgufTensor, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    try:
+        return np.memmap(path, dtype=dtype, mode="c", offset=tensor.offset, shape=shape)  # torch wants it writable
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is cut off or damaged ({tensor.name}: {error}); download it again") from error
+
+
+def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
+    """The numbers of a tensor; quantized ones as float32."""
+    if tensor.kind in FLOATS:
+        dtype, stored = FLOATS[tensor.kind]
+        return torch.from_numpy(mapped(path, tensor, stored, tensor.shape)).view(dtype)
+    from gguf import dequantize
+
+    kind = quantization_type(tensor, path)
+    try:
+        return torch.from_numpy(dequantize(raw_rows(path, tensor), kind)).view(tensor.shape)
+    except NotImplementedError:
+        raise CheckpointError(f"{tensor.name} in {path} has the type {kind.name}, which is not supported") from None
+
+
+Blocks = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # bytes [O, …] → levels [O, I], scales and minimums [O, N]
+
+
+def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None) -> PackedLayer:
+    """A quantized layer, in our own layout if that is exact."""
+    shape = torch.Size(tensor.shape)
+    whole = LazyTensor(shape, torch.float32, partial(file.read, name))
+    blocks = BLOCKS.get(quantization_type(tensor, file.path).name)
+    if blocks is None:
+        return PackedLayer(weight=whole)
+
+    def part(number: int) -> Tensor:
+        value = blocks(torch.from_numpy(raw_rows(file.path, tensor)))[number]
+        return value if order is None else value[order]
+
+    grouped = torch.Size((shape[0], shape[1] // GROUP_SIZE))
+    own = {
+        "weight": LazyTensor(torch.Size((shape[0], shape[1] // 2)), torch.uint8, lambda: pack_int4(part(0))),
+        "scales": LazyTensor(grouped, torch.float32, lambda: part(1)),
+        "minimums": LazyTensor(grouped, torch.float32, lambda: part(2)),
+    }
+    return PackedLayer(weight=whole, layout=("int4", GROUP_SIZE), own=own)
+
+
+def nibbles(pairs: Tensor) -> Tensor:
+    """Bytes […, B] to numbers […, 2B]: all lower halves, then all upper halves."""
+    return torch.cat((pairs & 15, pairs >> 4), dim=-1)
+
+
+def halves(values: Tensor) -> Tensor:
+    """Pairs of bytes […, 2] as float16, widened."""
+    return values.contiguous().view(torch.float16).squeeze(-1).float()
+
+
+def q4_0_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A scale and 32 levels, of which 8 is zero."""
+    blocks = rows.view(len(rows), -1, 18)
+    scales = halves(blocks[:, :, :2])
+    return nibbles(blocks[:, :, 2:]).flatten(1), scales, -8 * scales
+
+
+def q4_1_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A scale, a minimum and 32 levels."""
+    blocks = rows.view(len(rows), -1, 20)
+    return nibbles(blocks[:, :, 4:]).flatten(1), halves(blocks[:, :, :2]), halves(blocks[:, :, 2:4])
+
+
+def q4_k_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eight groups of 32 levels with scales and minimums of 6 bits, and a factor for each kind of these."""
+    blocks = rows.view(len(rows), -1, 144)
+    factor, minimum_factor = halves(blocks[:, :, :2]), halves(blocks[:, :, 2:4])
+    low, middle, high = torch.split(blocks[:, :, 4:16], 4, dim=2)
+    scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=2).float() * factor.unsqueeze(2)
+    minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=2).float() * -minimum_factor.unsqueeze(2)
+    levels = nibbles(blocks[:, :, 16:].reshape(len(rows), -1, 4, 32))
+    return levels.flatten(1), scales.flatten(1), minimums.flatten(1)
+
+
+BLOCKS: dict[str, Blocks] = {"Q4_0": q4_0_blocks, "Q4_1": q4_1_blocks, "Q4_K": q4_k_blocks}

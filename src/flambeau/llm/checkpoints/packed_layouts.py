@@ -1,0 +1,190 @@
+"""Layers from packed integers, from scaled 8-bit numbers and from 4-bit floating point numbers.
+
+Shapes: I inputs · O outputs · N groups of inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.checkpoints.mxfp4 import VALUES
+from flambeau.llm.checkpoints.packed_weights import LazyTensor, PackedLayer, Parts
+from flambeau.llm.checkpoints.weight_files import StoredTensor
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.quantize.int4 import GROUP_SIZES, pack_int4
+
+ReadTensor = Callable[[], Tensor]
+
+# ---- integers in groups ----
+
+
+def integer_layer(
+    shape: torch.Size,
+    group_size: int,
+    bits: int,
+    *,
+    levels: ReadTensor,
+    scales: ReadTensor,
+    zeros: ReadTensor | None = None,
+    order: Tensor | None = None,
+) -> PackedLayer:
+    """A layer of weights `scale · (level - zero)`, with scales and zeros [O, N] of groups of inputs.
+
+    Without zeros, the zero is the middle of the levels. `order` has the group of each input, if groups are not
+    consecutive inputs.
+    """
+    out_features, in_features = shape
+    middle = 1 << (bits - 1)
+
+    def weight() -> Tensor:
+        groups = torch.arange(in_features) // group_size if order is None else order
+        steps_OI = levels().to(torch.int16) - (middle if zeros is None else zeros().to(torch.int16)[:, groups])
+        return steps_OI.float().mul_(scales().float()[:, groups])
+
+    whole = LazyTensor(shape, torch.float32, weight)
+    if bits == 8 and zeros is None and order is None and group_size == in_features:
+        own = {
+            "weight": LazyTensor(shape, torch.int8, lambda: (levels().to(torch.int16) - middle).to(torch.int8)),
+            "scale": LazyTensor(torch.Size((out_features,)), torch.float32, lambda: scales().float().flatten()),
+        }
+        return PackedLayer(weight=whole, layout=("int8", 0), own=own)
+    own_size = own_group_size(group_size, in_features) if bits == 4 and order is None else None
+    if own_size is None:
+        return PackedLayer(weight=whole)
+    num_groups = in_features // own_size
+
+    def minimums() -> Tensor:
+        return repeat_groups(-scales().float() * (middle if zeros is None else zeros().float()), num_groups)
+
+    grouped = torch.Size((out_features, num_groups))
+    own = {
+        "weight": LazyTensor(
+            torch.Size((out_features, in_features // 2)), torch.uint8, lambda: pack_int4(levels().to(torch.uint8))
+        ),
+        "scales": LazyTensor(grouped, torch.float32, lambda: repeat_groups(scales().float(), num_groups)),
+        "minimums": LazyTensor(grouped, torch.float32, minimums),
+    }
+    return PackedLayer(weight=whole, layout=("int4", own_size), own=own)
+
+
+def own_group_size(group_size: int, in_features: int) -> int | None:
+    """The largest group of ours that divides groups of this size; None: there is none."""
+    if in_features % group_size:
+        return None
+    return next((size for size in sorted(GROUP_SIZES, reverse=True) if group_size % size == 0), None)
+
+
+def repeat_groups(values_ON: Tensor, num_groups: int) -> Tensor:
+    """Values of larger groups for each of the smaller groups that these contain."""
+    return values_ON.repeat_interleave(num_groups // values_ON.shape[1], dim=1)
+
+
+def unpack_words(words: Tensor, bits: int, size: int) -> Tensor:
+    """Unsigned numbers […, size] of 2 to 8 bits from 32-bit words […, W], the lowest bits first."""
+    values = torch.empty(*words.shape[:-1], size, dtype=torch.uint8)
+    if 32 % bits == 0:
+        each = 32 // bits
+        for i in range(min(each, size)):
+            part = (words >> (bits * i)) & ((1 << bits) - 1)
+            values[..., i::each] = part[..., : -(-(size - i) // each)].to(torch.uint8)
+        return values
+    wide = words.long() & 0xFFFFFFFF
+    for i in range(min(32, size)):  # 32 numbers fill `bits` words; a number may lie in two of them
+        first, shift = divmod(bits * i, 32)
+        part = wide[..., first::bits] >> shift
+        if shift + bits > 32:
+            part = part | (wide[..., first + 1 :: bits] << (32 - shift))
+        values[..., i::32] = (part & ((1 << bits) - 1))[..., : -(-(size - i) // 32)].to(torch.uint8)
+    return values
+
+
+# ---- 8-bit numbers with scales ----
+
+
+def scaled_layer(
+    name: str,
+    parts: Parts,
+    weight: StoredTensor,
+    scale: StoredTensor,
+    *,
+    zero: StoredTensor | None = None,
+    block: Sequence[int] | None = None,
+) -> PackedLayer:
+    """A layer of integers or 8-bit floating point numbers with a scale for all, for each row, group or block."""
+    if len(weight.shape) != 2 or weight.dtype not in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+        raise ill_formed(name, parts)
+    rows, columns = weight.shape
+    blocks = (-(-rows // block[0]), -(-columns // block[1])) if block else None
+    given = torch.Size(size for size in scale.shape if size != 1)
+    is_by_row = given.numel() == 1 or given == (rows,)
+    if not is_by_row and blocks is not None and given.numel() == blocks[0] * blocks[1]:
+        assert block is not None
+        size = tuple(block)
+    elif len(scale.shape) == 2 and scale.shape[0] == rows and columns % scale.shape[1] == 0:
+        blocks, size = (rows, scale.shape[1]), (1, columns // scale.shape[1])
+    elif is_by_row:
+        blocks, size = (given.numel(), 1), (rows // given.numel(), columns)
+    else:
+        raise ill_formed(name, parts)
+
+    def read_scale() -> Tensor:
+        assert blocks is not None
+        return scale.read().float().reshape(blocks)
+
+    def whole() -> Tensor:
+        value = weight.read().float()
+        if zero is not None:
+            value = value.sub_(in_blocks(zero.read().float().reshape(read_scale().shape), size, value.shape))
+        return value.mul_(in_blocks(read_scale(), size, value.shape))
+
+    lazy = LazyTensor(weight.shape, torch.float32, whole)
+    if not is_by_row or zero is not None or weight.dtype == torch.float8_e5m2:
+        return PackedLayer(weight=lazy)
+    own = {
+        "weight": LazyTensor(weight.shape, weight.dtype, weight.read),
+        "scale": LazyTensor(torch.Size((rows,)), torch.float32, lambda: read_scale().flatten().expand(rows)),
+    }
+    return PackedLayer(weight=lazy, layout=("int8" if weight.dtype == torch.int8 else "fp8", 0), own=own)
+
+
+def in_blocks(values: Tensor, size: Sequence[int], shape: torch.Size) -> Tensor:
+    """The value of its block for each number of a matrix; the last blocks may be cut off."""
+    for dim in (0, 1):
+        if values.shape[dim] > 1 and size[dim] > 1:
+            values = values.repeat_interleave(size[dim], dim=dim)
+    return values[: shape[0], : shape[1]]
+
+
+# ---- 4-bit floating point numbers ----
+
+
+def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int) -> PackedLayer:
+    """A layer of pairs of numbers [O, I/2], the first in the lower half, and the scales [O, N] of their groups."""
+    shape = torch.Size((packed.shape[0], packed.shape[1] * 2))
+
+    def weight() -> Tensor:
+        table = torch.tensor((*VALUES, *(-value for value in VALUES)))
+        pairs = packed.read()
+        numbers = table[torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1).int()]
+        return (numbers.view(len(pairs), num_groups, -1) * scale().float().unsqueeze(2)).flatten(1)
+
+    return PackedLayer(weight=LazyTensor(shape, torch.float32, weight))
+
+
+# ---- errors ----
+
+
+def require(parts: Parts, name: str, leaves: Sequence[str]) -> None:
+    """Raise if a layer lacks one of these tensors."""
+    missing = [leaf for leaf in leaves if leaf not in parts]
+    if missing:
+        raise CheckpointError(f"{name} is quantized, but no file has its {', '.join(missing)}; download it again")
+
+
+def ill_formed(name: str, parts: Parts) -> CheckpointError:
+    """The error for tensors whose shapes or types do not belong together."""
+    found = ", ".join(f"{leaf} {list(part.shape)} {str(part.dtype)[6:]}" for leaf, part in sorted(parts.items()))
+    return CheckpointError(f"the quantized weights of {name} do not fit together: {found}")

@@ -1,0 +1,207 @@
+"""Weight files that were quantized elsewhere, read into our own layouts where these fit exactly, else dequantized.
+
+A `LayerFormat` turns the stored tensors of one linear layer into a `PackedLayer`. `unpack` decides which layers keep
+their quantized weights, before any weight is read: a module of the network does if all projections fused in it can be
+stored in the same layout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
+from flambeau.llm.config import Quantization
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.moe import Experts
+from flambeau.llm.models.tensor_names import INTERLEAVED, canonical_name, layouts
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.settings import QuantizationSettings
+
+Layout = tuple[Quantization, int]  # and the size of its groups, 0 if it has none
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor that is computed from stored ones when it is read."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayer:
+    """The weights of one linear layer, dequantized or in our own layout."""
+
+    weight: LazyTensor  # [outputs, inputs]
+    layout: Layout | None = None  # None: only dequantized
+    own: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that layout by their names in a layer
+
+
+Parts = Mapping[str, StoredTensor]  # the stored tensors of a layer, by the ends of their names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFormat:
+    """How a method of quantization stores a linear layer."""
+
+    title: str  # for log lines
+    markers: tuple[str, ...]  # ends of names: a layer that has one of these tensors is quantized
+    leaves: frozenset[str]  # the ends of the names of all tensors that the layer's weights are made of
+    read: Callable[[str, Parts], PackedLayer]  # raises CheckpointError for tensors that do not fit
+    unused: tuple[str, ...] = ()  # ends of names of tensors without an effect here
+    remark: str = ""  # on what is done otherwise than the method says
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedFiles:
+    """Files with tensors that the network can take, and how the network has to be quantized for them."""
+
+    files: list[WeightFile]
+    settings: QuantizationSettings | None = None
+    message: str = ""  # one line on what was done
+    is_smaller: bool = True  # no layer was dequantized
+
+
+class UnpackedFile:
+    """A file whose quantized layers appear as other tensors."""
+
+    def __init__(self, file: WeightFile, replaced: Mapping[str, Mapping[str, LazyTensor]]) -> None:
+        self.path: Path = file.path
+        self._file, self._replaced = file, replaced
+        self._lazy = {name: tensor for tensors in replaced.values() for name, tensor in tensors.items()}
+
+    def __iter__(self) -> Iterator[StoredTensor]:
+        for stored in self._file:
+            if stored.name not in self._replaced:
+                yield stored
+                continue
+            for name, tensor in self._replaced[stored.name].items():
+                yield StoredTensor(self, name, tensor.shape, tensor.dtype)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor in the form that the network takes."""
+        return self._lazy[name].read()
+
+
+def unpack(files: list[WeightFile], arch: Architecture, layer_format: LayerFormat) -> UnpackedFiles:
+    """The files with their quantized layers in a form that the network can take."""
+    tensors = {stored.name: stored for file in files for stored in file}
+    marked = marked_layers(tensors, layer_format.markers)
+    if not marked:
+        raise CheckpointError(
+            f"config.json says that the weights are quantized ({layer_format.title}), but no file has a tensor "
+            f"{' or '.join(layer_format.markers)}; download the checkpoint again, or remove quantization_config"
+        )
+    layers = {name: read_layer(name, tensors, layer_format) for name in marked}
+    settings, kept = choose_layout(arch, layers)
+    replaced: dict[str, Mapping[str, LazyTensor]] = {}
+    for name, layer in layers.items():
+        leaves = layer.own if name in kept else {"weight": layer.weight}
+        replaced |= {f"{name}.{leaf}": {} for leaf in layer_format.leaves}
+        replaced[marked[name]] = {f"{name}.{leaf}": value for leaf, value in leaves.items()}
+    replaced |= {name: {} for name in tensors if name.endswith(tuple(f".{leaf}" for leaf in layer_format.unused))}
+    opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
+    message = describe(layer_format.title, layers, kept, settings, layer_format.remark)
+    return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers))
+
+
+def marked_layers(names: Iterable[str], markers: Sequence[str]) -> dict[str, str]:
+    """The quantized layers, and the tensor of each that marks it."""
+    ends = [(name, marker) for name in names for marker in markers if name.endswith(f".{marker}")]
+    return {name.removesuffix(f".{marker}"): name for name, marker in ends}
+
+
+def read_layer(name: str, tensors: Mapping[str, StoredTensor], layer_format: LayerFormat) -> PackedLayer:
+    parts = {leaf: tensors[f"{name}.{leaf}"] for leaf in layer_format.leaves if f"{name}.{leaf}" in tensors}
+    return layer_format.read(name, parts)
+
+
+def choose_layout(
+    arch: Architecture, layers: Mapping[str, PackedLayer]
+) -> tuple[QuantizationSettings | None, frozenset[str]]:
+    """The settings of a network for these layers, and the layers that stay quantized in it."""
+    if is_rearranged(arch, layers):
+        return None, frozenset()
+    sizes: Counter[Layout] = Counter()
+    for layer in layers.values():
+        if layer.layout is not None:
+            sizes[layer.layout] += layer.weight.shape.numel()
+    if not sizes:
+        return None, frozenset()
+    (kind, group_size), _ = sizes.most_common(1)[0]
+    settings = QuantizationSettings(kind=kind, group_size=group_size or 64, lm_head=True, wide_scales=True)
+    canonical = {canonical_name(f"{name}.weight", arch.renames): name for name in layers}
+    modules: set[str] = set()
+    kept: set[str] = set()
+    for module, choices in weights_of(arch, settings):
+        for tensors in choices:
+            names = {canonical.get(tensor) for tensor in tensors}
+            found = {name for name in names if name is not None and fits(layers[name], name, (kind, group_size), arch)}
+            if found == names:
+                modules.add(module)
+                kept |= found
+    if not modules:
+        return None, frozenset()
+    settings = QuantizationSettings(
+        kind=kind,
+        group_size=group_size or 64,
+        lm_head="lm_head" in modules,
+        layers=frozenset(modules),
+        wide_scales=True,
+    )
+    return settings, frozenset(kept)
+
+
+def is_rearranged(arch: Architecture, layers: Mapping[str, PackedLayer]) -> bool:
+    """Whether rows of the files have to be put into another order, which is done with whole weights only."""
+    is_other = arch.interleaved_rope or arch.interleaved_gates or arch.grouped_qkv or bool(arch.transposed)
+    return is_other or any(INTERLEAVED.search(f"{name}.weight") for name in layers)
+
+
+def fits(layer: PackedLayer, name: str, layout: Layout, arch: Architecture) -> bool:
+    """Whether a layer has this layout, and all its tensors the names of its weight."""
+    start = canonical_name(f"{name}.weight", arch.renames).removesuffix("weight")
+    return layer.layout == layout and all(
+        canonical_name(f"{name}.{leaf}", arch.renames) == start + leaf for leaf in layer.own
+    )
+
+
+def weights_of(arch: Architecture, settings: QuantizationSettings) -> Iterator[tuple[str, list[list[str]]]]:
+    """The modules that can be quantized, and the sets of tensors that can fill each of them."""
+    with torch.device("meta"):
+        model = Transformer(arch)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and settings.applies_to(name, module):
+            yield name, [list(layout) for layout in layouts(arch, f"{name}.weight", module.weight)]
+        elif isinstance(module, Experts):
+            for leaf in ("gate_up_proj", "down_proj"):
+                stack = getattr(module, leaf)
+                if settings.fits(f"{name}.{leaf}", stack.shape[2]):
+                    yield f"{name}.{leaf}", [list(layouts(arch, f"{name}.{leaf}", stack)[0])]
+
+
+def describe(
+    title: str,
+    layers: Mapping[str, PackedLayer],
+    kept: frozenset[str],
+    settings: QuantizationSettings | None,
+    remark: str = "",
+) -> str:
+    """One line on what stays quantized and what is dequantized."""
+    num_other = len(layers) - len(kept)
+    parts = []
+    if settings is not None:
+        group = f" in groups of {settings.group_size}" if settings.kind == "int4" else ""
+        parts.append(f"{len(kept)} layers stay {settings.kind}{group}")
+    if num_other:
+        size_gb = sum(layer.weight.shape.numel() for name, layer in layers.items() if name not in kept) * 2 / 1e9
+        parts.append(f"{num_other} layers are dequantized and take {size_gb:.1f} GB in 16 bits")
+    return f"weights quantized by {title}: {', '.join(parts)}{f'; {remark}' if remark else ''}"

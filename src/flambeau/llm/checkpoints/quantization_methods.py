@@ -1,0 +1,50 @@
+"""The methods of quantization whose checkpoints are read, by the `quant_method` of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from flambeau.llm.checkpoints.bitsandbytes import bitsandbytes_format
+from flambeau.llm.checkpoints.compressed_tensors import compressed_tensors_format
+from flambeau.llm.checkpoints.fp8 import fp8_format, modelopt_format
+from flambeau.llm.checkpoints.gguf_weights import unpack_gguf
+from flambeau.llm.checkpoints.gptq import awq_format, gptq_format
+from flambeau.llm.checkpoints.packed_weights import LayerFormat, UnpackedFiles, unpack
+from flambeau.llm.checkpoints.torchao import torchao_format
+from flambeau.llm.checkpoints.weight_files import WeightFile
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.quantize.settings import QuantizationSettings
+
+METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
+    "gptq": gptq_format,
+    "awq": awq_format,
+    "compressed-tensors": compressed_tensors_format,
+    "fp8": fp8_format,
+    "fbgemm_fp8": fp8_format,
+    "modelopt": modelopt_format,
+    "bitsandbytes": bitsandbytes_format,
+    "torchao": torchao_format,
+}
+GGUF = "gguf"  # of files that say it themselves
+
+
+def unpack_weights(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
+    """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are."""
+    declared = arch.source.get("quantization_config") or {}
+    if declared.get("quant_method") == GGUF:
+        return unpack_gguf(files, arch)
+    make = METHODS.get(declared.get("quant_method", ""))
+    return UnpackedFiles(files) if make is None else unpack(files, arch, make(declared))
+
+
+def is_packed(arch: Architecture) -> bool:
+    """Whether the weights were quantized elsewhere."""
+    return (arch.source.get("quantization_config") or {}).get("quant_method") in (*METHODS, GGUF)
+
+
+def as_unpacked(arch: Architecture, settings: QuantizationSettings | None) -> Architecture:
+    """The architecture for unpacked files: its quantization is what is left of it."""
+    declared = {} if settings is None else settings.to_config()
+    return replace(arch, source={**arch.source, "quantization_config": declared})

@@ -1,0 +1,208 @@
+"""The vocabulary of a GGUF file, as the library that the model was trained with has it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flambeau.llm.errors import TokenizerError
+from flambeau.llm.gguf_header import GgufHeader
+from flambeau.llm.text.vocabulary import SentencePieceVocabulary, TokenizersVocabulary, Vocabulary, open_sentencepiece
+
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens
+REMEDY = "name the model's own tokenizer.json or tokenizer.model with tokenizer_path (--tokenizer)"
+
+# ---- rules that split text before byte-level pairs are merged ----
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+def _by_case(contractions: str, digits: str) -> str:
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = f"{before}[{_UPPER}]*[{_LOWER}]+{contractions}|{before}[{_UPPER}]+[{_LOWER}]*{contractions}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+def _by_word(digits: str) -> str:
+    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
+LLAMA_3, QWEN, TEKKEN = _by_word(r"\p{N}{1,3}"), _by_word(r"\p{N}"), _by_case("", r"\p{N}")
+GPT_4O = _by_case(f"(?:{_CONTRACTIONS})?", r"\p{N}{1,3}")
+GPT_2, DIGITS = "gpt-2", "digits"  # rules that the library has
+SPLITS = {  # by tokenizer.ggml.pre
+    "llama-bpe": LLAMA_3,
+    "llama3": LLAMA_3,
+    "llama-v3": LLAMA_3,
+    "dbrx": LLAMA_3,
+    "smaug-bpe": LLAMA_3,
+    "qwen2": QWEN,
+    "deepseek-r1-qwen": QWEN,
+    "tekken": TEKKEN,
+    "gpt-4o": GPT_4O,
+    "gpt-2": GPT_2,
+    "phi-2": GPT_2,
+    "smollm": DIGITS,
+    "starcoder": DIGITS,
+    "refact": DIGITS,
+    "command-r": DIGITS,
+}
+WHOLE_WORDS = (LLAMA_3, TEKKEN, GPT_4O)  # a word that is a token is taken as it is, without merges
+BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # texts begin with BOS unless the file says otherwise
+COMPOSED = (QWEN,)  # characters are composed first (NFC)
+
+
+def gguf_vocabulary(header: GgufHeader) -> Vocabulary:
+    """The vocabulary; raises for one whose rules are not known."""
+    kind = value(header, "model")
+    if kind == "llama":
+        return sentencepiece_vocabulary(header)
+    if kind == "gpt2":
+        return byte_level_vocabulary(header)
+    raise TokenizerError(f"{header.path} has a tokenizer of the kind {kind!r}, which is not supported; {REMEDY}")
+
+
+def value(header: GgufHeader, key: str, default: Any = None) -> Any:
+    return header.values.get(f"tokenizer.ggml.{key}", default)
+
+
+def named_tokens(header: GgufHeader) -> dict[str, str]:
+    """`bos_token`, `eos_token` and so on."""
+    keys = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    texts: Sequence[str] = tokens_of(header)
+    ids = {f"{ours}_token": value(header, f"{theirs}_token_id") for theirs, ours in keys.items()}
+    return {name: texts[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(texts)}
+
+
+def tokens_of(header: GgufHeader) -> list[str]:
+    tokens = value(header, "tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise TokenizerError(f"{header.path} has no tokens; {REMEDY}")
+    return tokens
+
+
+def types_of(header: GgufHeader) -> list[int]:
+    types: list[int] = value(header, "token_type") or [1] * len(tokens_of(header))
+    if len(types) != len(tokens_of(header)):
+        raise TokenizerError(f"{header.path} has {len(tokens_of(header))} tokens and {len(types)} types of them")
+    return types
+
+
+# ---- byte-level pairs ----
+
+
+def byte_level_vocabulary(header: GgufHeader) -> TokenizersVocabulary:
+    """Pairs of bytes, merged by rank."""
+    name = str(value(header, "pre", "default"))
+    if name not in SPLITS:
+        raise TokenizerError(
+            f"{header.path} splits text by the rules {name!r}, which are not known; known are {', '.join(SPLITS)}. "
+            f"To use it, {REMEDY}"
+        )
+    try:
+        tokenizer = byte_level_tokenizer(header, SPLITS[name])
+    except ImportError as error:
+        raise TokenizerError(f"{header.path} needs tokenizers: pip install flambeau[llm]") from error
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"the tokenizer in {header.path} cannot be used: {error}; {REMEDY}") from error
+    add_begin(tokenizer, header, default=name in BEGINS)
+    return TokenizersVocabulary(tokenizer, named_tokens(header))
+
+
+def byte_level_tokenizer(header: GgufHeader, split: str) -> Any:
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    tokens = tokens_of(header)
+    merges = [tuple(merge.split(" ", 1)) for merge in value(header, "merges", [])]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=split in WHOLE_WORDS))
+    if split in COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
+    steps: list[Any]
+    if split == GPT_2:
+        steps = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    elif split == DIGITS:
+        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    else:
+        by_rule = pre_tokenizers.Split(Regex(split), "isolated")
+        steps = [by_rule, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    added = [
+        AddedToken(token, special=kind == CONTROL, normalized=False)
+        for token, kind in zip(tokens, types_of(header), strict=True)
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def add_begin(tokenizer: Any, header: GgufHeader, *, default: bool) -> None:
+    """Let texts begin with BOS if the model's do."""
+    token = named_tokens(header).get("bos_token")
+    if token is not None and value(header, "add_bos_token", default):
+        from tokenizers import processors
+
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[token, "$A"], special_tokens=[(token, value(header, "bos_token_id"))]
+        )
+
+
+# ---- SentencePiece ----
+
+
+def sentencepiece_vocabulary(header: GgufHeader) -> SentencePieceVocabulary:
+    processor = open_sentencepiece(sentencepiece_model(header), str(header.path))
+    return SentencePieceVocabulary(processor, {}, add_bos=bool(value(header, "add_bos_token", True)))
+
+
+def sentencepiece_model(header: GgufHeader) -> bytes:
+    """The file of SentencePiece that the tokens come from; its format is a protocol buffer."""
+    tokens, types = tokens_of(header), types_of(header)
+    scores = value(header, "scores") or [0.0] * len(tokens)
+    if len(scores) != len(tokens):
+        raise TokenizerError(f"{header.path} has {len(tokens)} tokens and {len(scores)} scores of them")
+    pieces = [
+        message(1, text(1, token) + b"\x15" + struct.pack("<f", score) + number(3, kind))
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+    ]
+    return b"".join(pieces) + message(2, trainer(header, tokens, types)) + message(3, normalizer(header))
+
+
+def trainer(header: GgufHeader, tokens: Sequence[str], types: Sequence[int]) -> bytes:
+    """The kind of the model (pairs, with bytes for unknown characters), and its special pieces."""
+    names: Mapping[str, str] = named_tokens(header)
+    unknown = tokens[types.index(UNKNOWN)] if UNKNOWN in types else names.get("unk_token", "<unk>")
+    special = {45: unknown, 46: names.get("bos_token"), 47: names.get("eos_token"), 48: names.get("pad_token")}
+    return number(3, 2) + number(35, 1) + b"".join(text(field, name) for field, name in special.items() if name)
+
+
+def normalizer(header: GgufHeader) -> bytes:
+    """No change of characters; spaces become a visible sign, and one may be put before a text."""
+    has_prefix = bool(value(header, "add_space_prefix", True))
+    removes_spaces = bool(value(header, "remove_extra_whitespaces", False))
+    return text(1, "identity") + number(3, has_prefix) + number(4, removes_spaces) + number(5, 1)
+
+
+def varint(size: int) -> bytes:
+    """A whole number, seven bits a byte."""
+    parts = []
+    while size > 127:
+        parts.append(size & 127 | 128)
+        size >>= 7
+    return bytes((*parts, size))
+
+
+def number(field: int, content: int) -> bytes:
+    return varint(field << 3) + varint(int(content))
+
+
+def message(field: int, content: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(content)) + content
+
+
+def text(field: int, content: str) -> bytes:
+    return message(field, content.encode())

@@ -1,0 +1,96 @@
+"""GGUF files of tiny networks, written with the gguf package from what transformers has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import sentencepiece
+import torch
+
+Values = Mapping[str, Any]
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    tensors: Mapping[str, torch.Tensor],
+    values: Values,
+    kind: str | Callable[[str], str] = "F32",
+    tokenizer: Values | None = None,
+) -> dict[str, torch.Tensor]:
+    """Write tensors by their names in transformers; returns what the file stands for, quantized and widened again."""
+    path.parent.mkdir(exist_ok=True)
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in values.items():
+        add(writer, f"{architecture}.{key}", value)
+    for key, value in (tokenizer or {}).items():
+        add(writer, f"tokenizer.{key}", value)
+    known = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(known, 10)
+    written = {}
+    for name, tensor in tensors.items():
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+        written[name] = add_tensor(writer, theirs, tensor, kind if isinstance(kind, str) else kind(name))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return written
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Norms and biases stay in float32, as everywhere."""
+    data = tensor.detach().float().contiguous().numpy()
+    if tensor.dim() == 1 or kind == "F32":
+        writer.add_tensor(name, data)
+        return tensor
+    number = gguf.GGMLQuantizationType[kind]
+    packed = random_blocks(data.shape, number) if kind.endswith("_K") else gguf.quantize(data, number)
+    if kind == "F16":
+        writer.add_tensor(name, packed)
+    else:
+        writer.add_tensor(name, packed, raw_dtype=number)
+    return torch.from_numpy(gguf.dequantize(packed, number)).view(tensor.shape)
+
+
+def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Any bytes, which the package can widen but not make, with small factors."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(shape[-1] + int(kind))
+    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
+    factors = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]
+    for at in factors:
+        values = random.uniform(0.0005, 0.001, blocks.shape[:-1]).astype(np.float16)
+        blocks[..., at : at + 2] = values[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def by_pairs(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows of queries or keys with the two coordinates of a rotation side by side, as Llama's GGUF files have them."""
+    return rows.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).reshape(rows.shape)
+
+
+def pieces_of(content: bytes) -> dict[str, Any]:
+    """The vocabulary of a SentencePiece model as a GGUF file has it."""
+    p = sentencepiece.SentencePieceProcessor(model_proto=content)
+    numbers = range(p.vocab_size())
+    kinds = [2 if p.is_unknown(i) else 3 if p.is_control(i) else 6 if p.is_byte(i) else 1 for i in numbers]
+    scores = [float(p.get_score(i)) for i in numbers]
+    return {"tokens": [p.id_to_piece(i) for i in numbers], "scores": scores, "token_type": kinds}

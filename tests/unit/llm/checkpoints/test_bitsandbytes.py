@@ -1,0 +1,83 @@
+"""Checkpoints of bitsandbytes give the network that their codes and maxima stand for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.quantize.row_scaled import Int8Linear
+from support.packed_checkpoints import check_equal, write_packed
+
+FOUR = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+EIGHT = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+TABLE = torch.linspace(-1, 1, 16).sign() * torch.linspace(-1, 1, 16).abs() ** 1.5
+MAXIMA = torch.linspace(-1, 1, 256)  # of maxima that are quantized
+
+
+def state(values):
+    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
+
+
+def four_bits(weight, *, nested=False, kind="nf4", shape=None):
+    """Blocks of 64 codes, the first of a byte in its upper half; 8 maxima share another."""
+    blocks = weight.reshape(-1, 64)
+    largest = blocks.abs().amax(1)
+    described = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": shape or list(weight.shape)}
+    parts = {"weight.absmax": largest}
+    if nested:
+        offset = float(largest.mean())
+        outer = (largest - offset).view(-1, 8).abs().amax(1)
+        codes = ((largest - offset).view(-1, 8) / outer.unsqueeze(1)).unsqueeze(2).sub(MAXIMA).abs().argmin(2)
+        largest = (MAXIMA[codes] * outer.unsqueeze(1)).flatten() + offset
+        parts = {
+            "weight.absmax": codes.flatten().to(torch.uint8),
+            "weight.nested_absmax": outer,
+            "weight.nested_quant_map": MAXIMA,
+        }
+        described |= {"nested_blocksize": 8, "nested_dtype": "float32", "nested_offset": offset}
+    codes = ((blocks / largest.unsqueeze(1)).unsqueeze(2) - TABLE).abs().argmin(2)
+    flat = codes.flatten().to(torch.uint8)
+    parts |= {
+        "weight": (flat[::2] << 4 | flat[1::2]).view(-1, 1),
+        "weight.quant_map": TABLE,
+        f"weight.quant_state.bitsandbytes__{kind}": state(described),
+    }
+    return parts, (TABLE[codes] * largest.unsqueeze(1)).view_as(weight)
+
+
+def eight_bits(weight, layout=0):
+    largest = weight.abs().amax(1)
+    stored = (weight / largest.unsqueeze(1) * 127).round().to(torch.int8)
+    parts = {"weight": stored, "SCB": largest, "weight_format": torch.tensor(layout, dtype=torch.uint8)}
+    return parts, stored * largest.unsqueeze(1) / 127
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_4_bits_are_dequantized(tmp_path, nested, kind):
+    folders = write_packed(tmp_path, lambda weight: four_bits(weight, nested=nested, kind=kind), FOUR)
+    assert isinstance(check_equal(*folders).model.layers[0].mlp.down_proj, torch.nn.Linear)
+
+
+def test_int8_is_ours(tmp_path):
+    model = check_equal(*write_packed(tmp_path, eight_bits, EIGHT))
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj, Int8Linear)
+
+
+@pytest.mark.parametrize(
+    ("pack", "named"),
+    [
+        (lambda weight: eight_bits(weight, 2), "weight_format"),
+        (lambda weight: four_bits(weight, shape=[3, 5]), "do not fit together"),
+        (lambda weight: four_bits(weight, shape="wide"), "quant_state"),
+        (lambda weight: ({"weight.quant_state.bitsandbytes__nf4": state({})}, weight), "has its weight"),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path, pack, named):
+    folder, _ = write_packed(tmp_path, pack, FOUR)
+    with pytest.raises(CheckpointError, match=named):
+        load_model(folder)

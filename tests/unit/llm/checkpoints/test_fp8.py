@@ -1,0 +1,112 @@
+"""Checkpoints in fp8 of DeepSeek, transformers and ModelOpt, and ModelOpt's NVFP4."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.quantize.row_scaled import Fp8Linear
+from support.packed_checkpoints import check_equal, write_packed
+
+FP8 = torch.float8_e4m3fn
+FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+
+
+def blocks(weight, size=48, leaf="weight_scale_inv"):
+    """Blocks of size x size; the last ones are cut off."""
+    scale = torch.empty(-(-weight.shape[0] // size), -(-weight.shape[1] // size))
+    plain, stored = torch.empty_like(weight), torch.empty_like(weight, dtype=FP8)
+    for i in range(len(scale)):
+        for j in range(scale.shape[1]):
+            at = slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size)
+            scale[i, j] = weight[at].abs().max() / 448
+            stored[at] = (weight[at] / scale[i, j]).to(FP8)
+            plain[at] = stored[at].float() * scale[i, j]
+    return {"weight": stored, leaf: scale}, plain
+
+
+def whole(weight, leaf="weight_scale"):
+    scale = weight.abs().max() / 448
+    stored = (weight / scale).to(FP8)
+    return {"weight": stored, leaf: scale, "input_scale": torch.tensor(0.5)}, stored.float() * scale
+
+
+def test_blocks_of_deepseek_are_dequantized(tmp_path):
+    declared = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [48, 48]}
+    model = check_equal(*write_packed(tmp_path, blocks, declared))
+    assert isinstance(model.model.layers[0].mlp.down_proj, torch.nn.Linear)
+
+
+def test_scales_that_are_powers_of_two_are_read(tmp_path):
+    def pack(weight):
+        parts, _ = blocks(weight)
+        scale = torch.exp2(torch.log2(parts["weight_scale_inv"]).round()).to(torch.float8_e8m0fnu)
+        wide = scale.float().repeat_interleave(48, 0).repeat_interleave(48, 1)[: weight.shape[0], : weight.shape[1]]
+        return {"weight": parts["weight"], "weight_scale_inv": scale}, parts["weight"].float() * wide
+
+    declared = {"quant_method": "fp8", "weight_block_size": [48, 48], "scale_fmt": "ue8m0"}
+    check_equal(*write_packed(tmp_path, pack, declared))
+
+
+@pytest.mark.parametrize("leaf", ["weight_scale", "weight_scale_inv"])
+def test_one_scale_for_all_is_ours(tmp_path, leaf):
+    declared = {"quant_method": "fp8", "activation_scheme": "static"}
+    model = check_equal(*write_packed(tmp_path, lambda weight: whole(weight, leaf), declared))
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj, Fp8Linear)
+
+
+def test_modelopt_names_its_method_in_a_file_of_its_own(tmp_path):
+    packed, plain = write_packed(tmp_path, whole, {})
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    content = {"producer": {"name": "modelopt"}, "quantization": quantization}
+    (packed / "hf_quant_config.json").write_text(json.dumps(content))
+    model = check_equal(packed, plain)
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj, Fp8Linear)
+
+
+def test_blocks_of_modelopt_are_dequantized(tmp_path):
+    def pack(weight):
+        parts, plain = blocks(weight, 128, "weight_scale")
+        return {**parts, "weight_scale": parts["weight_scale"][:, None, :, None]}, plain
+
+    check_equal(*write_packed(tmp_path, pack, {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}))
+
+
+def test_nvfp4_of_modelopt_is_dequantized(tmp_path):
+    def pack(weight):
+        groups = weight.unflatten(1, (-1, 16))
+        high = groups.abs().amax(2)
+        second = high.max() / (448 * 6)
+        scale = (high / 6 / second).to(FP8)
+        wide = scale.float().unsqueeze(2) * second
+        codes = ((groups / wide).unsqueeze(3) - FP4).abs().argmin(3).to(torch.uint8)
+        pairs = codes.flatten(1)[:, ::2] | codes.flatten(1)[:, 1::2] << 4
+        return {"weight": pairs, "weight_scale": scale, "weight_scale_2": second}, (FP4[codes.int()] * wide).flatten(1)
+
+    check_equal(*write_packed(tmp_path, pack, {"quant_method": "modelopt", "quant_algo": "NVFP4"}))
+
+
+@pytest.mark.parametrize(
+    ("declared", "named"),
+    [
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
+        ({"quant_method": "fp8", "rotation": "hadamard"}, "rotation"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'"),
+    ],
+)
+def test_other_variants_are_refused_by_name(tmp_path, declared, named):
+    folder, _ = write_packed(tmp_path, whole, declared)
+    with pytest.raises(CheckpointError, match=named):
+        load_model(folder)
+
+
+def test_scales_that_do_not_fit_are_refused(tmp_path):
+    declared = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    folder, _ = write_packed(tmp_path, blocks, declared)
+    with pytest.raises(CheckpointError, match="do not fit together"):
+        load_model(folder)

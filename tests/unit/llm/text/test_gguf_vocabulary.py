@@ -1,0 +1,165 @@
+"""The tokenizer of a GGUF file gives the ids of the tokenizer that it was made from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from flambeau.llm.errors import TokenizerError
+from flambeau.llm.text.tokenizer import load_tokenizer
+from support.gguf_files import pieces_of, write_gguf
+from support.tokenizer_files import LINES, sentencepiece_bytes, write_json_tokenizer, write_sentencepiece
+from unit.llm.text.test_tokenizer import TEXTS
+
+# As the models' own tokenizer.json have it.
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+QWEN = LLAMA_3.replace("{1,3}", "")
+SAMPLES = [
+    "",
+    " ",
+    "To be, or not to be",
+    "  two  spaces ",
+    "I'LL they've 12345 1234 ½ x²",
+    "line\n\n  next\r\n\ttab",
+    "emoji 👩‍🚀 ünïcödé 你好 ﬁ e\u0301",
+    "<|im_start|>user<|im_end|>",
+    "def f(x):\n    return x**2  # ok\n",
+]
+
+
+def write(folder, tokens, *, model, **more):
+    """A GGUF file with a vocabulary and next to no weights."""
+    values = {"model": model, "tokens": tokens, **more}
+    tokenizer = {(key if key.startswith("chat_") else f"ggml.{key}"): value for key, value in values.items()}
+    folder.mkdir(exist_ok=True)
+    write_gguf(folder / "model.gguf", "llama", {"a": torch.zeros(1)}, {}, tokenizer=tokenizer)
+    return folder / "model.gguf"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["prefix", "no prefix"])
+def pieces(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pieces")
+    options = {"add_dummy_prefix": request.param}
+    original = load_tokenizer(write_sentencepiece(folder, **options))
+    values = pieces_of(sentencepiece_bytes(**options))
+    more = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, "add_space_prefix": request.param}
+    return original, load_tokenizer(write(folder / "gguf", model="llama", **values, **more))
+
+
+@given(text=TEXTS)
+def test_pieces_are_those_of_sentencepiece(pieces, text):
+    original, found = pieces
+    ids = original.encode(text)
+    assert found.encode(text) == ids
+    assert found.decode(ids) == original.decode(ids)
+
+
+def test_special_pieces_are_known(pieces):
+    original, found = pieces
+    assert (found.bos_id, found.eos_id, found.unk_id) == (original.bos_id, original.eos_id, original.unk_id)
+    assert found.eos_ids == {2}
+
+
+def trained(pattern):
+    """A byte-level tokenizer with a rule to split text, trained with it."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=pattern == LLAMA_3))
+    steps = [
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([*LINES, *SAMPLES * 3], trainer)
+    tokenizer.add_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    return tokenizer
+
+
+def values_of(tokenizer):
+    described = json.loads(tokenizer.to_str())
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
+    kinds = {one["content"]: 3 if one["special"] else 4 for one in described["added_tokens"]}
+    merges = [" ".join(merge) for merge in described["model"]["merges"]]
+    return {"tokens": tokens, "merges": merges, "token_type": [kinds.get(token, 1) for token in tokens]}
+
+
+@pytest.fixture(scope="module", params=[("llama-bpe", LLAMA_3), ("qwen2", QWEN)], ids=["llama 3", "qwen 2"])
+def byte_level(request, tmp_path_factory):
+    name, pattern = request.param
+    folder = tmp_path_factory.mktemp("bytes")
+    tokenizer = trained(pattern)
+    begin, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
+    more = {"pre": name, "bos_token_id": begin, "eos_token_id": end, "add_bos_token": False}
+    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    original = load_tokenizer(write_json_tokenizer(folder, tokenizer.to_str(), **names))
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    values = {**values_of(tokenizer), **more, "chat_template": template}
+    return original, load_tokenizer(write(folder / "gguf", model="gpt2", **values))
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_byte_level_ids_are_those_of_tokenizer_json(byte_level, text):
+    original, found = byte_level
+    if "e\u0301" in text and found.encode("e\u0301") != original.encode("e\u0301"):
+        text = text.replace("e\u0301", "é")  # Qwen composes characters
+    ids = original.encode(text)
+    assert found.encode(text) == ids
+    assert found.decode(ids) == original.decode(ids)
+    assert [found.token_bytes(i) for i in ids] == [original.token_bytes(i) for i in ids]
+
+
+def test_the_chat_template_is_in_the_file(byte_level):
+    _, found = byte_level
+    ids = found.encode_chat([{"role": "user", "content": "To be<|im_end|>"}])
+    assert ids[0] == found.special_id("<|im_start|>")
+    assert ids[-1] == found.eos_id
+    assert ids.count(found.eos_id) == 1  # that in the message is text
+
+
+def test_texts_of_llama_3_begin_with_bos(tmp_path):
+    tokenizer = trained(LLAMA_3)
+    begin = tokenizer.token_to_id("<|im_start|>")
+    path = write(tmp_path, model="gpt2", pre="llama-bpe", bos_token_id=begin, **values_of(tokenizer))
+    found = load_tokenizer(path)
+    assert found.encode("To be")[0] == begin == found.bos_id
+    assert found.eos_ids == {tokenizer.token_to_id("<|im_end|>")}  # known by its name
+
+
+def test_the_rules_of_gpt_2_are_those_of_the_library(tmp_path):
+    tokenizer = trained(LLAMA_3)
+    for name, steps in {
+        "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
+        "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+    }.items():
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        described = json.loads(tokenizer.to_str())
+        described["model"]["ignore_merges"] = False
+        original = Tokenizer.from_str(json.dumps(described))
+        found = load_tokenizer(write(tmp_path / name, model="gpt2", pre=name, **values_of(tokenizer)))
+        for text in SAMPLES:
+            assert found.encode(text) == original.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"model": "gpt2", "pre": "martian", "tokens": ["a"]}, "'martian'"),
+        ({"model": "rwkv", "tokens": ["a"]}, "'rwkv'"),
+        ({"model": "llama", "tokens": ["a"]}, "SentencePiece"),
+        ({"model": "gpt2", "pre": "gpt-2", "tokens": ["a"], "merges": ["b c"]}, "cannot be used"),
+        ({"model": "llama", "tokens": ["a", "b"], "scores": [0.0]}, "1 scores"),
+        ({"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "token_type": [1]}, "1 types"),
+    ],
+)
+def test_what_is_not_known_is_refused(tmp_path, values, named):
+    with pytest.raises(TokenizerError, match=named):
+        load_tokenizer(write(tmp_path, **values))
