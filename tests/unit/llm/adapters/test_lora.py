@@ -14,13 +14,13 @@ from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.errors import CheckpointError, LLMError
+from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.parallel import Shard, local_architecture
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import quantize
 from support.adapters import PROJECTIONS, layer_shapes, merge, write_adapter
-from support.checkpoints import VOCAB_SIZE, read_checkpoint, write_checkpoint
-from support.llm_steps import greedy, room, step_inputs
+from support.checkpoints import read_checkpoint, write_checkpoint
+from support.llm_steps import room, step_inputs
 
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
 NAMES = {  # of layers in families that have others
@@ -151,7 +151,8 @@ def test_adapters_are_added_to_quantized_layers(llama, kind):
     for name, parts in store.adapters[2].parts.items():
         layer = merged.get_submodule(name)
         linear = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
-        linear.weight.data = layer.dequantize(torch.float32)
+        is_quantized = hasattr(layer, "dequantize")
+        linear.weight.data = layer.dequantize(torch.float32) if is_quantized else layer.weight.clone()
         for part in parts:
             linear.weight.data[part.columns] += part.b_OR @ part.a_RI
         merged.set_submodule(name, linear)
