@@ -250,7 +250,7 @@ def test_an_adapter_of_another_size_is_refused(small):
 
 
 def test_a_folder_without_an_adapter_is_refused(small, tmp_path):
-    with pytest.raises(CheckpointError, match="adapter_config.json"):
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
         store_of(small[0], tmp_path)
     (small[1] / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="adapter_model"):
