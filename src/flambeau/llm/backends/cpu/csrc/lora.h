@@ -22,28 +22,37 @@ struct LoraLayer {
 };
 
 constexpr int64_t kLoraRows = 4;  // rows of one adapter that share what is read of it
+constexpr int kLoraRanks = 4;
 
-// The products [rows] of neighboring rows of x with one row of A.
-template <int rows>
+// The products [rows, ranks] of neighboring rows of x with neighboring rows of A: several sums, so that none waits.
+template <int rows, int ranks>
 inline void lora_dots(const float* x, const float* a, float* out, int64_t size, int64_t stride) {
-  Floats sums[rows] = {};
+  Floats sums[rows][ranks] = {};
   const int64_t whole = size / kLanes * kLanes;
   for (int64_t k = 0; k < whole; k += kLanes) {
-    const Floats part = load(a + k);
-    for (int m = 0; m < rows; ++m) sums[m] += load(x + m * size + k) * part;
+    Floats part[ranks];
+    for (int r = 0; r < ranks; ++r) part[r] = load(a + r * size + k);
+    for (int m = 0; m < rows; ++m) {
+      const Floats row = load(x + m * size + k);
+      for (int r = 0; r < ranks; ++r) sums[m][r] += row * part[r];
+    }
   }
-  for (int m = 0; m < rows; ++m) {
-    float total = sum(sums[m]);
-    for (int64_t k = whole; k < size; ++k) total += x[m * size + k] * a[k];
-    out[m * stride] = total;
-  }
+  for (int m = 0; m < rows; ++m)
+    for (int r = 0; r < ranks; ++r) {
+      float total = sum(sums[m][r]);
+      for (int64_t k = whole; k < size; ++k) total += x[m * size + k] * a[r * size + k];
+      out[m * stride + r] = total;
+    }
 }
 
 // out [rows, width] += B times A times x [rows, size].
 template <int rows>
 inline void add_lora_part(const LoraPart& part, const float* x, float* out, int64_t size, int64_t width) {
   std::vector<float> inner(rows * part.rank);
-  for (int64_t r = 0; r < part.rank; ++r) lora_dots<rows>(x, part.a + r * size, &inner[r], size, part.rank);
+  int64_t first = 0;
+  for (; first + kLoraRanks <= part.rank; first += kLoraRanks)
+    lora_dots<rows, kLoraRanks>(x, part.a + first * size, &inner[first], size, part.rank);
+  for (; first < part.rank; ++first) lora_dots<rows, 1>(x, part.a + first * size, &inner[first], size, part.rank);
   const int64_t whole = part.count / kLanes * kLanes;
   for (int64_t n = 0; n < whole; n += kLanes) {
     Floats sums[rows] = {};
