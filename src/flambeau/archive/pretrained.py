@@ -231,8 +231,8 @@ def reject_adapter(path: Path) -> None:
     if adapter.is_file():
         base = read_document(adapter).get("base_model_name_or_path") or "another model"
         raise ConfigError(
-            f"{path} holds an adapter of {base} (adapter_config.json), and adapters are not supported; merge it into "
-            "that model (`merge_and_unload` of peft), save the result and serve that folder"
+            f"{path} holds an adapter of {base} (adapter_config.json) and not a model; serve that model, with the "
+            f"adapter in its model-config.yaml: `handler: {{lora_adapters: {{NAME: {path}}}}}`"
         )
 
 

@@ -90,6 +90,18 @@ def set_default(url: str, name: str, version: str, *, as_json: bool) -> None:
     print_status(call(url, "PUT", path_of(name, version) + "/set-default"), as_json=as_json)
 
 
+def load_adapter(url: str, name: str, path: str, model: str | None, *, as_json: bool) -> None:
+    """Load a LoRA adapter; the server reads the folder."""
+    folder = str(Path(path).resolve()) if Path(path).exists() else path
+    answer = call(url, "POST", "/v1/load_lora_adapter", lora_name=name, lora_path=folder, model=model)
+    print_status(answer, as_json=as_json)
+
+
+def unload_adapter(url: str, name: str, model: str | None, *, as_json: bool) -> None:
+    answer = call(url, "POST", "/v1/unload_lora_adapter", lora_name=name, model=model)
+    print_status(answer, as_json=as_json)
+
+
 def slow(url: str, model: str | None, limit: int, *, as_json: bool) -> None:
     """The slowest requests of the last hour."""
     document = call(url, "GET", "/slow", model=model, limit=limit)

@@ -98,6 +98,39 @@ def models_default(
     models.set_default(url, name, version, as_json=as_json)
 
 
+AdapterName = Annotated[str, typer.Argument(help="Name that requests use for the adapter.")]
+BaseModel = Annotated[
+    str | None, typer.Option("--model", help="Model of the adapter; required if several generate text.")
+]
+
+
+@models_app.command("load-adapter")
+def models_load_adapter(
+    name: AdapterName,
+    path: Annotated[str, typer.Argument(metavar="FOLDER", help="LoRA adapter as PEFT saves it, on the server.")],
+    model: BaseModel = None,
+    as_json: Json = False,
+    url: Management = DEFAULT_MANAGEMENT,
+) -> None:
+    """Load a LoRA adapter for a language model."""
+    from flambeau.cli import management_client as models
+
+    models.load_adapter(url, name, path, model, as_json=as_json)
+
+
+@models_app.command("unload-adapter")
+def models_unload_adapter(
+    name: AdapterName, model: BaseModel = None, as_json: Json = False, url: Management = DEFAULT_MANAGEMENT
+) -> None:
+    """Unload a LoRA adapter.
+
+    Requests that use it are answered first.
+    """
+    from flambeau.cli import management_client as models
+
+    models.unload_adapter(url, name, model, as_json=as_json)
+
+
 @archive_app.command("pack")
 def archive_pack(
     model_name: Annotated[str, typer.Option(help="Model name; also the name of the archive.")],

@@ -212,6 +212,24 @@ SLOW = (
     CallParameter(name="limit", kind="whole", default=50, low=1, high=500, doc="How many requests; 50 by default."),
 )
 
+LORA_NAME = CallParameter(name="lora_name", kind="text", doc="The name of the adapter.", is_required=True)
+BASE_MODEL = CallParameter(
+    name="model", kind="text", doc="The model that the adapter belongs to; needed if several generate text."
+)
+LOAD_ADAPTER = (
+    LORA_NAME,
+    CallParameter(
+        name="lora_path",
+        kind="text",
+        doc="The folder of the adapter, as PEFT saves it, on the server's machine.",
+        max_length=MAX_URL,
+        is_required=True,
+        is_location=True,
+    ),
+    BASE_MODEL,
+)
+UNLOAD_ADAPTER = (LORA_NAME, BASE_MODEL)
+
 
 def registration_of(values: Mapping[str, Any]) -> Registration:
     """The values of REGISTER as a registration."""

@@ -18,6 +18,7 @@ from flambeau.config.model import MAX_WORKERS
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable, WorkersFailed
 from flambeau.logs.line_formats import masked
 from flambeau.metrics.system import resident_bytes
+from flambeau.serving import adapters
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.job import Job, ReplyCollector, RequestBody
 from flambeau.serving.model import Model
@@ -130,6 +131,45 @@ async def unregister(server: Server, name: str, version: str | None) -> Operatio
     check_model_api(server)
     await run_to_end(server.unregister(name, version))
     return OperationResult(200, f'Model "{name}" unregistered')
+
+
+async def load_adapter(server: Server, model: str | None, name: str | None, path: str | None) -> OperationResult:
+    """Load a LoRA adapter on the workers of a model."""
+    check_model_api(server)
+    if not name or not path:
+        raise BadRequest(f"{'lora_path' if name else 'lora_name'} is required.")
+    if "#" in name or ":" in name:
+        raise BadRequest(f"lora_name is {name!r}; it may hold no # and no :")
+    base = generating_model(server, model)
+    await run_to_end(adapters.load_adapter(base, name, path))
+    return OperationResult(200, f'Adapter "{name}" loaded for model: {base.name}')
+
+
+async def unload_adapter(server: Server, model: str | None, name: str | None) -> OperationResult:
+    """Unload an adapter; the requests that use it are finished."""
+    check_model_api(server)
+    if not name:
+        raise BadRequest("lora_name is required.")
+    owners = [each for each in server.registry.defaults() if each.adapters.find(name) is not None]
+    base = owners[0] if model is None and len(owners) == 1 else generating_model(server, model)
+    await run_to_end(adapters.unload_adapter(base, name))
+    return OperationResult(200, f'Adapter "{name}" unloaded from model: {base.name}')
+
+
+def generating_model(server: Server, name: str | None) -> Model:
+    """The model of this name, or the only one that generates text."""
+    if name is not None:
+        model = server.registry.find(name)
+        if model.pool.has_loaded and "generate" not in model.abilities:
+            raise BadRequest(
+                f"The model {name!r} generates no text and has no adapters; its handler must be gpt_handler."
+            )
+        return model
+    models = [model for model in server.registry.defaults() if "generate" in model.abilities]
+    if len(models) != 1:
+        names = ", ".join(model.name for model in models) or "none"
+        raise BadRequest(f"model is required: the name of the model that the adapter belongs to. There is {names}.")
+    return models[0]
 
 
 def set_default(server: Server, name: str, version: str) -> OperationResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from flambeau.config.server import Address
@@ -14,7 +14,7 @@ from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.health import HealthApi, MetricsApi
 from flambeau.frontend.http.inference import InferenceApi, is_invoke
 from flambeau.frontend.http.kserve import KServeApi
-from flambeau.frontend.http.management import ManagementApi, TokenApi, guard
+from flambeau.frontend.http.management import AdapterApi, ManagementApi, TokenApi, guard, is_adapter_call
 from flambeau.frontend.http.openapi import Operation
 from flambeau.frontend.http.pages import PagesApi
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
@@ -34,7 +34,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **DescriptionApi(MANAGEMENT).routes(),
         **ManagementApi(server).routes(),
         **HealthApi(server, keys, "management").routes(),
-        **kserve.readiness_routes(),
+        **AdapterApi(server, kserve.v1_models).routes(),
         **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
     }
@@ -60,7 +60,8 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         inference.update(PagesApi(server, own, OPENAI, keys, inference["readyz"]).routes())
     inference = guard(traced(inference, server.tracing), keys, "inference", config)
     if config.management == config.inference:
-        inference["models"] = SharedModelsPath(inference["models"], management["models"])
+        inference["models"] = SharedPath(inference["models"], management["models"], lambda path: not is_invoke(path))
+        inference["v1"] = SharedPath(inference["v1"], management["v1"], is_adapter_call)
         inference.update(DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes())
         if config.pages:
             both: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI], "management": MANAGEMENT}
@@ -78,14 +79,18 @@ def extension_routes(server: Server, api: Literal["inference", "management"]) ->
     return {path: route for extension in server.extensions for path, route in extension.http_routes(api).items()}
 
 
-class SharedModelsPath:
-    """/models at an address that both APIs share: /models/{model}/invoke predicts, the other paths manage."""
+class SharedPath:
+    """A first segment that both APIs have, at an address that they share; `manages` tells which paths manage.
 
-    __slots__ = ("_inference", "_management")
+    /models/{model}/invoke predicts, and other paths below /models manage. Adapters are managed below /v1.
+    """
 
-    def __init__(self, inference: Endpoint, management: Endpoint) -> None:
+    __slots__ = ("_inference", "_management", "_manages")
+
+    def __init__(self, inference: Endpoint, management: Endpoint, manages: Callable[[list[str]], bool]) -> None:
         self._inference = inference
         self._management = management
+        self._manages = manages
 
     def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
         return self._endpoint(segments)(exchange, segments)
@@ -96,4 +101,4 @@ class SharedModelsPath:
             endpoint.check(exchange, segments)
 
     def _endpoint(self, segments: list[str]) -> Endpoint:
-        return self._inference if is_invoke(segments) else self._management
+        return self._management if self._manages(segments) else self._inference

@@ -395,6 +395,7 @@ class GptHandler(BaseHandler):
             "blocks": state.num_blocks,
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,
+            "adapters": self.engine.adapters,
         }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Quantization = Literal["int8", "int4", "fp8"]
@@ -30,3 +31,5 @@ class EngineConfig:
     draft: str = ""  # a folder with a smaller model of the same vocabulary
     speculation: SpeculationKind | None = None  # None: "draft" if there is a draft
     speculate_k: int = 5  # tokens proposed ahead
+    lora_adapters: Mapping[str, str] = field(default_factory=dict)  # names of adapters → their folders
+    merge_lora: bool = False  # add the one adapter to the weights while they are loaded

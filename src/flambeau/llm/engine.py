@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,7 +15,7 @@ from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.scheduler import Scheduler
-from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel, make_speculator
 from flambeau.llm.executor.executor import ModelExecutor, StartedStep
@@ -27,6 +27,16 @@ from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
+
+
+class Adapters(Protocol):
+    """The adapters of a network by number, on all its ranks."""
+
+    def load(self, number: int, folder: Path) -> None:
+        """Read an adapter; raises CheckpointError if it cannot be used."""
+
+    def unload(self, number: int) -> None:
+        """Free an adapter that no sequence uses."""
 
 
 class Engine:
@@ -42,6 +52,7 @@ class Engine:
         device: str = "cpu",
         tokenizer: Tokenizer | None = None,
         draft: DraftModel | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
@@ -69,6 +80,15 @@ class Engine:
         )
         self._started: StartedStep | None = None  # before its tokens were needed
         self._names = itertools.count(1)
+        self._adapters = adapters
+        self._adapter_numbers: dict[str, int] = {}  # name → number; 0: it is merged into the weights
+        self._unloaded: set[int] = set()  # adapters that are freed when their last sequence ends
+        self._next_adapter = itertools.count(1)
+        for name, folder in config.lora_adapters.items():
+            if config.merge_lora:
+                self._adapter_numbers[name] = 0
+            else:
+                self.load_adapter(name, folder)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, config: EngineConfig | None = None, **options: object) -> Engine:
@@ -87,11 +107,15 @@ class Engine:
         *,
         generated: Many[Many[int]] = (),
         seed: int | None = None,
+        adapter: str = "",
     ) -> None:
         """Add a request; it continues after the tokens in `generated`, one list per choice."""
         if self._scheduler.has_request(request_id):
             raise InvalidRequest(f"request {request_id!r} is running already")
-        self._scheduler.add(self._inputs.to_sequences(request_id, prompt_ids, params, generated=generated, seed=seed))
+        number = self._adapter_number(adapter)
+        self._scheduler.add(
+            self._inputs.to_sequences(request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number)
+        )
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its blocks at once; unknown ids are ignored."""
@@ -111,12 +135,68 @@ class Engine:
         # The next step is started before this one's tokens are read, so that the device does not wait for the host.
         if started.tokens is not None and (next_plan := self._scheduler.plan_next(started.plan)) is not None:
             self._started = self._executor.start_next(started, next_plan)
-        return self._scheduler.update(started.plan, self._executor.finish(started))
+        outputs = self._scheduler.update(started.plan, self._executor.finish(started))
+        if self._unloaded:
+            self._free_adapters()
+        return outputs
+
+    # ---- adapters ----
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters that requests may ask for."""
+        return [*self._adapter_numbers]
+
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Load a LoRA adapter; requests may name it from now on. Raises LLMError if it cannot be used."""
+        if self._adapters is None:
+            raise LLMError("this engine has no room for adapters: load it with load_engine")
+        if self.config.merge_lora:
+            raise LLMError(
+                f"the adapter {', '.join(self._adapter_numbers)} is merged into the weights, and no other can be used "
+                "beside it; leave merge_lora out"
+            )
+        if not name:
+            raise LLMError("an adapter needs a name")
+        if name in self._adapter_numbers:
+            raise LLMError(f"there is an adapter {name!r} already; unload it first, or choose another name")
+        number = next(self._next_adapter)
+        self._adapters.load(number, Path(folder))
+        self._adapter_numbers[name] = number
+
+    def unload_adapter(self, name: str) -> None:
+        """Accept no more requests for an adapter; it is freed when the last one that runs has ended."""
+        number = self._adapter_number(name)
+        if not number:
+            raise LLMError(f"the adapter {name!r} is merged into the weights and cannot be unloaded")
+        del self._adapter_numbers[name]
+        self._unloaded.add(number)
+        self._free_adapters()
+
+    def _free_adapters(self) -> None:
+        for number in [number for number in self._unloaded if not self._scheduler.uses_adapter(number)]:
+            assert self._adapters is not None
+            self._unloaded.discard(number)
+            self._adapters.unload(number)
+
+    def _adapter_number(self, name: str) -> int:
+        """The number of an adapter; 0 without a name."""
+        if not name:
+            return 0
+        if name not in self._adapter_numbers:
+            known = ", ".join(self._adapter_numbers) or "none"
+            raise InvalidRequest(f"there is no adapter {name!r}; there is {known}", "model")
+        return self._adapter_numbers[name]
 
     # ---- as a library ----
 
     def generate(
-        self, prompts: str | Many[str] | Many[Many[int]], params: SamplingParams | None = None, **options: Any
+        self,
+        prompts: str | Many[str] | Many[Many[int]],
+        params: SamplingParams | None = None,
+        *,
+        adapter: str = "",
+        **options: Any,
     ) -> list[Completion]:
         """All choices of all prompts, in order; options are fields of SamplingParams."""
         params = replace(params or SamplingParams(), **options)
@@ -125,7 +205,7 @@ class Engine:
         completions = {(name, i): Completion() for name in names for i in range(params.n)}
         try:
             for name, prompt in zip(names, many, strict=True):
-                self.add(name, self._inputs.encode(prompt), params)
+                self.add(name, self._inputs.encode(prompt), params, adapter=adapter)
             while any(map(self._scheduler.has_request, names)):
                 for output in self.step():
                     if (completion := completions.get((output.request_id, output.index))) is not None:
@@ -135,11 +215,13 @@ class Engine:
                 self.cancel(name)
         return [*completions.values()]
 
-    def stream(self, prompt: str | Many[int], params: SamplingParams | None = None, **options: Any) -> Iterator[Output]:
+    def stream(
+        self, prompt: str | Many[int], params: SamplingParams | None = None, *, adapter: str = "", **options: Any
+    ) -> Iterator[Output]:
         """The outputs of each step for one prompt; closing the iterator cancels the request."""
         params = replace(params or SamplingParams(), **options)
         name = f"stream-{next(self._names)}"
-        self.add(name, self._inputs.encode(prompt), params)
+        self.add(name, self._inputs.encode(prompt), params, adapter=adapter)
         try:
             while self._scheduler.has_request(name):
                 yield from (output for output in self.step() if output.request_id == name)

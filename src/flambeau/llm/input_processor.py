@@ -36,6 +36,7 @@ class InputProcessor:
         *,
         generated: Many[Many[int]] = (),
         seed: int | None = None,
+        adapter: int = 0,
     ) -> list[Sequence]:
         """One sequence per choice; `generated` are tokens that the choices have already."""
         self._check_prompt(prompt_ids)
@@ -51,6 +52,8 @@ class InputProcessor:
             )
             for i in range(params.n)
         ]
+        for sequence in choices:
+            sequence.use_adapter(adapter)
         if not all(sequence.room > 0 for sequence in choices):
             raise InvalidRequest(
                 f"the text so far leaves no room for another token: the context has {self._max_length}, the prompt "

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.adapters.lora_weights import AdapterTarget
+from flambeau.llm.adapters.merge import check_merge, merge_on_load
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cuda.backend import CudaBackend
@@ -23,6 +26,7 @@ from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.kv_cache import KVCache, num_blocks_for
 from flambeau.llm.executor.parallel import (
+    LeaderAdapters,
     LeaderBackend,
     Shard,
     TensorParallelGroup,
@@ -46,14 +50,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # ---- backends ----
 
 
-def cpu_backend(model: Transformer, cache: KVCache, config: EngineConfig, name: str) -> Backend:
-    return CpuBackend(model, cache, name=name)
+def cpu_backend(
+    model: Transformer, cache: KVCache, config: EngineConfig, name: str, adapters: AdapterStore | None
+) -> Backend:
+    return CpuBackend(model, cache, name=name, adapters=adapters)
 
 
-def cuda_backend(model: Transformer, cache: KVCache, config: EngineConfig, name: str) -> Backend:
+def cuda_backend(
+    model: Transformer, cache: KVCache, config: EngineConfig, name: str, adapters: AdapterStore | None
+) -> Backend:
     length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
     max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
-    return CudaBackend(model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks, name=name)
+    return CudaBackend(
+        model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks, name=name, adapters=adapters
+    )
 
 
 BACKENDS = {  # by type of device; others run as on a CPU without kernels: eagerly, then through Inductor
@@ -62,16 +72,22 @@ BACKENDS = {  # by type of device; others run as on a CPU without kernels: eager
 }
 
 
-def eager_backend(model: Transformer, cache: KVCache) -> Backend:
+def eager_backend(model: Transformer, cache: KVCache, adapters: AdapterStore | None = None) -> Backend:
     """Plain PyTorch, with the attention kernel of the CPU if that is loaded."""
-    return EagerBackend(model, cache, choose_attention)
+    return EagerBackend(model, cache, choose_attention, adapters=adapters)
 
 
-def make_backend(model: Transformer, cache: KVCache, config: EngineConfig, name: str = "the model") -> Backend:
+def make_backend(
+    model: Transformer,
+    cache: KVCache,
+    config: EngineConfig,
+    name: str = "the model",
+    adapters: AdapterStore | None = None,
+) -> Backend:
     """The backend for a device; `name` appears in its log lines."""
     if not config.compile:
-        return eager_backend(model, cache)
-    return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name)
+        return eager_backend(model, cache, adapters)
+    return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name, adapters)
 
 
 # ---- engines ----
@@ -84,6 +100,7 @@ class LoadedNetwork:
     arch: Architecture  # of the whole network
     backend: Backend
     num_blocks: int
+    adapters: AdapterStore
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
 
 
@@ -97,14 +114,16 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
     check_vocabulary(tokenizer, read_architecture(path), config.tokenizer)
     loaded = load_network(path, config, device, ranks)
+    leader = LeaderBackend(loaded.backend, ranks) if ranks else None
     return Engine(
         loaded.arch,
-        LeaderBackend(loaded.backend, ranks) if ranks else loaded.backend,
+        leader or loaded.backend,
         num_blocks=loaded.num_blocks,
         config=config,
         device=str(device),
         tokenizer=tokenizer,
         draft=loaded.draft,
+        adapters=LeaderAdapters(loaded.adapters, ranks, leader) if ranks and leader else loaded.adapters,
     )
 
 
@@ -130,7 +149,8 @@ def load_follower(path: Path, config: EngineConfig | None = None, **options: Any
     config = replace(config or EngineConfig(), **options)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
-    return partial(follow, load_network(path, config, device, ranks).backend, ranks, device)
+    loaded = load_network(path, config, device, ranks)
+    return partial(follow, loaded.backend, ranks, device, loaded.adapters)
 
 
 def load_network(
@@ -139,14 +159,17 @@ def load_network(
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
     arch = with_positions(read_architecture(path), config.max_model_len)
     dtype = dtype_for(config, arch, device)
-    # 1. Quantization, layer by layer while the weights are read.
-    load = partial(load_model, path, device=device, dtype=dtype, arrived=quantize_on_load(config.quantization, arch))
+    local = arch if ranks is None else local_architecture(arch, ranks.size)
+    shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
+    target = AdapterTarget(arch=arch, local=local, shard=shard, device=device, dtype=dtype)
+    # 1. A merged adapter, then quantization, layer by layer while the weights are read.
+    arrived = quantize_on_load(config.quantization, arch)
+    if config.merge_lora:
+        check_merge(config.lora_adapters)
+        arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
+    model = load_model(path, device=device, dtype=dtype, build=lambda _: build(local), shard=shard, arrived=arrived)
     # 2. Tensor parallelism.
-    if ranks is None:
-        local, model = arch, load(build=lambda _: build(arch))
-    else:
-        local = local_architecture(arch, ranks.size)
-        model = load(build=lambda _: build(local), shard=Shard(arch, ranks.rank, ranks.size))
+    if ranks is not None:
         add_all_reduce(model)
     # 3. Faster versions of quantized layers.
     use_fast_layers(model, dtype)
@@ -157,10 +180,17 @@ def load_network(
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
+    adapters = AdapterStore(target)
+    backend = (
+        make_backend(model, cache, config, adapters=adapters)
+        if ranks is None
+        else eager_backend(model, cache, adapters)
+    )
     return LoadedNetwork(
         arch=arch,
-        backend=make_backend(model, cache, config) if ranks is None else eager_backend(model, cache),
+        backend=backend,
         num_blocks=num_blocks,
+        adapters=adapters,
         draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
     )
 

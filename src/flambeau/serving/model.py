@@ -14,6 +14,7 @@ from flambeau.config.model import ModelConfig
 from flambeau.errors import BadRequest, DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
 from flambeau.logs.line_formats import masked, printable
 from flambeau.metrics.traffic import ModelTraffic
+from flambeau.serving.adapters import AdapterTable
 from flambeau.serving.crash_bundles import CrashReport, read_requests
 from flambeau.serving.crash_recovery import WorkerExit, is_same_failure, should_retry
 from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
@@ -54,6 +55,7 @@ class Model:
         self.workflow = ""  # the workflow it is a node of
         self.answers: Counter[int] = Counter()  # by status
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
+        self.adapters = AdapterTable()  # which adapters requests may name
         self.example = ""  # a request body that the handler accepts, if a worker has reported one
         self.inputs: Sequence[TensorSpec] = ()  # as its handler declares them
         self.outputs: Sequence[TensorSpec] = ()
@@ -133,7 +135,7 @@ class Model:
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or raise why it is rejected."""
-        if job.kind != "describe":  # a description is no inference
+        if job.kind not in ("describe", "adapter"):  # these are no inference
             job.usage = self.traffic.requested(requested_version)
         if not self.pool.has_ready:
             self._check_recovery(requested_version)
@@ -327,6 +329,7 @@ class Model:
         for worker in self.pool.workers:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
+                self.adapters.configure(worker.adapters)
                 self.example = worker.example
                 self.inputs, self.outputs = worker.inputs, worker.outputs
                 self.report_loaded()

@@ -40,6 +40,26 @@ else:
     )
 
 
+class Adapter(Struct, array_like=True, frozen=True):
+    """An adapter that requests name. A worker that does not have it yet loads it from its path."""
+
+    name: str
+    path: str = ""  # empty: the model's own settings have it
+    serial: int = 0  # tells it from others that had the same name
+
+    @property
+    def key(self) -> str:
+        """Its name in a worker."""
+        return f"{self.name}#{self.serial}" if self.serial else self.name
+
+
+class AdapterChange(Struct, array_like=True, frozen=True):
+    """The body of a job of kind `adapter`: load it, or unload it."""
+
+    adapter: Adapter
+    loads: bool
+
+
 class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     """A request: prompts as text or token ids, or the messages of a chat; and how to sample."""
 
@@ -50,6 +70,7 @@ class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stream: bool = False  # pieces as they are made; otherwise one for each choice, whole
     echo: bool = False  # the prompt before the text
+    adapter: Adapter | None = None  # the adapter of the model that generates
 
 
 class Token(Struct, array_like=True, frozen=True):
@@ -84,6 +105,7 @@ class Pieces(Struct, array_like=True, frozen=True):
 
 _encode = msgpack.Encoder().encode
 _decode_request = msgpack.Decoder(Generate).decode
+_decode_change = msgpack.Decoder(AdapterChange).decode
 _decode_pieces = msgpack.Decoder(Pieces).decode
 
 
@@ -102,6 +124,18 @@ def decode_request(body: bytes | bytearray) -> Generate:
         return _decode_request(body)
     except (ValidationError, DecodeError, RecursionError) as error:
         raise ValueError(f"the body is not a generation request: {error}") from None
+
+
+def encode_adapter_change(change: AdapterChange) -> bytes:
+    return _encode(change)
+
+
+def decode_adapter_change(body: bytes | bytearray) -> AdapterChange:
+    """Raises ValueError for a body that is not one."""
+    try:
+        return _decode_change(body)
+    except (ValidationError, DecodeError) as error:
+        raise ValueError(f"the body is not a change of adapters: {error}") from None
 
 
 def encode_pieces(pieces: list[Piece]) -> bytes:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Kind = Literal["predict", "explain", "describe", "generate"]
+Kind = Literal["predict", "explain", "describe", "generate", "adapter"]
 # How a worker gets its jobs: in batches; one by one into a continuous batch; in batches of sequences, whose jobs
 # depend on those before; or one by one, many at a time.
 Schedule = Literal["batches", "continuous", "sequences", "async"]
@@ -111,6 +111,7 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     example: str = ""  # a request body that the handler accepts, see example_requests; empty if not known
     inputs: list[TensorSpec] = []  # as the handler declares them; empty: not known
     outputs: list[TensorSpec] = []
+    adapters: list[str] = []  # names of adapters that requests may ask for, besides the model itself
 
 
 class GenerationWork(Struct, array_like=True, frozen=True, gc=False):

@@ -243,7 +243,7 @@ class GenerationMode(Mode):
             self._join(request)
 
     def _join(self, request: Request) -> None:
-        if request.kind not in ("predict", "generate") or request.envelope:
+        if request.kind not in ("predict", "generate", "adapter") or request.envelope:
             self._runner.run(Run([request]))  # alone, between two steps
             return
         began = time.monotonic()
@@ -345,6 +345,7 @@ def ready_to_generate(ready: Ready, generation: Generation) -> Ready:
         places=generation.places,
         abilities=[*generation.abilities],
         max_length=generation.max_length,
+        adapters=[*generation.adapters],
     )
 
 

@@ -20,6 +20,7 @@ class Generation(Protocol):
     places: int  # jobs it takes at a time
     abilities: Sequence[str]  # what front ends may ask for besides predictions: "generate", "chat", "embed"
     max_length: int  # tokens of a prompt and its completion; 0: not known
+    adapters: Sequence[str]  # names that requests may ask for besides the model itself
     on_results: Send | None  # set by the worker: takes the results of jobs that advance during a call of `handle`
 
     @property
@@ -53,6 +54,7 @@ REQUIRED = ("places", "has_work", "join", "step", "cancel")
 OPTIONAL: dict[str, Any] = {
     "abilities": (),
     "max_length": 0,
+    "adapters": (),
     "on_results": None,
     "report": lambda: None,
     "follow": cannot_follow,

@@ -241,6 +241,24 @@ MANAGEMENT = [
         query=_query(parameters.SLOW),
         errors=(400, 404, 405),
     ),
+    Operation(
+        path="/v1/load_lora_adapter",
+        method="post",
+        id="loadLoraAdapter",
+        summary="Load a LoRA adapter for a language model (vLLM).",
+        query=_query(parameters.LOAD_ADAPTER),
+        answers=_DONE,
+        errors=(400, 404, 405, 503),
+    ),
+    Operation(
+        path="/v1/unload_lora_adapter",
+        method="post",
+        id="unloadLoraAdapter",
+        summary="Unload a LoRA adapter (vLLM).",
+        query=_query(parameters.UNLOAD_ADAPTER),
+        answers=_DONE,
+        errors=(400, 404, 405),
+    ),
     _METRICS,
 ]
 METRICS = [_METRICS]

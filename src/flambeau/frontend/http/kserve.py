@@ -44,9 +44,6 @@ class KServeApi:
     def routes(self) -> dict[str, Endpoint]:
         return {"v1": self.v1, "v2": self.v2}
 
-    def readiness_routes(self) -> dict[str, Endpoint]:
-        return {"v1": self.v1_models}
-
     # ---- the first protocol ----
 
     def v1(self, exchange: Exchange, segments: list[str]) -> None:

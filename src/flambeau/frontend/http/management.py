@@ -17,9 +17,11 @@ from flambeau.frontend.key_file import Kind
 from flambeau.frontend.management_parameters import (
     DESCRIBE,
     LIST,
+    LOAD_ADAPTER,
     REGISTER,
     SCALE,
     SLOW,
+    UNLOAD_ADAPTER,
     read_parameters,
     registration_of,
 )
@@ -130,6 +132,38 @@ class ManagementApi:
         """OPTIONS /models/{model}: the description of its management API."""
         self._server.registry.find(name, version)
         respond_json(exchange, 200, management_document(name))
+
+
+class AdapterApi:
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them; other paths below /v1 go on."""
+
+    def __init__(self, server: Server, otherwise: Endpoint) -> None:
+        self._server, self._otherwise = server, otherwise
+        self._calls = {"load_lora_adapter": self.load, "unload_lora_adapter": self.unload}
+
+    def routes(self) -> dict[str, Endpoint]:
+        return {"v1": self.v1}
+
+    def v1(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
+        if not is_adapter_call(segments):
+            return self._otherwise(exchange, segments)
+        if exchange.method != "POST":
+            not_allowed(exchange)
+            return None
+        return self._calls[segments[1]](exchange)
+
+    async def load(self, exchange: Exchange) -> None:
+        values = read_parameters(LOAD_ADAPTER, parameters(exchange))
+        name, path, model = values["lora_name"], values["lora_path"], values["model"]
+        respond_status(exchange, await operations.load_adapter(self._server, model, name, path))
+
+    async def unload(self, exchange: Exchange) -> None:
+        values = read_parameters(UNLOAD_ADAPTER, parameters(exchange))
+        respond_status(exchange, await operations.unload_adapter(self._server, values["model"], values["lora_name"]))
+
+
+def is_adapter_call(segments: list[str]) -> bool:
+    return len(segments) == 2 and segments[1] in ("load_lora_adapter", "unload_lora_adapter")
 
 
 def parameters(exchange: Exchange) -> Mapping[str, Any]:

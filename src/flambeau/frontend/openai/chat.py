@@ -11,7 +11,7 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.fields import shown
-from flambeau.frontend.openai.models import choose_model
+from flambeau.frontend.openai.models import choose_model, with_adapter_of
 from flambeau.frontend.openai.requests import ChatRequest, Object, TextRequest, read_request
 from flambeau.frontend.openai.responses import ResponseChoice, ResponseHead, ResponseWriter, encode, finite, generate
 from flambeau.frontend.openai.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
@@ -26,7 +26,8 @@ MAX_MESSAGES = 10_000
 def create_chat_completion(server: Server, exchange: Exchange) -> None:
     request = read_request(take_bytes(exchange), ChatRequest)
     generation = generation_of(request)
-    model, version = choose_model(server.registry, request.model, "chat")
+    model, version = choose_model(server.registry, request.model, "chat", takes_adapter=True)
+    generation = with_adapter_of(server.registry, request.model, model, generation)
     writer = writer_of(request, generation, ResponseHead.new("chatcmpl-", model, request.model))
     generate(exchange, model, version, generation, writer, style=server.config.error_style)
 

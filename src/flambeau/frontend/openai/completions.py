@@ -9,7 +9,7 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.chat import check_combination
-from flambeau.frontend.openai.models import choose_model
+from flambeau.frontend.openai.models import choose_model, with_adapter_of
 from flambeau.frontend.openai.requests import CompletionRequest, read_request
 from flambeau.frontend.openai.responses import (
     ResponseChoice,
@@ -30,7 +30,8 @@ DEFAULT_TOKENS = 16  # OpenAI's limit for a completion that names none
 def create_completion(server: Server, exchange: Exchange) -> None:
     request = read_request(take_bytes(exchange), CompletionRequest)
     generation = generation_of(request)
-    model, version = choose_model(server.registry, request.model, "generate")
+    model, version = choose_model(server.registry, request.model, "generate", takes_adapter=True)
+    generation = with_adapter_of(server.registry, request.model, model, generation)
     head = ResponseHead.new("cmpl-", model, request.model)
     has_logprobs = request.logprobs is not None
     writer = CompletionWriter(head, request.num_choices, has_logprobs=has_logprobs, has_usage=request.has_usage)

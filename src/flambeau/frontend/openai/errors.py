@@ -20,6 +20,8 @@ MAX_SHOWN = 200
 
 def not_found(exchange: Exchange) -> None:
     text = f"There is no {exchange.method} {exchange.path[:MAX_SHOWN]} here. Of OpenAI's API there are {PATHS}."
+    if exchange.path.endswith("load_lora_adapter"):
+        text = f"{exchange.path[:MAX_SHOWN]} is at the address of the management API, and needs its key."
     exchange.respond(404, body(exchange.path, 404, "ResourceNotFoundException", text), (JSON_TYPE,))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from flambeau.errors import BadRequest, InvalidField, ModelNotFound
 from flambeau.frontend.http.errors import openai_error, respond_json, status_and_type, to_document
 from flambeau.frontend.http.exchange import Exchange
@@ -11,6 +13,7 @@ from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
+from flambeau.wire.generation import Adapter, Generate
 
 Ability = Literal["generate", "chat", "embed"]
 
@@ -46,7 +49,9 @@ def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:
 def listed(server: Server) -> dict[str, Any]:
     """`data` for OpenAI's clients: models that generate or embed. `models` for KServe's: the names of all."""
     defaults = server.registry.defaults()
-    data = [entry(model, model.name) for model in defaults if model.is_listed and is_able(model)]
+    able = [model for model in defaults if model.is_listed and is_able(model)]
+    data = [entry(model, model.name) for model in able]
+    data += [adapter_entry(server.registry, model, name) for model in able for name in model.adapters.names]
     return {"object": "list", "data": data, "models": [model.name for model in defaults]}
 
 
@@ -58,6 +63,8 @@ def one(server: Server, name: str) -> dict[str, Any]:
         if ":" not in name:
             raise
         model = server.registry.find(name.partition(":")[0])
+    if (adapter := adapter_of(server.registry, name, model)) is not None:
+        return adapter_entry(server.registry, model, adapter.name)
     ready = {"name": model.name, "ready": model.pool.can_answer}
     return {**entry(model, name), **ready} if is_able(model) else ready
 
@@ -81,11 +88,27 @@ def entry(model: Model, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": made, "owned_by": "flambeau", **known}
 
 
-def choose_model(registry: Registry, asked: str | None, ability: Ability) -> tuple[Model, str | None]:
-    """The model, and the version if the request names one; without a name, the only model with the ability."""
+def adapter_entry(registry: Registry, model: Model, name: str) -> dict[str, Any]:
+    """An adapter as a model of its own; its id has the name of its model if other models use the same name."""
+    others = [other for other in registry.defaults() if other.name == name or other.adapters.find(name) is not None]
+    adapter = model.adapters.find(name)
+    path = adapter.path if adapter is not None else ""
+    known = {"root": path or name, "parent": model.name}
+    return {**entry(model, name if others == [model] else f"{model.name}:{name}"), **known}
+
+
+def choose_model(
+    registry: Registry, asked: str | None, ability: Ability, *, takes_adapter: bool = False
+) -> tuple[Model, str | None]:
+    """The model, and the version if the request names one; without a name, the only model with the ability.
+
+    The name may be that of an adapter where the caller takes it; see `adapter_of`.
+    """
     if not asked:
         return only_model(registry, ability), None
     model, version = find_model(registry, asked, ability)
+    if not takes_adapter and version is None and adapter_of(registry, asked, model) is not None:
+        raise InvalidField("model", f"{asked[:200]!r} is an adapter, which this path does not use; name {model.name}.")
     if not model.config.openai:
         raise ModelNotFound(
             f"The model {asked!r} is not at /v1: its model-config.yaml has openai: false. "
@@ -99,7 +122,7 @@ def choose_model(registry: Registry, asked: str | None, ability: Ability) -> tup
 
 
 def find_model(registry: Registry, asked: str, ability: Ability) -> tuple[Model, str | None]:
-    """Find a model by `name`, `name@version` or `name:version`."""
+    """Find a model by `name`, `name@version` or `name:version`, or by an adapter, as `name:adapter` or `adapter`."""
     try:
         return registry.find(asked), None
     except ModelNotFound:
@@ -111,8 +134,43 @@ def find_model(registry: Registry, asked: str, ability: Ability) -> tuple[Model,
                 return registry.find(name, version), version
             except ModelNotFound:
                 pass
+    if (found_by := with_adapter(registry, asked)) is not None:
+        return found_by[0], None
     names = ", ".join(f"{model.name}" for model in models_with(registry, ability))
     raise ModelNotFound(f"The model {asked[:200]!r} does not exist. " + (f"Available: {names}." if names else NONE))
+
+
+def with_adapter(registry: Registry, asked: str) -> tuple[Model, Adapter] | None:
+    """The model whose adapter is asked for, and the adapter; None if there is no such adapter."""
+    base, _, name = asked.partition(":")
+    found = [(model, adapter) for model in registry.defaults() if (adapter := model.adapters.find(asked)) is not None]
+    found += [
+        (model, adapter)
+        for model in registry.defaults()
+        if model.name == base and name and (adapter := model.adapters.find(name)) is not None
+    ]
+    if len(found) > 1:
+        names = ", ".join(f"{model.name}:{adapter.name}" for model, adapter in found)
+        raise InvalidField("model", f"Several models have an adapter {asked[:200]!r}; name one of {names}.")
+    return found[0] if found else None
+
+
+def adapter_of(registry: Registry, asked: str | None, model: Model) -> Adapter | None:
+    """The adapter that the name of a request means; None: the model itself."""
+    if not asked or asked == model.name:
+        return None
+    try:
+        registry.find(asked)
+        return None
+    except ModelNotFound:
+        found = with_adapter(registry, asked)
+    return found[1] if found is not None and found[0] is model else None
+
+
+def with_adapter_of(registry: Registry, asked: str | None, model: Model, request: Generate) -> Generate:
+    """The request with the adapter that its model name means."""
+    adapter = adapter_of(registry, asked, model)
+    return request if adapter is None else msgspec.structs.replace(request, adapter=adapter)
 
 
 def only_model(registry: Registry, ability: Ability) -> Model:

@@ -29,6 +29,7 @@ class Follower:
     places = 1
     abilities: Sequence[str] = ()
     max_length = 0
+    adapters: Sequence[str] = ()
     has_work = False
 
     def __init__(self, path: Path, config: EngineConfig) -> None:

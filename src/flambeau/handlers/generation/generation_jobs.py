@@ -18,6 +18,7 @@ from flambeau.llm.errors import LLMError
 from flambeau.llm.input_processor import SEED_STRIDE, new_seed
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.metrics.definitions import MetricTypes
+from flambeau.wire.generation import Adapter, decode_adapter_change
 from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Part, Request, Work
 
 PROMPT_STRIDE = 0xD1B54A32D192ED03  # between the seeds of several prompts in a request without a seed of its own
@@ -143,6 +144,7 @@ class GptGeneration:
     ) -> None:
         self.places = engine.config.max_num_seqs
         self.max_length = engine.max_length
+        self.adapters = engine.adapters  # those of the model's settings
         self.abilities = abilities
         self.on_results: Callable[[Sequence[StepResult]], None] | None = None
         self._engine = engine
@@ -164,6 +166,9 @@ class GptGeneration:
 
     def join(self, request: Request, row: Mapping[str, Any]) -> None:
         """Add a job to the engine, or resume one of another worker. Raises BadRequest if the engine rejects it."""
+        if request.kind == "adapter":
+            self._unsent.append(self._change_adapter(request.job_id, row["body"]))
+            return
         began = time.monotonic()
         state = read_state(request.state) if request.state else None
         if request.state and state is None:
@@ -182,8 +187,9 @@ class GptGeneration:
             has_sent=state is not None,
         )
         try:
+            adapter = self._loaded(prompted.adapter)
             for place, ids in enumerate(prompted.prompts):
-                self._add(job, place, ids, prompted.params, seed_of(place, prompted.params, seed), state)
+                self._add(job, place, ids, prompted.params, seed_of(place, prompted.params, seed), state, adapter)
         except LLMError as error:
             self._remove(job)
             raise BadRequest(str(error)) from None
@@ -200,11 +206,12 @@ class GptGeneration:
         params: SamplingParams,
         seed: int,
         state: ResumeState | None,
+        adapter: str,
     ) -> None:
         first = place * params.n
         if state is None:
             name = self._own(job, f"{job.request.job_id}/{first}", first)
-            self._engine.add(name, ids, params, seed=seed)
+            self._engine.add(name, ids, params, seed=seed, adapter=adapter)
             return
         alone = replace(params, n=1)
         for choice in range(params.n):
@@ -212,7 +219,28 @@ class GptGeneration:
             if index not in state.finished:
                 generated = [state.tokens.get(index, [])]
                 name = self._own(job, f"{job.request.job_id}/{index}", index)
-                self._engine.add(name, ids, alone, generated=generated, seed=(seed + choice * SEED_STRIDE) % 2**64)
+                own_seed = (seed + choice * SEED_STRIDE) % 2**64
+                self._engine.add(name, ids, alone, generated=generated, seed=own_seed, adapter=adapter)
+
+    def _loaded(self, adapter: Adapter | None) -> str:
+        """The adapter's name in the engine; loaded now if this worker has started after it was."""
+        if adapter is None:
+            return ""
+        if adapter.serial and adapter.key not in self._engine.adapters:
+            self._engine.load_adapter(adapter.key, adapter.path)
+        return adapter.key
+
+    def _change_adapter(self, job_id: int, body: bytes | bytearray) -> Part:
+        """Load or unload an adapter; it may have happened before. Running jobs wait meanwhile."""
+        try:
+            change = decode_adapter_change(body)
+            if change.loads:
+                self._loaded(change.adapter)
+            elif change.adapter.key in self._engine.adapters:
+                self._engine.unload_adapter(change.adapter.key)
+        except (LLMError, ValueError) as error:
+            raise BadRequest(str(error)) from None
+        return Part(job_id, b"")
 
     def _own(self, job: GenerationJob, name: str, first_index: int) -> str:
         job.names.append(name)

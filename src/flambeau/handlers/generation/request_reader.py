@@ -25,7 +25,7 @@ from flambeau.handlers.generation.reply_formats import (
 )
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
-from flambeau.wire.generation import Generate, decode_request, given_options
+from flambeau.wire.generation import Adapter, Generate, decode_request, given_options
 from flambeau.wire.messages import header
 
 MAX_CHOICES = 1024  # of one request: prompts times n
@@ -58,6 +58,7 @@ class Prompted:
     params: SamplingParams
     reply: ReplyFormat
     is_stream: bool
+    adapter: Adapter | None = None
 
 
 class RequestReader:
@@ -153,7 +154,7 @@ class RequestReader:
             begun = progress.tokens if progress is not None else {}
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
         reply = PieceFormat(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
-        return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream)
+        return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream, adapter=request.adapter)
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:

@@ -19,7 +19,16 @@ from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 logger = logging.getLogger(__name__)
 
 TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "download_dir")
-SWITCHES = ("compile", "speculative", "prefix_cache", "stream", "resume", "fx_graph_cache", "generation_config")
+SWITCHES = (
+    "compile",
+    "speculative",
+    "prefix_cache",
+    "stream",
+    "resume",
+    "fx_graph_cache",
+    "generation_config",
+    "merge_lora",
+)
 COUNTS = (
     "speculate_k",
     "max_num_seqs",
@@ -33,7 +42,7 @@ COUNTS = (
 SAMPLING = {known.config_key: known for known in SAMPLING_FIELDS.values() if known.config_key}
 OLDER = {"converted_ckpt_dir": "model_path", "draft_checkpoint_path": "draft_model_path"}  # names in older archives
 WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compiled code, which is always kept
-KNOWN = (*TEXTS, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", *OLDER, *WITHOUT_EFFECT)
+KNOWN = (*TEXTS, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", "lora_adapters", *OLDER, *WITHOUT_EFFECT)
 DEFAULT_NEW_TOKENS = 256
 GENERATION_CONFIG = "generation_config.json"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
@@ -116,11 +125,20 @@ def check(key: str, value: Any) -> Any:
     elif key == "kv_cache_fraction":
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         expected = None if is_number and value >= 0 else "a number from 0"
+    elif key == "lora_adapters":
+        is_valid = isinstance(value, Mapping) and all(is_adapter(name, path) for name, path in value.items())
+        expected = None if is_valid else "names of adapters and their folders, like {sql: ./adapters/sql}"
     else:
         return value
     if expected is not None:
         raise HandlerError(f"handler: {key} must be {expected}, not {value!r}")
     return value
+
+
+def is_adapter(name: Any, path: Any) -> bool:
+    """Whether requests can name an adapter so: `#` separates the parts of names in a worker."""
+    is_name = isinstance(name, str) and bool(name.strip()) and "#" not in name
+    return is_name and isinstance(path, str) and bool(path)
 
 
 def generation_defaults(model_path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,12 +176,16 @@ def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:
 
 def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> EngineConfig:
     same = ("dtype", "max_num_seqs", "max_model_len", "max_step_tokens", "block_size", "num_blocks", "kv_cache_bytes")
-    more = ("kv_cache_fraction", "prefix_cache", "compile", "quantization", "speculate_k")
+    more = ("kv_cache_fraction", "prefix_cache", "compile", "quantization", "speculate_k", "merge_lora")
     fields = {key: section[key] for key in (*same, *more) if key in section}
     if fields.get("dtype") == "auto":
         del fields["dtype"]
     if "tokenizer_path" in section:
         fields["tokenizer"] = str(find(section["tokenizer_path"], folder, "tokenizer_path"))
+    if adapters := section.get("lora_adapters"):
+        fields["lora_adapters"] = {
+            name: str(find(path, folder, f"lora_adapters: {name}")) for name, path in adapters.items()
+        }
     if section.get("speculative", False):
         draft = section.get("draft_model_path")
         fields["draft"] = str(folder_of(find(draft, folder, "draft_model_path"))) if draft else ""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
@@ -168,17 +169,29 @@ AttentionFactory = Callable[[KVCache, StepInputs], Attend]
 
 
 class EagerBackend:
-    """Runs the network as it is written; `attention` gives the attention of a step."""
+    """Runs the network as it is written; `attention` gives the attention of a step.
+
+    Tokens have adapters only where the backend has a store: those of a draft model are proposed without.
+    """
 
     greedy: Greedy | None = None
     async_decoder: AsyncDecoder | None = None
     decode_path = PLAIN_PYTORCH
 
-    def __init__(self, model: Transformer, cache: KVCache, attention: AttentionFactory = PagedAttention) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        attention: AttentionFactory = PagedAttention,
+        *,
+        adapters: AdapterStore | None = None,
+    ) -> None:
         self.model = model
         self.cache = cache
         self.device = cache.keys[0].device
         self._attention = attention
+        self._adapters = adapters
+        self._adapted = model if adapters is None else with_adapters(model, adapters)
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:
@@ -197,4 +210,7 @@ class EagerBackend:
     def _hidden(self, inputs: StepInputs) -> Tensor:
         inputs = inputs.to(self.device)
         attend = self._attention(self.cache, inputs)
-        return self.model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]
+        if inputs.adapters_T is None or self._adapters is None:
+            return self.model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]
+        with self._adapters.applied(inputs.adapters_T):
+            return self._adapted(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]

@@ -125,8 +125,8 @@ def check_kind(folder: Path) -> None:
     if adapter.is_file():
         base = read_object(adapter, CheckpointError).get("base_model_name_or_path") or "another model"
         raise CheckpointError(
-            f"{folder} holds an adapter of {base} (adapter_config.json), and adapters are not supported; merge it into "
-            "that model (`merge_and_unload` of peft), save the result and serve that folder"
+            f"{folder} holds an adapter of {base} (adapter_config.json) and not a model; serve that model, with the "
+            f"adapter in its model-config.yaml: `handler: {{lora_adapters: {{NAME: {folder}}}}}`"
         )
 
 

@@ -14,7 +14,7 @@ FIRST_BLOCK = 1  # padding writes to block 0
 class BlockContent:
     """What a full block holds: its tokens, and the content of the block before it."""
 
-    parent: int  # serial of the content before it; 0: nothing
+    parent: int  # serial of the content before it; from 0 down: nothing, with the adapter of this number
     tokens: tuple[int, ...]
 
 
@@ -71,10 +71,13 @@ class BlockPool:
 
     # ---- prefix cache ----
 
-    def match_prefix(self, tokens: Sequence[int]) -> tuple[list[int], int]:
-        """Return the cached blocks that these tokens begin with, and the serial of the last one's content."""
+    def match_prefix(self, tokens: Sequence[int], root: int = 0) -> tuple[list[int], int]:
+        """Return the cached blocks that these tokens begin with, and the serial of the last one's content.
+
+        Sequences share blocks only with those of the same root, which is what comes before the first block.
+        """
         blocks: list[int] = []
-        parent = 0
+        parent = root
         if self._prefix_cache:
             for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
                 found = self._blocks.get(BlockContent(parent, tuple(tokens[start : start + self.block_size])))

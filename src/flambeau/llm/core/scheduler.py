@@ -85,6 +85,14 @@ class Scheduler:
     def has_request(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    def uses_adapter(self, number: int) -> bool:
+        """Whether a sequence that waits or runs is computed with this adapter."""
+        return any(
+            sequence.adapter == number and sequence.finish_reason is None
+            for choices in self._requests.values()
+            for sequence in choices
+        )
+
     # ---- requests ----
 
     def add(self, choices: Many[Sequence]) -> None:
@@ -191,7 +199,8 @@ class Scheduler:
     def _free(self, sequence: Sequence) -> None:
         self._pool.free(sequence.blocks)
         sequence.blocks = []
-        sequence.num_computed = sequence.num_cached_blocks = sequence.parent = sequence.num_in_draft = 0
+        sequence.num_computed = sequence.num_cached_blocks = sequence.num_in_draft = 0
+        sequence.parent = sequence.root
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give it blocks for all its tokens, cached ones where the prefix matches; False if too few are free."""
@@ -200,7 +209,7 @@ class Scheduler:
         if spare + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
             return False
         # The last token is always computed, even if all blocks are cached: its logits are needed.
-        shared, parent = self._pool.match_prefix(sequence.tokens[:-1])
+        shared, parent = self._pool.match_prefix(sequence.tokens[:-1], sequence.root)
         needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
         if needed + spare > self._pool.num_free - self._pool.num_evictable(shared):
             return False

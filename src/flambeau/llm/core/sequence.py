@@ -100,6 +100,7 @@ class Sequence:
     max_length: int  # prompt and generated tokens together
     detokenizer: IncrementalDetokenizer
     grammar: TokenGrammar | None = None
+    adapter: int = field(default=0, init=False)  # the number of the adapter that it is computed with; 0: none
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_cached_blocks: int = 0  # full blocks in the prefix cache
@@ -115,6 +116,16 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.sampling = SamplingState(self.params, self.seed, self.tokens, self.num_prompt, self.grammar)
+
+    def use_adapter(self, number: int) -> None:
+        """Compute it with an adapter; before its first step."""
+        self.adapter = number
+        self.parent = self.root
+
+    @property
+    def root(self) -> int:
+        """What comes before its first block: keys and values depend on the adapter, so each has its own prefixes."""
+        return -self.adapter
 
     @property
     def num_generated(self) -> int:

@@ -33,10 +33,12 @@ class StepInputs:
     block_tables_SB: Tensor
     # Tokens of every sequence in this step; 0: each sequence has its own number.
     query_len: int = field(default=0, kw_only=True)
+    # The number of the adapter of each token, always on the host; None: no token has one.
+    adapters_T: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors, in the order that compiled steps take them."""
+        """All tensors but the adapters, in the order that compiled steps take them."""
         places = self.ids_T, self.positions_T, self.slots_T
         return *places, self.query_starts, self.context_lens_S, self.block_tables_SB
 
@@ -44,7 +46,7 @@ class StepInputs:
         if all(tensor.device == device for tensor in self.tensors):
             return self
         moved = (tensor.to(device, non_blocking=True) for tensor in self.tensors)
-        return StepInputs(*moved, query_len=self.query_len)
+        return StepInputs(*moved, query_len=self.query_len, adapters_T=self.adapters_T)
 
 
 class BlockTables:
@@ -96,7 +98,7 @@ class InputBuilder:
         rows = self.tables.rows(sequences)
         positions_S = np.array([len(s.tokens) for s in sequences])
         slots_S = self.tables.slots(rows, positions_S, self.block_size)
-        return self._step(ids_S, positions_S, slots_S, positions_S + 1, rows)
+        return self._step(ids_S, positions_S, slots_S, positions_S + 1, rows, adapters_of(sequences))
 
     def decode(self, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()) -> StepInputs:
         """The last token of each sequence, then the proposed ones, of which the first `lengths` count."""
@@ -112,9 +114,19 @@ class InputBuilder:
             positions_SQ, slots_SQ = self.positions_and_slots(rows, last_S[:, None] + places_Q, is_real_SQ)
         # Padding counts: kernels take the tokens of a step for the last ones of their context.
         context_lens_S = last_S + ids_SQ.shape[1]
-        return self._step(ids_SQ.flatten(), positions_SQ.reshape(-1), slots_SQ.reshape(-1), context_lens_S, rows)
+        adapters_S = adapters_of(sequences)
+        places = positions_SQ.reshape(-1), slots_SQ.reshape(-1)
+        return self._step(ids_SQ.flatten(), *places, context_lens_S, rows, adapters_S)
 
-    def _step(self, ids_T: Tensor, positions_T: Ints, slots_T: Ints, context_lens_S: Ints, rows: Ints) -> StepInputs:
+    def _step(
+        self,
+        ids_T: Tensor,
+        positions_T: Ints,
+        slots_T: Ints,
+        context_lens_S: Ints,
+        rows: Ints,
+        adapters_S: Ints | None,
+    ) -> StepInputs:
         """The inputs of a step in which every sequence has the same number of tokens."""
         num_tokens = len(positions_T)
         query_len = num_tokens // len(rows)
@@ -127,6 +139,7 @@ class InputBuilder:
             to_tensor(context_lens_S),
             to_tensor(self.tables.columns(rows, num_blocks)),
             query_len=query_len,
+            adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, query_len)),
         )
 
     def positions_and_slots(
@@ -147,6 +160,7 @@ class InputBuilder:
         rows = self.tables.rows(sequences)
         slots_T = self.tables.slots(np.repeat(rows, lengths), positions_T, self.block_size)
         context_lens_S = np.add(starts, lengths)
+        adapters_S = adapters_of(sequences)
         return StepInputs(
             to_tensor(ids_T),
             to_tensor(positions_T),
@@ -154,7 +168,14 @@ class InputBuilder:
             to_tensor(np.concatenate(([0], np.cumsum(lengths)))),
             to_tensor(context_lens_S),
             to_tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
+            adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, lengths)),
         )
+
+
+def adapters_of(sequences: Rows[Sequence]) -> Ints | None:
+    """The numbers of their adapters; None if none has one."""
+    numbers = [sequence.adapter for sequence in sequences]
+    return np.array(numbers) if any(numbers) else None
 
 
 def to_tensor(array: Ints) -> Tensor:

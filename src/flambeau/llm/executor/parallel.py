@@ -9,21 +9,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flambeau.llm.errors import LLMError
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
-END, DECODE, PREFILL = 0, 1, 2
-HEADER_SIZE = 6
+END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER = 0, 1, 2, 3, 4
+HEADER_SIZE = 7
 
 _ROWS = ("gate_proj", "up_proj", "q_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
@@ -178,9 +180,13 @@ class LeaderBackend:
         self._is_in_step = True
         return logits_NV
 
-    def _begin(self, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
-        if not self._is_in_step:  # the other ranks wait for the sums of a pass that never ends
+    def check_in_step(self) -> None:
+        """Raise if the other ranks wait for the sums of a pass that never ends."""
+        if not self._is_in_step:
             raise LLMError("the ranks are out of step since a forward pass has failed on rank 0; start them all anew")
+
+    def _begin(self, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
+        self.check_in_step()
         self._is_in_step = False
         send_inputs(self._ranks, kind, inputs, rows_N)
 
@@ -201,10 +207,16 @@ def leave_group() -> None:
         dist.destroy_process_group()
 
 
-def follow(backend: Backend, ranks: TensorParallelGroup, device: torch.device) -> None:
+def follow(
+    backend: Backend, ranks: TensorParallelGroup, device: torch.device, adapters: AdapterStore | None = None
+) -> None:
     """Run a rank other than 0: compute the passes of rank 0 until it sends the end."""
-    while (received := receive_inputs(ranks, device)) is not None:
-        inputs, rows_N = received
+    while (header := receive_header(ranks))[0] != END:
+        if header[0] in (LOAD_ADAPTER, UNLOAD_ADAPTER):
+            assert adapters is not None
+            follow_adapter(ranks, header, adapters)
+            continue
+        inputs, rows_N = receive_inputs(ranks, header, device)
         if rows_N is None:
             backend.decode(inputs)
         else:
@@ -215,24 +227,89 @@ def follow(backend: Backend, ranks: TensorParallelGroup, device: torch.device) -
 
 def send_inputs(ranks: TensorParallelGroup, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
     """Broadcast the inputs of the next pass: a header with the sizes, then all numbers in one tensor."""
-    tables = inputs.block_tables_SB
+    tables, adapters_T = inputs.block_tables_SB, inputs.adapters_T
     parts = [inputs.ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.context_lens_S]
-    parts += [tables.flatten(), *(() if rows_N is None else (rows_N,))]
+    parts += [tables.flatten(), *(() if rows_N is None else (rows_N,)), *(() if adapters_T is None else (adapters_T,))]
     sizes = [kind, len(inputs.ids_T), *tables.shape, 0 if rows_N is None else len(rows_N), inputs.query_len]
-    dist.broadcast(torch.tensor(sizes), src=0, group=ranks.control)
+    dist.broadcast(torch.tensor([*sizes, int(adapters_T is not None)]), src=0, group=ranks.control)
     dist.broadcast(torch.cat([part.to("cpu", torch.int64) for part in parts]), src=0, group=ranks.control)
 
 
-def receive_inputs(ranks: TensorParallelGroup, device: torch.device) -> tuple[StepInputs, Tensor | None] | None:
-    """Receive what rank 0 broadcasts; None at the end."""
+def receive_header(ranks: TensorParallelGroup) -> list[int]:
     header = torch.zeros(HEADER_SIZE, dtype=torch.int64)
     dist.broadcast(header, src=0, group=ranks.control)
-    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len = header.tolist()
-    if kind == END:
-        return None
+    numbers: list[int] = header.tolist()
+    return numbers
+
+
+def receive_inputs(
+    ranks: TensorParallelGroup, header: list[int], device: torch.device
+) -> tuple[StepInputs, Tensor | None]:
+    """Receive the numbers behind a header that rank 0 has sent."""
+    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters = header
     sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows]
-    numbers = torch.zeros(int(np.sum(sizes)), dtype=torch.int64)
+    numbers = torch.zeros(int(np.sum(sizes)) + has_adapters * num_tokens, dtype=torch.int64)
     dist.broadcast(numbers, src=0, group=ranks.control)
-    ids, positions, slots, starts, lengths, tables, rows = torch.split(numbers.to(device), sizes)
-    inputs = StepInputs(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks), query_len=query_len)
+    *_, adapters_T = torch.split(numbers, [*sizes, has_adapters * num_tokens])
+    moved = numbers[: int(np.sum(sizes))].to(device)
+    ids, positions, slots, starts, lengths, tables, rows = torch.split(moved, sizes)
+    inputs = StepInputs(
+        *(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks)),
+        query_len=query_len,
+        adapters_T=adapters_T if has_adapters else None,
+    )
     return inputs, rows if kind == PREFILL else None
+
+
+# ---- adapters ----
+
+
+class LeaderAdapters:
+    """Rank 0's adapters: every rank loads its part of each."""
+
+    def __init__(self, inner: AdapterStore, ranks: TensorParallelGroup, leader: LeaderBackend) -> None:
+        self._inner, self._ranks, self._leader = inner, ranks, leader
+
+    def load(self, number: int, folder: Path) -> None:
+        """Read an adapter on all ranks, or on none."""
+        name = str(folder).encode()
+        self._send(LOAD_ADAPTER, number, len(name))
+        dist.broadcast(torch.tensor([*name], dtype=torch.int64), src=0, group=self._ranks.control)
+        load_on_all(self._ranks, self._inner, number, folder)
+
+    def unload(self, number: int) -> None:
+        self._send(UNLOAD_ADAPTER, number, 0)
+        self._inner.unload(number)
+
+    def _send(self, kind: int, number: int, size: int) -> None:
+        self._leader.check_in_step()
+        header = [kind, number, size]
+        dist.broadcast(torch.tensor([*header, *[0] * (HEADER_SIZE - len(header))]), src=0, group=self._ranks.control)
+
+
+def follow_adapter(ranks: TensorParallelGroup, header: list[int], adapters: AdapterStore) -> None:
+    """Load or unload an adapter as rank 0 does."""
+    kind, number, size = header[:3]
+    if kind == UNLOAD_ADAPTER:
+        adapters.unload(number)
+        return
+    name = torch.zeros(size, dtype=torch.int64)
+    dist.broadcast(name, src=0, group=ranks.control)
+    try:
+        load_on_all(ranks, adapters, number, Path(bytes(name.tolist()).decode()))
+    except LLMError:
+        pass  # rank 0 has an error too, and reports it
+
+
+def load_on_all(ranks: TensorParallelGroup, adapters: AdapterStore, number: int, folder: Path) -> None:
+    """Load an adapter; if a rank fails, all forget it and raise."""
+    failure: LLMError | None = None
+    try:
+        adapters.load(number, folder)
+    except LLMError as error:
+        failure = error
+    except Exception as error:
+        failure = CheckpointError(f"{folder} cannot be loaded: {error!r}")
+    if not minimum_of_ranks(int(failure is None), ranks):
+        adapters.unload(number)
+        raise failure or CheckpointError(f"{folder} cannot be loaded on another rank; see its log")

@@ -87,6 +87,8 @@ class CpuInt8Linear(nn.Module):
 
     def __init__(self, plain: Int8Linear) -> None:
         super().__init__()
+        if plain.in_features % 16:  # PyTorch's kernel crashes on rows that are not aligned
+            raise ValueError(f"rows of {plain.in_features} numbers do not divide into vectors")
         self.weight: Tensor
         self.scale: Tensor
         self.register_buffer("weight", aligned(plain.weight))

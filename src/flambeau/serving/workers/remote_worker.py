@@ -81,6 +81,7 @@ class RemoteWorker:
         self.depth = 1
         self.places = 0  # jobs it takes at a time, one by one; 0: as the model's settings say
         self.abilities: list[str] = []
+        self.adapters: list[str] = []
         self.example = ""
         self.inputs: list[TensorSpec] = []
         self.outputs: list[TensorSpec] = []
@@ -304,6 +305,7 @@ class RemoteWorker:
         self.is_continuous = message.is_continuous
         self._in_flight.answers_all = message.is_continuous or message.places > 0
         self.places, self.abilities, self.max_length = message.places, message.abilities, message.max_length
+        self.adapters = message.adapters
         self.example = message.example
         self.inputs, self.outputs = message.inputs, message.outputs
         self.depth = self._in_flight.depth = message.depth

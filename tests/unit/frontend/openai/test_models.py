@@ -7,12 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 from flambeau.errors import BadRequest, InvalidField, ModelNotFound
-from flambeau.frontend.openai.models import check_envelope, choose_model
+from flambeau.frontend.openai.models import adapter_entry, adapter_of, check_envelope, choose_model
+from flambeau.serving.adapters import AdapterTable
 
 
-def model(name, *abilities, version="1.0", openai=True, has_loaded=True, envelope=""):
+def model(name, *abilities, version="1.0", openai=True, has_loaded=True, envelope="", adapters=()):
+    table = AdapterTable()
+    table.configure(adapters)
     return SimpleNamespace(
         name=name,
+        adapters=table,
+        registered_at=0.0,
+        max_length=0,
         version=version,
         abilities={*abilities},
         pool=SimpleNamespace(has_loaded=has_loaded),
@@ -85,3 +91,40 @@ def test_a_model_with_an_envelope_is_rejected():
     check_envelope(BERT)
     with pytest.raises(BadRequest, match="'body'"):
         check_envelope(model("m", envelope="body"))
+
+
+ADAPTED = model("adapted", "generate", "chat", adapters=["sql", "both", "llama"])
+OTHER = model("other", "generate", adapters=["both"])
+ADAPTERS = Registry(LLAMA, ADAPTED, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "adapter"),
+    [
+        ("sql", ADAPTED, "sql"),
+        ("adapted:sql", ADAPTED, "sql"),
+        ("other:both", OTHER, "both"),
+        ("llama", LLAMA, None),  # models come first
+        ("adapted:llama", ADAPTED, "llama"),
+        ("adapted:1.0", ADAPTED, None),
+        ("adapted", ADAPTED, None),
+    ],
+)
+def test_an_adapter_is_named_alone_or_with_its_model(name, base, adapter):
+    found, _ = choose_model(ADAPTERS, name, "generate", takes_adapter=True)
+    assert found is base
+    meant = adapter_of(ADAPTERS, name, found)
+    assert (meant.name if meant else None) == adapter
+
+
+def test_an_adapter_of_several_models_needs_the_name_of_one():
+    with pytest.raises(InvalidField, match="adapted:both, other:both"):
+        choose_model(ADAPTERS, "both", "generate", takes_adapter=True)
+    assert adapter_entry(ADAPTERS, OTHER, "both")["id"] == "other:both"
+    assert adapter_entry(ADAPTERS, ADAPTED, "llama")["id"] == "adapted:llama"
+    assert adapter_entry(ADAPTERS, ADAPTED, "sql")["id"] == "sql"
+
+
+def test_where_adapters_have_no_effect_they_are_refused():
+    with pytest.raises(InvalidField, match="is an adapter"):
+        choose_model(ADAPTERS, "sql", "generate")

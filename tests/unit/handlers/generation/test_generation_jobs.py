@@ -24,6 +24,7 @@ class FakeEngine:
     """Makes the outputs of `script`, a list of steps, and records what is asked."""
 
     max_length = 128
+    adapters: tuple[str, ...] = ()
 
     def __init__(self):
         self.config = SimpleNamespace(max_num_seqs=4)
@@ -37,7 +38,7 @@ class FakeEngine:
     def has_work(self):
         return bool(self.script)
 
-    def add(self, name, ids, params, *, generated=None, seed=None):
+    def add(self, name, ids, params, *, generated=None, seed=None, adapter=""):
         if self.error is not None:
             raise self.error
         self.added[name] = {"ids": ids, "n": params.n, "generated": generated, "seed": seed}

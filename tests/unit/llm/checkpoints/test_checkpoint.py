@@ -465,7 +465,7 @@ def test_loading_imports_no_compiler(tmp_path, model):
 def test_adapter_is_not_served_as_its_base(tmp_path):
     write_checkpoint(tmp_path, "llama-2")
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
-    with pytest.raises(CheckpointError, match=r"an adapter of org/base .*merge"):
+    with pytest.raises(CheckpointError, match=r"an adapter of org/base .*lora_adapters"):
         load_model(tmp_path)
 
 

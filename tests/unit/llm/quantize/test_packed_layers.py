@@ -46,6 +46,11 @@ class TestFasterLayers:
         use_fast_layers(model, torch.float32)
         assert (model.layer(x) - expected).abs().max() <= 0.01 * expected.abs().max()
 
+    def test_rows_that_pytorch_cannot_read_stay_as_they_are(self):
+        model = nn.ModuleDict({"layer": layer_of("int8", nn.Linear(56, 8).requires_grad_(False))})
+        use_fast_layers(model, torch.float32)
+        assert isinstance(model.layer, Int8Linear)
+
     def test_one_that_is_wrong_on_this_machine_is_not_used(self, linear, monkeypatch, caplog):
         monkeypatch.setattr(torch, "_weight_int8pack_mm", lambda x, weight, scale: x.new_zeros(len(x), len(weight)))
         model = nn.ModuleDict({"layer": layer_of("int8", linear)})

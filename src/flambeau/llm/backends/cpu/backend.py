@@ -14,6 +14,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.attention import MAX_PROMPT, choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
@@ -43,12 +44,14 @@ class CpuBackend:
         *,
         steps_before_compiling: int = STEPS_BEFORE_COMPILING,
         name: str = "the model",
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.model, self.cache = model, cache
         self.device = cache.keys[0].device
         self.decode_path = PLAIN_PYTORCH
         self._name = name  # in log lines
-        self._eager = EagerBackend(model, cache, choose_attention)
+        self._adapters = adapters
+        self._eager = EagerBackend(model, cache, choose_attention, adapters=adapters)
         self._compiler = BackgroundCompiler()
         self._steps_before_compiling = steps_before_compiling  # per shape
         self._num_eager: Counter[Hashable] = Counter()
@@ -86,8 +89,8 @@ class CpuBackend:
         self._compiler.close()
 
     def _find(self, inputs: StepInputs) -> Decode | None:
-        if self._has_kernels:
-            return None  # they are being built, or cannot be built here
+        if self._has_kernels or inputs.adapters_T is not None:
+            return None  # they are being built, or cannot be built here; adapters are added in plain PyTorch
         # Inductor compiles one sequence as a shape of its own; all other numbers share one.
         number = min(inputs.context_lens_S.shape[0], 2)
         key = (inputs.query_len, number)
@@ -106,7 +109,7 @@ class CpuBackend:
     def _build_kernels(self) -> Decode:
         if not kernels.load():
             return self._eager.decode
-        self._network = CpuNetwork(self.model, self.cache)
+        self._network = CpuNetwork(self.model, self.cache, self._adapters)
         self._switch_to("CPU kernels")
         return self._network.run
 

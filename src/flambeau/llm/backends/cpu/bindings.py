@@ -79,7 +79,25 @@ class CTokens(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("ids", "positions", "slots", "starts", "tables")),
         *((name, c_int64) for name in ("num_tokens", "num_sequences", "table_width")),
+        ("adapters", c_void_p),
+        ("lora", c_void_p),
     )
+
+
+class CLoraPart(ctypes.Structure):
+    """What an adapter adds to some outputs of a layer: `LoraPart`."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        *((name, c_int64) for name in ("rank", "start", "count")),
+    )
+
+
+class CLoraLayer(ctypes.Structure):
+    """What an adapter adds to a layer: `LoraLayer`."""
+
+    _fields_ = (("parts", POINTER(CLoraPart)), ("num_parts", c_int64))
 
 
 class KernelLibrary:

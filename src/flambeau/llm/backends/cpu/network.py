@@ -8,13 +8,25 @@ V vocabulary
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.adapters.lora_weights import LoraPart
 from flambeau.llm.backends.cpu.attention import HEAD_SIZES
-from flambeau.llm.backends.cpu.bindings import CLayer, CMatrix, CNetwork, CTokens, index_pointers, kernels
+from flambeau.llm.backends.cpu.bindings import (
+    CLayer,
+    CLoraLayer,
+    CLoraPart,
+    CMatrix,
+    CNetwork,
+    CTokens,
+    index_pointers,
+    kernels,
+)
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Transformer, is_unmodified
@@ -22,12 +34,13 @@ from flambeau.llm.models.transformer import Transformer, is_unmodified
 LANES = 16  # of csrc/vectors.h
 # Size of the packed copies beside the network's own weights; larger networks are not packed.
 PACKED_LIMIT_BYTES = 512 * 2**20
+MATRICES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")  # of csrc/network.h
 
 
 class CpuNetwork:
     """Pointers to a network's weights and its cache, and the calls that compute steps."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, adapters: AdapterStore | None = None) -> None:
         arch, body = model.arch, model.model
         self._can_pack = 2 * sum(parameter.numel() for parameter in model.parameters()) <= PACKED_LIMIT_BYTES
         self._references: list[Any] = [cache]  # keeps alive what the structures point to
@@ -51,6 +64,7 @@ class CpuNetwork:
         self._width = arch.vocab_size
         assert kernels.library is not None
         self._library = kernels.library
+        self._lora = None if adapters is None else LoraTable(adapters, arch.num_layers)
 
     def _layer(self, layer: Any, window: int, cache: KVCache, number: int) -> CLayer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -79,13 +93,16 @@ class CpuNetwork:
         rows = None if rows_N is None else index_pointers(rows_N)[0]
         logits_NV = torch.empty(num_rows, self._width)
         threads = torch.get_num_threads()
-        self._library.flambeau_step(self._network, to_ctokens(inputs), rows, num_rows, logits_NV.data_ptr(), threads)
+        self._library.flambeau_step(
+            self._network, to_ctokens(inputs, self._lora), rows, num_rows, logits_NV.data_ptr(), threads
+        )
         return logits_NV
 
     def argmax(self, inputs: StepInputs) -> Tensor:
         found_T = torch.empty_like(inputs.ids_T)
         num_rows, threads = len(found_T), torch.get_num_threads()
-        self._library.flambeau_argmax(self._network, to_ctokens(inputs), None, num_rows, found_T.data_ptr(), threads)
+        tokens = to_ctokens(inputs, self._lora)
+        self._library.flambeau_argmax(self._network, tokens, None, num_rows, found_T.data_ptr(), threads)
         return found_T
 
     def argmax_steps(self, first: StepInputs, positions_JS: Tensor, slots_JS: Tensor) -> Tensor:
@@ -98,11 +115,54 @@ class CpuNetwork:
         return found_KS
 
 
-def to_ctokens(inputs: StepInputs) -> CTokens:
+class LoraTable:
+    """Pointers to the weights of all adapters; built again when one was loaded or unloaded."""
+
+    def __init__(self, store: AdapterStore, num_layers: int) -> None:
+        self._store, self._num_layers = store, num_layers
+        self._numbers: tuple[int, ...] = ()
+        self._table: Any = None
+        self._references: list[Any] = []
+
+    def places(self, adapters_T: Tensor) -> Tensor:
+        """Where the adapter of each token is in the table; 0: it has none."""
+        if self._numbers != tuple(self._store.adapters):
+            self._build()
+        order = {number: i for i, number in enumerate((0, *self._numbers))}
+        return torch.tensor([order[number] for number in adapters_T.tolist()])
+
+    @property
+    def pointer(self) -> int:
+        return ctypes.addressof(self._table)
+
+    def _build(self) -> None:
+        self._numbers, self._references = tuple(self._store.adapters), []
+        layers = [CLoraLayer()] * (self._num_layers * len(MATRICES))  # without an adapter
+        for adapter in self._store.adapters.values():
+            for i in range(self._num_layers):
+                layers += [self._layer(adapter.parts.get(f"model.layers.{i}.{name}", [])) for name in MATRICES]
+        self._table = (CLoraLayer * len(layers))(*layers)
+
+    def _layer(self, parts: list[LoraPart]) -> CLoraLayer:
+        found = []
+        for part in parts:
+            b_RO = part.b_OR.t().contiguous()
+            self._references += [part.a_RI, b_RO]
+            found.append(CLoraPart(part.a_RI.data_ptr(), b_RO.data_ptr(), len(part.a_RI), part.start, len(part.b_OR)))
+        self._references.append(array := (CLoraPart * len(found))(*found))
+        return CLoraLayer(array, len(found))
+
+
+def to_ctokens(inputs: StepInputs, lora: LoraTable | None = None) -> CTokens:
     """The inputs of a step as a C structure."""
     ids_T, tables_SB = inputs.ids_T, inputs.block_tables_SB
     places = index_pointers(ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, tables_SB)
-    return CTokens(*places, len(ids_T), *tables_SB.shape)
+    if lora is None or inputs.adapters_T is None:
+        return CTokens(*places, len(ids_T), *tables_SB.shape)
+    adapters_T = lora.places(inputs.adapters_T)
+    tokens = CTokens(*places, len(ids_T), *tables_SB.shape, adapters_T.data_ptr(), lora.pointer)
+    tokens.kept = adapters_T  # alive as long as the pointer to it
+    return tokens
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:

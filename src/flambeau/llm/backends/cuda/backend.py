@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cuda.graphs import SIZES, CapturedStep, InputBuffers, TokenChooser, size_for
 from flambeau.llm.backends.eager import EagerBackend
@@ -51,12 +52,14 @@ class CudaBackend:
         max_num_seqs: int = 64,
         max_blocks: int = 1,
         name: str = "the model",
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.model, self.cache = model, cache
         self.device = cache.keys[0].device
         self.decode_path = PLAIN_PYTORCH
         self._name = name  # in log lines
-        self._eager = EagerBackend(model, cache)
+        self._has_adapters = adapters is not None
+        self._eager = EagerBackend(model, cache, adapters=adapters)
         self._compiler = BackgroundCompiler()
         self._max_blocks = max_blocks
         self._max_size = size_for(max_num_seqs) or SIZES[-1]
@@ -89,7 +92,7 @@ class CudaBackend:
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        computes = self._network or self._eager
+        computes = self._eager if self._needs_eager(inputs) else self._network or self._eager
         with torch.cuda.device(self.device):
             return computes.prefill(inputs, rows_N)
 
@@ -114,8 +117,14 @@ class CudaBackend:
     def close(self) -> None:
         self._compiler.close()
 
+    def _needs_eager(self, inputs: StepInputs) -> bool:
+        """Whether tokens have adapters, which only plain PyTorch adds."""
+        return self._has_adapters and inputs.adapters_T is not None
+
     def _find(self, inputs: StepInputs) -> CapturedStep | None:
         """The graph for such a step; captured here if its step was compiled since the last call."""
+        if self._needs_eager(inputs):
+            return None
         size = size_for(inputs.context_lens_S.shape[0])
         if size is None or size > self._max_size or inputs.block_tables_SB.shape[1] > self._max_blocks:
             return None

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "lora.h"
 #include "packed_linear.h"
 #include "paged_attention.h"
 
@@ -40,6 +41,8 @@ struct Network {
 struct Tokens {
   const int64_t *ids, *positions, *slots, *starts, *tables;  // [T] three times, [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, table_width;
+  const int64_t* adapters = nullptr;  // [T], or none has one
+  const LoraLayer* lora = nullptr;  // [adapters, layers, 4]: qkv, out, gate_up and down
 };
 
 inline void normalize(const float* x, const float* weight, float* out, int64_t size, float epsilon) {
@@ -112,6 +115,7 @@ class Pass {
       normalize(&x_[t * net_.hidden], layer.attention_norm, &normal_[t * net_.hidden], net_.hidden, net_.epsilon);
     });
     layer.qkv.multiply(normal_.data(), qkv_.data(), tokens_.num_tokens, false, num_threads_);
+    adapt(layer, 0, layer.qkv, normal_, qkv_);
     for (int64_t t = 0; t < tokens_.num_tokens; ++t) {
       const int64_t at = tokens_.positions[t] * half;
       rope(&qkv_[t * width], net_.heads + net_.kv_heads, net_.cos + at, net_.sin + at, half);
@@ -123,6 +127,7 @@ class Pass {
         net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale};
     attend_paged(step, net_.head_size, num_threads_);
     layer.out.multiply(attended_.data(), x_.data(), tokens_.num_tokens, true, num_threads_);
+    adapt(layer, 1, layer.out, attended_, x_);
   }
 
   void feed_forward(const Layer& layer) {
@@ -130,10 +135,21 @@ class Pass {
       normalize(&x_[t * net_.hidden], layer.mlp_norm, &normal_[t * net_.hidden], net_.hidden, net_.epsilon);
     });
     layer.gate_up.multiply(normal_.data(), gate_up_.data(), tokens_.num_tokens, false, num_threads_);
+    adapt(layer, 2, layer.gate_up, normal_, gate_up_);
     each_token([&](int64_t t) {
       gate(&gate_up_[t * 2 * net_.intermediate], &gated_[t * net_.intermediate], net_.intermediate);
     });
     layer.down.multiply(gated_.data(), x_.data(), tokens_.num_tokens, true, num_threads_);
+    adapt(layer, 3, layer.down, gated_, x_);
+  }
+
+  // Adds the adapters of the tokens to the outputs of a matrix, of which each layer has four.
+  void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const std::vector<float>& x,
+             std::vector<float>& out) {
+    if (!tokens_.adapters) return;
+    const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * 4 + which;
+    add_lora(tokens_.adapters, lora, net_.num_layers * 4, x.data(), out.data(), tokens_.num_tokens, matrix.size,
+             matrix.width, num_threads_);
   }
 
   const Network& net_;

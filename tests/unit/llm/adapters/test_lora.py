@@ -1,0 +1,267 @@
+"""Adapters compute what the same network computes with them in its weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.adapters.lora_weights import AdapterTarget
+from flambeau.llm.backends.cpu.attention import choose_attention
+from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.quantize.packed_layers import use_fast_layers
+from flambeau.llm.quantize.quantizer import quantize
+from support.adapters import PROJECTIONS, layer_shapes, merge, write_adapter
+from support.checkpoints import read_checkpoint, write_checkpoint
+from support.llm_steps import room, step_inputs
+
+TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
+NAMES = {  # of layers in families that have others
+    "phi-3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "gpt-2": ("c_attn", "c_fc", "c_proj"),
+    "gpt-neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    "phi-2": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
+    "bloom": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    "gpt-j": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
+    "glm": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
+}
+KINDS = ("llama-3", "llama-biased", "qwen-3", "gemma-2", "cohere", *NAMES)
+PROMPTS = [[5, 9, 40, 41], [7] * 9, [1, 2, 3], [88, 3]]
+
+
+def shapes_of(folder, kind):
+    """Outputs and inputs; GPT-2 stores its weights transposed."""
+    shapes = layer_shapes(folder, NAMES.get(kind, PROJECTIONS))
+    return {name: shape[::-1] if kind == "gpt-2" else shape for name, shape in shapes.items()}
+
+
+def target_of(model) -> AdapterTarget:
+    cpu = torch.device("cpu")
+    return AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=cpu, dtype=torch.float32)
+
+
+def store_of(model, *folders) -> AdapterStore:
+    """A store with these adapters, numbered from 1."""
+    store = AdapterStore(target_of(model))
+    for number, folder in enumerate(folders, 1):
+        store.load(number, folder)
+    return store
+
+
+def with_numbers(inputs, numbers):
+    """The inputs of a step whose sequences have these adapters."""
+    lengths = inputs.query_starts.diff()
+    inputs.adapters_T = torch.tensor(numbers).repeat_interleave(lengths)
+    return inputs
+
+
+def prompt_logits(backend, numbers) -> list[torch.Tensor]:
+    """All logits of each prompt, computed together."""
+    inputs = with_numbers(step_inputs(dict(enumerate((0, prompt) for prompt in PROMPTS))), numbers)
+    logits = backend.prefill(inputs, torch.arange(len(inputs.ids_T)))
+    return [*logits.split([len(prompt) for prompt in PROMPTS])]
+
+
+def decode_logits(backend, numbers) -> torch.Tensor:
+    """The logits after one more token of each prompt."""
+    tokens = {i: (len(prompt), [11 + i]) for i, prompt in enumerate(PROMPTS)}
+    return backend.decode(with_numbers(step_inputs(tokens, query_len=1), numbers))
+
+
+def expected_logits(reference, ids) -> torch.Tensor:
+    with torch.inference_mode():
+        return reference(torch.tensor([ids])).logits[0].float()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A checkpoint, two adapters of different ranks, and transformers' networks without, with the one, the other."""
+    folder = tmp_path_factory.mktemp("llama")
+    write_checkpoint(folder, "mistral-v0.3")  # its head size has CPU kernels
+    shapes = layer_shapes(folder)
+    first = write_adapter(folder / "first", shapes, rank=4, seed=1)
+    second = write_adapter(folder / "second", shapes, rank=19, alpha=24, seed=2, use_rslora=True)
+    references = [read_checkpoint(folder), *(merge(read_checkpoint(folder), adapter) for adapter in (first, second))]
+    return folder, [first, second], references
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_family_computes_what_merged_weights_compute(tmp_path, kind):
+    write_checkpoint(tmp_path, kind)
+    adapter = write_adapter(tmp_path / "adapter", shapes_of(tmp_path, kind))
+    model = load_model(tmp_path)
+    plain, reference = read_checkpoint(tmp_path), merge(read_checkpoint(tmp_path), adapter)
+    backend = EagerBackend(model, room(model, len(PROMPTS)), adapters=store_of(model, adapter))
+    found = prompt_logits(backend, [1, 0, 1, 0])
+    for i, prompt in enumerate(PROMPTS):
+        torch.testing.assert_close(found[i], expected_logits((plain, reference)[(i + 1) % 2], prompt), **TOLERANCE)
+
+
+def make_backend(path, model, store):
+    cache = room(model, len(PROMPTS))
+    if path == "plain PyTorch":
+        return EagerBackend(model, cache, choose_attention, adapters=store)
+    backend = CpuBackend(model, cache, adapters=store)
+    backend.wait_until_compiled()
+    assert backend.decode_path == "CPU kernels"
+    return backend
+
+
+@pytest.mark.parametrize("path", ["plain PyTorch", "CPU kernels"])
+def test_adapters_are_mixed_in_one_batch(llama, path):
+    folder, adapters, references = llama
+    model = load_model(folder)
+    backend = make_backend(path, model, store_of(model, *adapters))
+    numbers = [2, 0, 1, 2]
+    found = prompt_logits(backend, numbers)
+    after = decode_logits(backend, numbers)
+    for i, prompt in enumerate(PROMPTS):
+        expected = expected_logits(references[numbers[i]], [*prompt, 11 + i])
+        torch.testing.assert_close(torch.cat([found[i], after[i : i + 1]]), expected, **TOLERANCE)
+    tokens = {i: (len(prompt), [11 + i]) for i, prompt in enumerate(PROMPTS)}
+    if backend.greedy is not None:
+        assert torch.equal(
+            backend.greedy.argmax(with_numbers(step_inputs(tokens, query_len=1), numbers)), after.argmax(-1)
+        )
+
+
+def test_a_row_has_the_same_bits_in_any_batch(llama):
+    folder, adapters, _ = llama
+    model = load_model(folder)
+    backend = make_backend("CPU kernels", model, store_of(model, *adapters))
+    together = prompt_logits(backend, [1, 1, 1, 1])
+    mixed = prompt_logits(backend, [1, 2, 0, 1])
+    assert torch.equal(together[0], mixed[0])
+    assert torch.equal(together[3], mixed[3])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_adapters_are_added_to_quantized_layers(llama, kind):
+    folder, adapters, _ = llama
+    plain = quantize(load_model(folder), kind)
+    merged = quantize(load_model(folder), kind)  # the adapter is added to what the quantized weights stand for
+    store = store_of(plain, *adapters)
+    for name, parts in store.adapters[2].parts.items():
+        layer = merged.get_submodule(name)
+        linear = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
+        is_quantized = hasattr(layer, "dequantize")
+        linear.weight.data = layer.dequantize(torch.float32) if is_quantized else layer.weight.clone()
+        for part in parts:
+            linear.weight.data[part.columns] += part.b_OR @ part.a_RI
+        merged.set_submodule(name, linear)
+    expected = prompt_logits(EagerBackend(merged, room(merged, len(PROMPTS))), [0] * 4)
+    found = prompt_logits(EagerBackend(plain, room(plain, len(PROMPTS)), adapters=store), [2] * 4)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+    use_fast_layers(plain, torch.float32)  # these round to bfloat16
+    fast = prompt_logits(EagerBackend(plain, room(plain, len(PROMPTS)), adapters=store), [2] * 4)
+    assert (torch.cat(fast) - torch.cat(expected)).norm() < 0.05 * torch.cat(expected).norm()
+
+
+def test_ranks_have_parts_of_an_adapter_that_add_up_to_it(llama):
+    folder, adapters, _ = llama
+    arch = load_model(folder).arch
+    whole = store_of(load_model(folder), adapters[0]).adapters[1]
+    local = local_architecture(arch, 2)
+    cpu = torch.device("cpu")
+    halves = []
+    for rank in range(2):
+        shard = Shard(arch, rank, 2)
+        store = AdapterStore(AdapterTarget(arch=arch, local=local, shard=shard, device=cpu, dtype=torch.float32))
+        store.load(1, adapters[0])
+        halves.append(store.adapters[1])
+    layer = "model.layers.1.self_attn.o_proj"
+    inputs = torch.cat([half.parts[layer][0].a_RI for half in halves], dim=1)
+    torch.testing.assert_close(inputs, whole.parts[layer][0].a_RI)
+    layer = "model.layers.1.self_attn.qkv_proj"
+    for i in range(3):
+        outputs = torch.cat([half.parts[layer][i].b_OR for half in halves])
+        torch.testing.assert_close(outputs, whole.parts[layer][i].b_OR)
+
+
+def test_adapters_are_those_of_peft(llama):
+    peft = pytest.importorskip("peft")
+    folder, adapters, _ = llama
+    model = load_model(folder)
+    backend = make_backend("CPU kernels", model, store_of(model, *adapters))
+    for number, adapter in enumerate(adapters, 1):
+        reference = peft.PeftModel.from_pretrained(read_checkpoint(folder), adapter)
+        found = prompt_logits(backend, [number] * 4)
+        for i, prompt in enumerate(PROMPTS):
+            torch.testing.assert_close(found[i], expected_logits(reference, prompt), **TOLERANCE)
+
+
+# ---- what is refused ----
+
+
+def changed(folder, **config):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path, llama):
+    """A checkpoint's network, and an adapter of it that a test may spoil."""
+    folder, _, _ = llama
+    return load_model(folder), write_adapter(tmp_path / "adapter", layer_shapes(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "all"}, "bias"),
+        ({"init_lora_weights": "pissa"}, "pissa"),
+        ({"peft_type": "LOHA"}, "LOHA"),
+        ({"lora_alpha": "much"}, "lora_alpha"),
+        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
+        ({"spectral_gain": 3}, "spectral_gain"),
+    ],
+)
+def test_what_would_change_the_result_is_refused_by_name(small, config, name):
+    model, folder = small
+    with pytest.raises(CheckpointError, match=name):
+        store_of(model, changed(folder, **config))
+
+
+def test_layers_that_cannot_be_adapted_are_refused_by_name(small):
+    model, folder = small
+    file = folder / "adapter_model.safetensors"
+    more = {f"base_model.model.lm_head.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
+    save_file({**load_file(file), **more}, file)
+    with pytest.raises(CheckpointError, match="lm_head"):
+        store_of(model, folder)
+
+
+def test_an_adapter_of_another_size_is_refused(small):
+    model, folder = small
+    write_adapter(folder, {"model.layers.0.self_attn.q_proj": (64, 64)})
+    with pytest.raises(CheckpointError, match="another model"):
+        store_of(model, folder)
+
+
+def test_a_folder_without_an_adapter_is_refused(small, tmp_path):
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+        store_of(small[0], tmp_path)
+    (small[1] / "adapter_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="adapter_model"):
+        store_of(small[0], small[1])
+
+
+def test_half_of_a_pair_is_refused(small):
+    model, folder = small
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    del tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match="only lora_A"):
+        store_of(model, folder)
