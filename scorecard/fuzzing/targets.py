@@ -21,9 +21,10 @@ from flambeau.config.yaml_file import load_yaml
 from flambeau.errors import ArchiveError, BadRequest, ConfigError
 from flambeau.frontend.http.parser import MalformedRequest
 from flambeau.frontend.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, read_request
-from flambeau.frontend.openai.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
 from flambeau.handlers.envelopes.open_inference import read_output_spec, to_row
 from flambeau.handlers.envelopes.request_documents import document_of
+from flambeau.llm.chat.deltas import ParsedCall
+from flambeau.llm.chat.tool_calls import ToolCallParser, parse_tool_calls
 from flambeau.llm.errors import LLMError
 from flambeau.llm.text.chat_template import ChatTemplate, read_messages
 from flambeau.torchserve.config_properties import to_properties
@@ -216,7 +217,7 @@ def check_tool_calls(data: bytes) -> None:
     for step in (1, 7):
         parser = ToolCallParser(names)
         plain = ""
-        calls: list[ToolCall] = []
+        calls: list[ParsedCall] = []
         for start in range(0, len(generated), step):
             more_plain, more_calls = parser.take(generated[start : start + step])
             plain, calls = plain + more_plain, calls + more_calls

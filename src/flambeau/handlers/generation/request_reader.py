@@ -23,6 +23,7 @@ from flambeau.handlers.generation.reply_formats import (
     ReplyFormat,
     TextFormat,
 )
+from flambeau.llm.chat.tool_calls import NamedCallParser
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.generation import Generate, decode_request, given_options
@@ -152,7 +153,10 @@ class RequestReader:
             texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
             begun = progress.tokens if progress is not None else {}
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
-        reply = PieceFormat(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
+        parsers = [NamedCallParser(names_of(request.tools)) for _ in range(count)] if request.tools else []
+        reply = PieceFormat(
+            self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles, parsers=parsers
+        )
         return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream)
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:
@@ -165,6 +169,10 @@ class RequestReader:
 
     def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)
+
+
+def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
 
 
 class ResumeStep(Struct, array_like=True, frozen=True):

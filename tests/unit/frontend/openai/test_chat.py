@@ -10,7 +10,7 @@ import pytest
 from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.completions import CompletionWriter
 from flambeau.frontend.openai.responses import ResponseHead
-from flambeau.wire.generation import Piece, Token, decode_request, encode_request, given_options
+from flambeau.wire.generation import CallPiece, Piece, Token, decode_request, encode_request, given_options
 from support.openai_requests import HELLO, chat_of, completion_of, refusal
 
 
@@ -326,3 +326,55 @@ def test_of_alternatives_with_one_text_the_likeliest_counts():
     piece = Piece(0, "a", "stop", [token("a", -2, ("\ufffd", -0.5), ("\ufffd", -1.5))])
     found = json.loads(writer_of(CompletionWriter, has_logprobs=True).whole([piece]))
     assert found["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5, "a": -2}]
+
+
+# ---- reasoning and tool calls ----
+
+THOUGHT = Piece(0, "", reasoning="Hm, ", tokens=[token("Hm, ")])
+CALLS = [
+    THOUGHT,
+    Piece(0, "So.", reasoning="Ulm."),
+    Piece(0, "", calls=[CallPiece(0, "weather", '{"city": ')]),
+    Piece(0, "", calls=[CallPiece(0, "", '"Ulm"}'), CallPiece(1, "time", "{}")]),
+    Piece(0, "", "tool_calls", num_tokens=9, num_reasoning_tokens=4),
+]
+
+
+def test_message_has_reasoning_answer_and_calls_apart():
+    document = json.loads(writer_of(ChatWriter).whole(CALLS))
+    [choice] = document["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("Hm, Ulm.", "Hm, Ulm.", "So.")
+    first, second = message["tool_calls"]
+    assert (first["type"], first["function"]) == ("function", {"name": "weather", "arguments": '{"city": "Ulm"}'})
+    assert second["function"] == {"name": "time", "arguments": "{}"}
+    assert first["id"] != second["id"]
+    assert document["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+
+
+def test_message_of_calls_alone_has_no_content_and_one_without_has_no_calls():
+    [choice] = json.loads(writer_of(ChatWriter).whole([Piece(0, "", "stop", calls=[CallPiece(0, "f", "{}")])]))[
+        "choices"
+    ]
+    assert choice["message"]["content"] is None
+    [choice] = json.loads(writer_of(ChatWriter).whole([Piece(0, "Hello.", "stop")]))["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
+
+
+def test_stream_has_the_same_as_the_message():
+    events = [document["choices"][0] for document in streamed(writer_of(ChatWriter, has_logprobs=True), CALLS)]
+    deltas = [event["delta"] for event in events]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm, Ulm."
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm, Ulm."
+    assert "".join(delta.get("content", "") for delta in deltas) == "So."
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert [(call["index"], call["function"]["arguments"]) for call in calls] == [
+        (0, '{"city": '),
+        (0, '"Ulm"}'),
+        (1, "{}"),
+    ]
+    assert ["id" in call for call in calls] == [True, False, True]
+    assert [event["finish_reason"] for event in events if event["finish_reason"]] == ["tool_calls"]
+    told = [entry["token"] for event in events if event["logprobs"] for entry in event["logprobs"]["content"]]
+    assert told == ["Hm, "]

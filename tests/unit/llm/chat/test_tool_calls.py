@@ -7,17 +7,15 @@ import time
 
 import pytest
 
-from flambeau.frontend.openai.chat import ToolChatWriter
-from flambeau.frontend.openai.responses import ResponseHead
-from flambeau.frontend.openai.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
-from flambeau.wire.generation import Piece, Token
+from flambeau.llm.chat.deltas import ParsedCall
+from flambeau.llm.chat.tool_calls import ToolCallParser, parse_tool_calls
 
 NAMES = ("weather", "time")
 WEATHER = '{"name": "weather", "arguments": {"city": "Ulm"}}'
-CALL = ToolCall("weather", '{"city": "Ulm"}')
+CALL = ParsedCall("weather", '{"city": "Ulm"}')
 TAGGED = f"<tool_call>\n{WEATHER}\n</tool_call>"
 CLOSING = '<tool_call>{"name": "time", "arguments": {"a": "x</tool_call>y"}}</tool_call>'
-CLOSED, OPENING = ToolCall("time", '{"a": "x</tool_call>y"}'), '{"a": "<tool_call>"}'
+CLOSED, OPENING = ParsedCall("time", '{"a": "x</tool_call>y"}'), '{"a": "<tool_call>"}'
 LLAMA = '{"name": "weather", "parameters": {"city": "Ulm"}}'
 
 CASES = [
@@ -35,22 +33,22 @@ CASES = [
     (f"{TAGGED}\n{TAGGED}\n", "", [CALL, CALL]),
     (f"a {TAGGED} b", "a b", [CALL]),
     (f"<tool_call>{WEATHER}", "", [CALL]),  # the model stopped instead of closing it
-    ('<tool_call>{"name": "time"}</tool_call>', "", [ToolCall("time", "{}")]),
+    ('<tool_call>{"name": "time"}</tool_call>', "", [ParsedCall("time", "{}")]),
     (
         '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
         "",
-        [ToolCall("unknown", "{}")],
+        [ParsedCall("unknown", "{}")],
     ),  # it is said plainly
-    ('<tool_call>{"name": "time", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [ToolCall("time", '{"a": 1}')]),
-    ('<tool_call>{"name": "time", "arguments": ""}</tool_call>', "", [ToolCall("time", "{}")]),
-    ('<tool_call>{"name": "time", "arguments": {"a": "x\ny"}}</tool_call>', "", [ToolCall("time", '{"a": "x\\ny"}')]),
+    ('<tool_call>{"name": "time", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [ParsedCall("time", '{"a": 1}')]),
+    ('<tool_call>{"name": "time", "arguments": ""}</tool_call>', "", [ParsedCall("time", "{}")]),
+    ('<tool_call>{"name": "time", "arguments": {"a": "x\ny"}}</tool_call>', "", [ParsedCall("time", '{"a": "x\\ny"}')]),
     (f"<tool_call>\n{WEATHER}\n{WEATHER}\n</tool_call>", "", [CALL, CALL]),
     (f"<tool_call>[{WEATHER}, {WEATHER}]</tool_call>.", ".", [CALL, CALL]),
     # tags within strings, and calls within what is none
     (f"a {CLOSING} b", "a b", [CLOSED]),
     (f"{CLOSING}\n{CLOSING}", "", [CLOSED, CLOSED]),
     (CLOSING.removesuffix("</tool_call>"), "", [CLOSED]),
-    ('<tool_call>{"name": "time", "arguments": {"a": "<tool_call>"}}</tool_call>', "", [ToolCall("time", OPENING)]),
+    ('<tool_call>{"name": "time", "arguments": {"a": "<tool_call>"}}</tool_call>', "", [ParsedCall("time", OPENING)]),
     (f"<tool_call>oops {TAGGED} b", "<tool_call>oops b", [CALL]),
     (f"<tool_call>oops <tool_call>{WEATHER}", "<tool_call>oops", [CALL]),
     (f"<tool_call>oops {CLOSING}", "<tool_call>oops", [CLOSED]),
@@ -70,9 +68,9 @@ CASES = [
     # Llama 3
     (LLAMA, "", [CALL]),
     (f"\n{LLAMA}\n", "", [CALL]),
-    (f'{LLAMA}; {{"type": "function", "name": "time", "parameters": {{}}}}', "", [CALL, ToolCall("time", "{}")]),
-    ('{ "name" : "time" , "parameters" : null }', "", [ToolCall("time", "{}")]),
-    ('{"name": "time", "parameters": {"a": "x\ny"}}', "", [ToolCall("time", '{"a": "x\\ny"}')]),
+    (f'{LLAMA}; {{"type": "function", "name": "time", "parameters": {{}}}}', "", [CALL, ParsedCall("time", "{}")]),
+    ('{ "name" : "time" , "parameters" : null }', "", [ParsedCall("time", "{}")]),
+    ('{"name": "time", "parameters": {"a": "x\ny"}}', "", [ParsedCall("time", '{"a": "x\\ny"}')]),
     ('{"name": "Ann", "age": 7}', '{"name": "Ann", "age": 7}', []),
     (f"{LLAMA} is how.", f"{LLAMA} is how.", []),
     (f"Try {LLAMA}", f"Try {LLAMA}", []),
@@ -123,7 +121,7 @@ def test_arguments_can_always_be_sent():
     assert call.arguments.encode()
     assert json.loads(call.arguments) == {"a": "\ud800", "b": "ä"}
     assert parse_tool_calls('<tool_call>{"name": "time", "arguments": {"a": "ä"}}', NAMES)[1] == [
-        ToolCall("time", '{"a": "ä"}')
+        ParsedCall("time", '{"a": "ä"}')
     ]
     assert parse_tool_calls('<tool_call>{"name": "time", "arguments": {"a": 1e999}}', NAMES)[1] == []
 
@@ -141,62 +139,6 @@ def test_long_call_is_not_looked_through_again_and_again():
         reader.take("0123456789")
     assert reader.take('"}}</tool_call>')[1][0].arguments == json.dumps({"a": "0123456789" * 20_000})
     assert time.process_time() - began < 5
-
-
-# ---- replies ----
-
-
-def new_writer(**options):
-    head = ResponseHead("x-1", 5, "m", "fp_0")
-    return ToolChatWriter(head, 1, NAMES, **{"has_logprobs": False, "has_usage": False, **options})
-
-
-def events_of(writer, *pieces):
-    events = b"".join(map(writer.events, pieces)).decode().split("\n\n")[:-1]
-    return [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
-
-
-def test_message_has_the_calls_and_the_reason():
-    document = json.loads(new_writer().whole([Piece(0, f"So.\n{TAGGED}\n{TAGGED}", "stop")]))
-    [choice] = document["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == "So."
-    first, second = choice["message"]["tool_calls"]
-    assert (first["type"], first["function"]) == ("function", {"name": "weather", "arguments": '{"city": "Ulm"}'})
-    assert first["id"] != second["id"]
-    [choice] = json.loads(new_writer().whole([Piece(0, TAGGED, "stop")]))["choices"]
-    assert choice["message"]["content"] is None
-
-
-@pytest.mark.parametrize(("text", "reason"), [("no call", "stop"), (TAGGED, "length")])
-def test_reason_is_the_model_s_own_where_it_called_nothing_or_was_cut_short(text, reason):
-    assert json.loads(new_writer().whole([Piece(0, text, reason)]))["choices"][0]["finish_reason"] == reason
-    assert events_of(new_writer(), Piece(0, text), Piece(0, "", reason))[-1]["finish_reason"] == reason
-
-
-def test_message_without_calls_is_as_any_other():
-    [choice] = json.loads(new_writer().whole([Piece(0, "Hello.", "stop")]))["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
-
-
-def test_stream_has_each_call_in_one_piece():
-    text = f"So.\n{TAGGED}\n{TAGGED}"
-    pieces = [*(Piece(0, text[i : i + 5]) for i in range(0, len(text), 5)), Piece(0, "", "stop")]
-    events = events_of(new_writer(), *pieces)
-    deltas = [event["delta"] for event in events]
-    assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
-    assert "".join(delta.get("content") or "" for delta in deltas) == "So."
-    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "weather"), (1, "weather")]
-    assert [event["finish_reason"] for event in events if event["finish_reason"]] == ["tool_calls"]
-
-
-@pytest.mark.parametrize("text", [TAGGED, "Hello.", "a <tool_ca", " "])
-def test_every_token_of_a_stream_is_told_once(text):
-    pieces = [Piece(0, c, None, [Token(1, c, -0.5, c.encode())]) for c in text]
-    events = events_of(new_writer(has_logprobs=True), *pieces, Piece(0, "", "stop"))
-    told = [entry["token"] for event in events if event["logprobs"] for entry in event["logprobs"]["content"]]
-    assert "".join(told) == text
 
 
 def test_call_in_a_thought_that_the_template_opened_is_none():

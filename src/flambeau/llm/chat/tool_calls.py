@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
+
+from flambeau.llm.chat.deltas import CallDelta, ChatDelta, ParsedCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
@@ -21,15 +22,7 @@ _SEPARATOR = re.compile(r"[\s;,]*")  # between calls
 _decode = json.JSONDecoder(strict=False).raw_decode  # models write unescaped line breaks in strings
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call; `arguments` is JSON text, as in OpenAI's API."""
-
-    name: str
-    arguments: str
-
-
-Parsed = tuple[str, list[ToolCall]]  # text for the user, and calls
+Parsed = tuple[str, list[ParsedCall]]  # text for the user, and calls
 
 
 def parse_tool_calls(text: str, names: Collection[str]) -> Parsed:
@@ -84,7 +77,7 @@ class ToolCallParser:
 
     def _advance(self) -> Parsed:
         plain = ""
-        calls: list[ToolCall] = []
+        calls: list[ParsedCall] = []
         while True:
             if self._open_at is None:
                 plain += self._release_text()
@@ -160,16 +153,16 @@ def begins_bare(text: str) -> bool | None:
     return None if any(form.startswith(compact) for form in BARE) else False
 
 
-def bare_calls(text: str, names: Collection[str]) -> list[ToolCall]:
+def bare_calls(text: str, names: Collection[str]) -> list[ParsedCall]:
     """The calls of a text that consists only of calls of these tools; else none."""
     calls = calls_of(text) or []
     return calls if all(call.name in names for call in calls) else []
 
 
-def calls_of(text: str) -> list[ToolCall] | None:
+def calls_of(text: str) -> list[ParsedCall] | None:
     """The calls of a text, in lists or not; empty if it has other text, None if it ends within a string."""
     text, at = text.strip(), 0
-    calls: list[ToolCall] = []
+    calls: list[ParsedCall] = []
     while at < len(text):
         try:
             value, at = _decode(text, at)
@@ -186,7 +179,7 @@ def calls_of(text: str) -> list[ToolCall] | None:
     return calls
 
 
-def to_call(value: Any) -> ToolCall | None:
+def to_call(value: Any) -> ParsedCall | None:
     """None if a decoded value is not a call."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -197,7 +190,7 @@ def to_call(value: Any) -> ToolCall | None:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
         if not isinstance(arguments, dict | None):
             return None
-        return ToolCall(name, to_json(arguments or {}))
+        return ParsedCall(name, to_json(arguments or {}))
     except (ValueError, RecursionError):
         return None
 
@@ -210,3 +203,28 @@ def to_json(arguments: dict[str, Any]) -> str:
     except UnicodeEncodeError:
         return json.dumps(arguments, allow_nan=False)
     return text
+
+
+class NamedCallParser:
+    """A ToolCallParser as a ChatParser."""
+
+    is_reasoning = False
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._parser = ToolCallParser(names)
+        self._num_calls = 0
+
+    @property
+    def has_called(self) -> bool:
+        return self._parser.has_called
+
+    def take(self, text: str) -> ChatDelta:
+        return self._delta(*self._parser.take(text))
+
+    def finish(self) -> ChatDelta:
+        return self._delta(*self._parser.finish())
+
+    def _delta(self, text: str, calls: list[ParsedCall]) -> ChatDelta:
+        first = self._num_calls
+        self._num_calls += len(calls)
+        return ChatDelta(text, "", [CallDelta(first + i, call.name, call.arguments) for i, call in enumerate(calls)])
