@@ -51,6 +51,7 @@ class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     tool_choice: ToolChoice = "auto"
     tool_name: str = ""  # with the choice "required": the one tool that must be called; empty: any
     parallel_tool_calls: bool = True  # whether one answer may call several tools
+    reasoning_effort: str | None = None
     max_reasoning_tokens: int | None = None
     template_options: dict[str, Any] = {}  # further variables of the chat template
     sampling: SamplingOptions = field(default_factory=SamplingOptions)

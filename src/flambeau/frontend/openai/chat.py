@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from flambeau.wire.generation import CallPiece, Generate, Piece, SamplingOptions
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 PLAIN_ROLES = ("user", "assistant", "system")
 MAX_MESSAGES = 10_000
+TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
 def create_chat_completion(server: Server, exchange: Exchange) -> None:
@@ -42,13 +44,17 @@ def writer_of(request: ChatRequest, head: ResponseHead) -> ChatWriter:
 
 
 def generation_of(request: ChatRequest) -> Generate:
-    options = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", request.reasoning_effort)
+    tools = tools_of(request)
+    choice, name = read_tool_choice(request.tool_choice, tools)
     return Generate(
         messages=messages_of(request),
-        tools=tools_of(request),
-        template_options=options,
+        tools=tools if choice != "none" else None,
+        tool_choice="required" if choice == "required" else "auto",
+        tool_name=name,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        reasoning_effort=request.reasoning_effort,
+        max_reasoning_tokens=request.max_reasoning_tokens,
+        template_options=dict(request.chat_template_kwargs or {}),
         sampling=sampling_of(request),
         stream=bool(request.stream),
     )
@@ -131,21 +137,51 @@ def check_calls(calls: Any, place: str) -> None:
 
 
 def tools_of(request: ChatRequest) -> list[Object] | None:
-    """The tools for the chat template. Rejects a tool_choice that would force the model to call one."""
-    choice = request.tool_choice
-    if not (choice is None or choice in ("auto", "none")):
-        raise InvalidField(
-            "tool_choice",
-            f"tool_choice may be auto or none, not {shown(choice)}: no model can be made to call a tool; ask for its "
-            "arguments with response_format",
-        )
+    """The checked tools, for the chat template."""
     tools = request.tools or []
+    names = set()
     for i, tool in enumerate(tools):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
-        if tool.get("type") != "function" or not isinstance(name, str) or not name:
-            raise InvalidField(f"tools[{i}]", f"tools[{i}] must have the type function, and a function with a name")
-    return tools if tools and choice != "none" else None
+        if tool.get("type") != "function" or not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+            raise InvalidField(
+                f"tools[{i}]",
+                f"tools[{i}] must have the type function, and a function with a name of letters, digits, '.', ':', '_' "
+                "and '-'",
+            )
+        if name in names:
+            raise InvalidField(f"tools[{i}]", f"tools[{i}]: two tools have the name {name!r}; rename one")
+        names.add(name)
+        check_tool_fields(function, f"tools[{i}].function")
+    return tools or None
+
+
+def check_tool_fields(function: Object, place: str) -> None:
+    parameters, strict = function.get("parameters"), function.get("strict")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidField(f"{place}.parameters", f"{place}.parameters must be a JSON schema, as an object")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidField(f"{place}.strict", f"{place}.strict must be true or false, not {shown(strict)}")
+
+
+def read_tool_choice(choice: str | Object | None, tools: list[Object] | None) -> tuple[str, str]:
+    """`auto`, `none` or `required`, and the name of the tool that must be called, if it is one."""
+    if choice is None or choice in ("auto", "none"):
+        return str(choice or "auto"), ""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice != "required" and not isinstance(name, str):
+        raise InvalidField(
+            "tool_choice",
+            "tool_choice must be auto, none, required, or an object of the type function with the name of a tool, not "
+            f"{shown(choice)}",
+        )
+    known = [tool["function"]["name"] for tool in tools or ()]
+    if not known:
+        raise InvalidField("tool_choice", "tool_choice asks for a call, but the request has no tools; send some")
+    if name is not None and name not in known:
+        raise InvalidField("tool_choice", f"tool_choice names {shown(name)}, which is not among the tools")
+    return "required", name or ""
 
 
 class ChatWriter(ResponseWriter):

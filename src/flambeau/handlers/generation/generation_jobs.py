@@ -183,7 +183,7 @@ class GptGeneration:
         )
         try:
             for place, ids in enumerate(prompted.prompts):
-                self._add(job, place, ids, prompted.params, seed_of(place, prompted.params, seed), state)
+                self._add(job, place, ids, prompted, seed_of(place, prompted.params, seed), state)
         except LLMError as error:
             self._remove(job)
             raise BadRequest(str(error)) from None
@@ -197,14 +197,15 @@ class GptGeneration:
         job: GenerationJob,
         place: int,
         ids: list[int],
-        params: SamplingParams,
+        prompted: Prompted,
         seed: int,
         state: ResumeState | None,
     ) -> None:
+        params, turn = prompted.params, prompted.turn
         first = place * params.n
         if state is None:
             name = self._own(job, f"{job.request.job_id}/{first}", first)
-            self._engine.add(name, ids, params, seed=seed)
+            self._engine.add(name, ids, params, seed=seed, turn=turn)
             return
         alone = replace(params, n=1)
         for choice in range(params.n):
@@ -212,7 +213,8 @@ class GptGeneration:
             if index not in state.finished:
                 generated = [state.tokens.get(index, [])]
                 name = self._own(job, f"{job.request.job_id}/{index}", index)
-                self._engine.add(name, ids, alone, generated=generated, seed=(seed + choice * SEED_STRIDE) % 2**64)
+                own_seed = (seed + choice * SEED_STRIDE) % 2**64
+                self._engine.add(name, ids, alone, generated=generated, seed=own_seed, turn=turn)
 
     def _own(self, job: GenerationJob, name: str, first_index: int) -> str:
         job.names.append(name)

@@ -59,7 +59,8 @@ def test_every_setting_of_a_chat_reaches_the_model():
         "include_stop": True,
     }
     assert asked.stream
-    assert asked.template_options == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert asked.template_options == {"enable_thinking": False}
+    assert asked.reasoning_effort == "low"
     assert asked.messages == HELLO
 
 
@@ -89,6 +90,22 @@ def test_messages_reach_the_template_and_a_developer_is_a_system():
     found = chat_of(messages=messages).messages
     assert found[0] == {"role": "system", "content": "Be brief."}
     assert found[1:] == messages[1:]
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fg"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "found"),
+    [(None, ("auto", "")), ("auto", ("auto", "")), ("required", ("required", "")), (NAMED, ("required", "f"))],
+)
+def test_choice_of_tools_reaches_the_model(choice, found):
+    asked = decode_request(encode_request(chat_of(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)))
+    assert (asked.tool_choice, asked.tool_name) == found
+    assert asked.tools == TOOLS
+    assert not asked.parallel_tool_calls
+    assert chat_of(tools=TOOLS).parallel_tool_calls
 
 
 def test_tools_are_shown_to_the_model_unless_it_is_to_use_none():
@@ -159,12 +176,27 @@ def test_every_spelling_of_a_form_reaches_the_model(fields, structure):
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "one of json"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "one of json"),
         ({"guided_json": {"enum": ["x" * 140_000]}}, "guided_json", "at most 131072 characters"),
-        ({"tool_choice": "required"}, "tool_choice", "auto or none"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "auto or none"),
+        ({"tool_choice": "always"}, "tool_choice", "auto, none, required"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "auto, none, required"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "a function with a name"),
         ({"tools": [{"type": "function", "function": {"name": [1]}}]}, "tools[0]", "a function with a name"),
-        ({"tool_choice": "required"}, "tool_choice", "no model can be made to call a tool"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "may be auto or none"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tool_choice": NAMED}, "tool_choice", "no tools"),
+        ({"tool_choice": NAMED, "tools": TOOLS[1:]}, "tool_choice", "'f', which is not among the tools"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools[2]", "two tools have the name 'f'"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]", "letters, digits"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+            "tools[0].function.strict",
+            "not 1",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+            "a JSON schema",
+        ),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+        ({"max_reasoning_tokens": -1}, "max_reasoning_tokens", ">= 0"),
         ({"functions": []}, "functions", "tools instead"),
         ({"modalities": ["text", "audio"]}, "modalities[1]", "audio"),
         ({"messages": []}, "messages", "1 to 10000 messages, not 0"),
