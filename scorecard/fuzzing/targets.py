@@ -21,9 +21,11 @@ from flambeau.config.yaml_file import load_yaml
 from flambeau.errors import ArchiveError, BadRequest, ConfigError
 from flambeau.frontend.http.parser import MalformedRequest
 from flambeau.frontend.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, read_request
-from flambeau.frontend.openai.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
 from flambeau.handlers.envelopes.open_inference import read_output_spec, to_row
 from flambeau.handlers.envelopes.request_documents import document_of
+from flambeau.llm.chat.deltas import ChatDelta, ParsedCall, whole_calls
+from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS
+from flambeau.llm.chat.stream_parser import ParserOptions, StreamParser
 from flambeau.llm.errors import LLMError
 from flambeau.llm.text.chat_template import ChatTemplate, read_messages
 from flambeau.torchserve.config_properties import to_properties
@@ -210,20 +212,22 @@ def check_template(data: bytes) -> None:
 
 
 def check_tool_calls(data: bytes) -> None:
-    names = ["f", "get_weather"]
+    options = ParserOptions(tools={"f": {}, "get_weather": {}}, thought=REASONING_FORMATS["think"].markers)
     generated = data.decode("utf-8", "replace")
-    at_once = parse_tool_calls(generated, names)
-    for step in (1, 7):
-        parser = ToolCallParser(names)
-        plain = ""
-        calls: list[ToolCall] = []
-        for start in range(0, len(generated), step):
-            more_plain, more_calls = parser.take(generated[start : start + step])
-            plain, calls = plain + more_plain, calls + more_calls
-        more_plain, more_calls = parser.finish()
-        in_pieces = (plain + more_plain, calls + more_calls)
-        if in_pieces != at_once:
-            raise Broken(f"at once {at_once}, in pieces of {step} {in_pieces}")
+    for name, known in TOOL_FORMATS.items():
+        at_once = read_reply(known.parser(options), generated, max(len(generated), 1))
+        for step in (1, 7):
+            in_pieces = read_reply(known.parser(options), generated, step)
+            if in_pieces != at_once:
+                raise Broken(f"{name}: at once {at_once}, in pieces of {step} {in_pieces}")
+
+
+def read_reply(parser: StreamParser, text: str, step: int) -> tuple[str, str, list[ParsedCall]]:
+    found = ChatDelta()
+    for start in range(0, len(text), step):
+        found.add(parser.take(text[start : start + step]))
+    found.add(parser.finish())
+    return found.reasoning, found.text, whole_calls(found.calls)
 
 
 JSON = (b"{", b"}", b"[", b"]", b":", b",", b'"', b"null", b"true", b"1e999", b"-0", b"\\u0000", b"\\ud800", b"NaN")

@@ -28,6 +28,7 @@ from flambeau.handlers.generation.request_reader import Prompted, RequestReader,
 from flambeau.handlers.generation.settings import GptSettings, compile_words, read_settings, shortened
 from flambeau.handlers.options import warn_of_misspelled_keys
 from flambeau.handlers.request_rows import is_describe, refuse_explain
+from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.engine import Engine
 from flambeau.llm.sampling_params import SamplingParams
@@ -128,12 +129,15 @@ class GptHandler(BaseHandler):
         if tokenizer is None:
             raise HandlerError(f"{settings.model_path} has no tokenizer; name one with tokenizer_path")
         self.tokenizer = PieceTokenizer(tokenizer)
+        chat_format = ChatFormat.of(tokenizer, settings.tool_parser, settings.reasoning_parser)
+        logger.info("%s", chat_format)
         self._reader = RequestReader(
             tokenizer,
             max_length=self.engine.max_length,
             defaults=self._defaults(),
             has_own_limit=settings.limits_length,
             streams=settings.stream,
+            chat_format=chat_format,
         )
         self._generation = GptGeneration(
             self.engine,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
@@ -108,14 +109,19 @@ class Engine:
         generated: Many[Many[int]] = (),
         seed: int | None = None,
         adapter: str = "",
+        turn: ChatTurn | None = None,
     ) -> None:
-        """Add a request; it continues after the tokens in `generated`, one list per choice."""
+        """Add a request; it continues after the tokens in `generated`, one list per choice.
+
+        With a `turn` of a chat, the text has the markers that its parser needs.
+        """
         if self._scheduler.has_request(request_id):
             raise InvalidRequest(f"request {request_id!r} is running already")
         number = self._adapter_number(adapter)
-        self._scheduler.add(
-            self._inputs.to_sequences(request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number)
+        sequences = self._inputs.to_sequences(
+            request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number, turn=turn
         )
+        self._scheduler.add(sequences)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its blocks at once; unknown ids are ignored."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
 import torch
 
+from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.core.sequence import IncrementalDetokenizer, NoDetokenizer, Sequence
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.compiler import Grammar, GrammarCompiler
@@ -37,6 +38,7 @@ class InputProcessor:
         generated: Many[Many[int]] = (),
         seed: int | None = None,
         adapter: int = 0,
+        turn: ChatTurn | None = None,
     ) -> list[Sequence]:
         """One sequence per choice; `generated` are tokens that the choices have already."""
         self._check_prompt(prompt_ids)
@@ -45,10 +47,18 @@ class InputProcessor:
             seed = new_seed() if params.seed is None else params.seed
             if params.seed is None and is_torch_seeded():
                 params = replace(params, seed=seed)  # the text is to be repeated, also with speculation
-        grammar = self._grammars.compile(params.structured_outputs) if params.structured_outputs else None
+        grammar = self._grammar(params, turn)
+        marker_texts = turn.format.marker_texts if turn is not None else {}
         choices = [
             self._to_sequence(
-                request_id, i, prompt_ids, params, seed, generated[i] if i < len(generated) else (), grammar
+                request_id,
+                i,
+                prompt_ids,
+                params,
+                seed,
+                generated[i] if i < len(generated) else (),
+                grammar,
+                marker_texts,
             )
             for i in range(params.n)
         ]
@@ -61,6 +71,12 @@ class InputProcessor:
                 "prompt",
             )
         return choices
+
+    def _grammar(self, params: SamplingParams, turn: ChatTurn | None) -> Grammar | None:
+        structure = params.structured_outputs
+        if turn is not None:
+            return self._grammars.compile_reply(turn, structure)
+        return self._grammars.compile(structure) if structure else None
 
     def encode(self, prompt: str | Many[int]) -> Many[int]:
         """The token ids of a prompt; ids are returned as they are."""
@@ -98,11 +114,14 @@ class InputProcessor:
         seed: int,
         generated: Many[int],
         grammar: Grammar | None,
+        marker_texts: Mapping[int, str],
     ) -> Sequence:
         max_length = self._max_length if params.max_tokens is None else len(prompt_ids) + params.max_tokens
         detokenizer: IncrementalDetokenizer = NoDetokenizer()
         if self._tokenizer is not None:
-            detokenizer = self._tokenizer.detokenizer(prompt_ids, stop=params.stop, include_stop=params.include_stop)
+            detokenizer = self._tokenizer.detokenizer(
+                prompt_ids, stop=params.stop, include_stop=params.include_stop, marker_texts=marker_texts
+            )
         if generated:
             detokenizer.push(generated)
         return Sequence(

@@ -5,11 +5,13 @@ The front end knows the shape of an API; the worker knows tokenizers and chat te
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, defstruct, field, msgpack
 
 from flambeau.llm.sampling_params import SAMPLING_FIELDS
+
+ToolChoice = Literal["auto", "required"]
 
 _TYPES: dict[str, Any] = {
     "integer": int,
@@ -66,6 +68,11 @@ class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     prompts: list[str | list[int]] = []
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice = "auto"
+    tool_name: str = ""  # with the choice "required": the one tool that must be called; empty: any
+    parallel_tool_calls: bool = True  # whether one answer may call several tools
+    reasoning_effort: str | None = None
+    max_reasoning_tokens: int | None = None
     template_options: dict[str, Any] = {}  # further variables of the chat template
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stream: bool = False  # pieces as they are made; otherwise one for each choice, whole
@@ -83,18 +90,33 @@ class Token(Struct, array_like=True, frozen=True):
     top: list[tuple[int, str, float, bytes]] = []
 
 
+class CallPiece(Struct, array_like=True, frozen=True):
+    """A piece of a tool call: the first one of a call has its name, the others continue its arguments."""
+
+    index: int  # which of the choice's calls
+    name: str = ""
+    arguments: str = ""  # JSON text; the arguments of a call are those of its pieces together
+
+
 class Piece(Struct, array_like=True, frozen=True):
-    """The next piece of one choice: prompt i of n choices has the indices i·n to i·n+n-1."""
+    """The next piece of one choice: prompt i of n choices has the indices i·n to i·n+n-1.
+
+    In a chat, `text` is the answer alone; what the model thinks and which tools it calls are separate. They follow each
+    other in the order reasoning, text, calls.
+    """
 
     index: int
     text: str
-    finish_reason: str | None = None  # "stop" or "length"; the last piece of a choice has one
+    finish_reason: str | None = None  # "stop", "length" or "tool_calls"; the last piece of a choice has one
     tokens: list[Token] | None = None  # with log-probabilities, if the request asks for them
     num_prompt_tokens: int = 0  # the counts are in the last piece of a choice
     num_tokens: int = 0
     num_cached_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_reasoning_tokens: int = 0
+    reasoning: str = ""
+    calls: list[CallPiece] = []
 
 
 class Pieces(Struct, array_like=True, frozen=True):

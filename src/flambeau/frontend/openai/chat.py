@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from flambeau.errors import InvalidField
@@ -13,14 +12,23 @@ from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.fields import shown
 from flambeau.frontend.openai.models import choose_model, with_adapter_of
 from flambeau.frontend.openai.requests import ChatRequest, Object, TextRequest, read_request
-from flambeau.frontend.openai.responses import ResponseChoice, ResponseHead, ResponseWriter, encode, finite, generate
-from flambeau.frontend.openai.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
+from flambeau.frontend.openai.responses import (
+    ResponseChoice,
+    ResponseHead,
+    ResponseWriter,
+    ToolCall,
+    encode,
+    finite,
+    generate,
+    new_call_id,
+)
 from flambeau.serving.server import Server
-from flambeau.wire.generation import Generate, Piece, SamplingOptions, Token
+from flambeau.wire.generation import CallPiece, Generate, Piece, SamplingOptions, Token
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 PLAIN_ROLES = ("user", "assistant", "system")
 MAX_MESSAGES = 10_000
+TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
 def create_chat_completion(server: Server, exchange: Exchange) -> None:
@@ -28,26 +36,26 @@ def create_chat_completion(server: Server, exchange: Exchange) -> None:
     generation = generation_of(request)
     model, version = choose_model(server.registry, request.model, "chat", takes_adapter=True)
     generation = with_adapter_of(server.registry, request.model, model, generation)
-    writer = writer_of(request, generation, ResponseHead.new("chatcmpl-", model, request.model))
+    writer = writer_of(request, ResponseHead.new("chatcmpl-", model, request.model))
     generate(exchange, model, version, generation, writer, style=server.config.error_style)
 
 
-def writer_of(request: ChatRequest, generation: Generate, head: ResponseHead) -> ChatWriter:
-    has_logprobs, num_choices = bool(request.logprobs), request.num_choices
-    if not generation.tools:
-        return ChatWriter(head, num_choices, has_logprobs=has_logprobs, has_usage=request.has_usage)
-    names = {tool["function"]["name"] for tool in generation.tools}
-    return ToolChatWriter(head, num_choices, names, has_logprobs=has_logprobs, has_usage=request.has_usage)
+def writer_of(request: ChatRequest, head: ResponseHead) -> ChatWriter:
+    return ChatWriter(head, request.num_choices, has_logprobs=bool(request.logprobs), has_usage=request.has_usage)
 
 
 def generation_of(request: ChatRequest) -> Generate:
-    options = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", request.reasoning_effort)
+    tools = tools_of(request)
+    choice, name = read_tool_choice(request.tool_choice, tools)
     return Generate(
         messages=messages_of(request),
-        tools=tools_of(request),
-        template_options=options,
+        tools=tools if choice != "none" else None,
+        tool_choice="required" if choice == "required" else "auto",
+        tool_name=name,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        reasoning_effort=request.reasoning_effort,
+        max_reasoning_tokens=request.max_reasoning_tokens,
+        template_options=dict(request.chat_template_kwargs or {}),
         sampling=sampling_of(request),
         stream=bool(request.stream),
     )
@@ -130,21 +138,51 @@ def check_calls(calls: Any, place: str) -> None:
 
 
 def tools_of(request: ChatRequest) -> list[Object] | None:
-    """The tools for the chat template. Rejects a tool_choice that would force the model to call one."""
-    choice = request.tool_choice
-    if not (choice is None or choice in ("auto", "none")):
-        raise InvalidField(
-            "tool_choice",
-            f"tool_choice may be auto or none, not {shown(choice)}: no model can be made to call a tool; ask for its "
-            "arguments with response_format",
-        )
+    """The checked tools, for the chat template."""
     tools = request.tools or []
+    names = set()
     for i, tool in enumerate(tools):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
-        if tool.get("type") != "function" or not isinstance(name, str) or not name:
-            raise InvalidField(f"tools[{i}]", f"tools[{i}] must have the type function, and a function with a name")
-    return tools if tools and choice != "none" else None
+        if tool.get("type") != "function" or not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+            raise InvalidField(
+                f"tools[{i}]",
+                f"tools[{i}] must have the type function, and a function with a name of letters, digits, '.', ':', '_' "
+                "and '-'",
+            )
+        if name in names:
+            raise InvalidField(f"tools[{i}]", f"tools[{i}]: two tools have the name {name!r}; rename one")
+        names.add(name)
+        check_tool_fields(function, f"tools[{i}].function")
+    return tools or None
+
+
+def check_tool_fields(function: Object, place: str) -> None:
+    parameters, strict = function.get("parameters"), function.get("strict")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidField(f"{place}.parameters", f"{place}.parameters must be a JSON schema, as an object")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidField(f"{place}.strict", f"{place}.strict must be true or false, not {shown(strict)}")
+
+
+def read_tool_choice(choice: str | Object | None, tools: list[Object] | None) -> tuple[str, str]:
+    """`auto`, `none` or `required`, and the name of the tool that must be called, if it is one."""
+    if choice is None or choice in ("auto", "none"):
+        return str(choice or "auto"), ""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice != "required" and not isinstance(name, str):
+        raise InvalidField(
+            "tool_choice",
+            "tool_choice must be auto, none, required, or an object of the type function with the name of a tool, not "
+            f"{shown(choice)}",
+        )
+    known = [tool["function"]["name"] for tool in tools or ()]
+    if not known:
+        raise InvalidField("tool_choice", "tool_choice asks for a call, but the request has no tools; send some")
+    if name is not None and name not in known:
+        raise InvalidField("tool_choice", f"tool_choice names {shown(name)}, which is not among the tools")
+    return "required", name or ""
 
 
 class ChatWriter(ResponseWriter):
@@ -159,16 +197,17 @@ class ChatWriter(ResponseWriter):
 
     def choice(self, choice: ResponseChoice) -> dict[str, Any]:
         return {
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message_document(choice),
             "logprobs": chat_logprobs(choice.tokens) if self._has_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
 
     def events(self, piece: Piece) -> bytes:
         """The role comes before the first text, the finish reason after the last."""
-        events = self._role(piece.index)
-        if piece.text or piece.tokens:
-            events += self._event(piece.index, content(piece.text), self._logprobs(piece.tokens))
+        events, logprobs = self._role(piece.index), self._logprobs(piece.tokens)
+        for delta in deltas_of(piece):
+            events += self._event(piece.index, delta, logprobs)
+            logprobs = b"null"  # they are sent once
         return events + self._last(piece, piece.finish_reason)
 
     def _role(self, index: int) -> bytes:
@@ -197,60 +236,35 @@ class ChatWriter(ResponseWriter):
         )
 
 
-class ToolChatWriter(ChatWriter):
-    """Writes chats with tools: a tool call in the text is held back until it is complete, and sent as one."""
-
-    def __init__(
-        self, head: ResponseHead, num_choices: int, names: Collection[str], *, has_logprobs: bool, has_usage: bool
-    ) -> None:
-        super().__init__(head, num_choices, has_logprobs=has_logprobs, has_usage=has_usage)
-        self._names = names
-        self._parsers: defaultdict[int, ToolCallParser] = defaultdict(lambda: ToolCallParser(names))
-        self._num_calls: defaultdict[int, int] = defaultdict(int)
-        self._unsent: defaultdict[int, list[Token]] = defaultdict(list)  # tokens of text that is held back
-
-    def choice(self, choice: ResponseChoice) -> dict[str, Any]:
-        plain, calls = parse_tool_calls(choice.text, self._names)
-        document = super().choice(choice)
-        if calls:
-            document["message"] |= {"content": plain or None, "tool_calls": [call_document(call) for call in calls]}
-            document["finish_reason"] = reason_of(choice.finish_reason, has_called=True)
-        return document
-
-    def events(self, piece: Piece) -> bytes:
-        """The text, each tool call as a whole, and the finish reason after the last."""
-        index, is_over = piece.index, piece.finish_reason is not None
-        parser, unsent = self._parsers[index], self._unsent[index]
-        unsent += piece.tokens or ()
-        plain, calls = parser.take(piece.text)
-        if is_over:
-            last_plain, last_calls = parser.finish()
-            plain, calls = plain + last_plain, calls + last_calls
-        deltas = [content(plain)] if plain or (is_over and unsent and not calls) else []
-        deltas += [self._call(index, call) for call in calls]
-        events = self._role(index)
-        for delta in deltas:
-            events += self._event(index, delta, self._logprobs(unsent))
-            unsent.clear()
-        return events + self._last(piece, reason_of(piece.finish_reason, has_called=parser.has_called))
-
-    def _call(self, index: int, call: ToolCall) -> bytes:
-        number, self._num_calls[index] = self._num_calls[index], self._num_calls[index] + 1
-        return encode({"tool_calls": [{"index": number, **call_document(call)}]})
-
-
-def content(text: str) -> bytes:
-    return b'{"content":%b}' % encode(text)
+def message_document(choice: ResponseChoice) -> dict[str, Any]:
+    """The model's message. Reasoning has two names among clients, so it has both here."""
+    document: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reasoning:
+        document |= {"reasoning_content": choice.reasoning, "reasoning": choice.reasoning}
+    if choice.calls:
+        document |= {"content": choice.text or None, "tool_calls": [call_document(call) for call in choice.calls]}
+    return document
 
 
 def call_document(call: ToolCall) -> dict[str, Any]:
-    call_id = f"call_{random.getrandbits(96):024x}"  # distinct, not secret
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def reason_of(reason: str | None, *, has_called: bool) -> str | None:
-    """The finish reason of a choice; one that was cut short keeps its reason."""
-    return "tool_calls" if has_called and reason == "stop" else reason
+def deltas_of(piece: Piece) -> list[bytes]:
+    """The deltas of a piece, in the order in which the model wrote them."""
+    deltas = []
+    if piece.reasoning:
+        reasoning = encode(piece.reasoning)
+        deltas.append(b'{"reasoning_content":%b,"reasoning":%b}' % (reasoning, reasoning))
+    if piece.text or (piece.tokens and not piece.reasoning and not piece.calls):
+        deltas.append(b'{"content":%b}' % encode(piece.text))
+    return deltas + [encode({"tool_calls": [call_delta(call)]}) for call in piece.calls]
+
+
+def call_delta(call: CallPiece) -> dict[str, Any]:
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **call_document(ToolCall(new_call_id(), call.name, call.arguments))}
 
 
 def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:

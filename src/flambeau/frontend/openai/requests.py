@@ -159,7 +159,6 @@ class TextRequest(ModelRequest):
     guided_regex: str | None = optional(TEXT)
     guided_choice: list[str] | None = optional(array(text(1)))
     guided_grammar: str | None = optional(TEXT)
-    parallel_tool_calls: Any = ignored()
     verbosity: Any = ignored()
     prediction: Any = ignored()  # a hint at the answer; speculative decoding needs none
     store: Any = ignored()
@@ -207,7 +206,9 @@ class ChatRequest(TextRequest):
     top_logprobs: int | None = optional(ALTERNATIVES)
     tools: list[Object] | None = optional(array(OBJECT))
     tool_choice: str | Object | None = optional(either(TEXT, OBJECT))
-    reasoning_effort: str | None = optional(TEXT)  # a variable of the chat template
+    parallel_tool_calls: bool | None = optional(FLAG)
+    reasoning_effort: str | None = optional(TEXT)
+    max_reasoning_tokens: int | None = optional(integer(0))
     chat_template_kwargs: Object | None = optional(OBJECT)
     modalities: list[str] | None = optional(array(one_of("text")), is_listed=False)
     functions: Any = unsupported("send tools instead")
@@ -249,6 +250,7 @@ class CompletionRequest(TextRequest):
     echo: bool | None = optional(FLAG)
     suffix: str | None = optional(TEXT, is_listed=False)
     best_of: int | None = optional(integer())
+    parallel_tool_calls: Any = ignored()
     messages: Any = unsupported("/v1/chat/completions takes it; send a prompt here")
     input: Any = unsupported("/v1/embeddings takes it; send a prompt here")
 

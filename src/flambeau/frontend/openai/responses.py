@@ -53,16 +53,38 @@ def fingerprint(model: Model) -> str:
 
 
 @dataclass(slots=True)
-class ResponseChoice:
-    """One choice of a whole response, collected from its pieces."""
+class ToolCall:
+    """One call; `arguments` is JSON text."""
 
-    texts: list[str] = field(default_factory=list)
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ResponseChoice:
+    """One choice of a whole response, collected from its pieces: what the model thought, answered and calls."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
 
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.reasoning += piece.reasoning
+        for call in piece.calls:
+            if call.index == len(self.calls):
+                self.calls.append(ToolCall(new_call_id(), call.name))
+            self.calls[call.index].arguments += call.arguments
+        self.tokens += piece.tokens or ()
+        self.finish_reason = piece.finish_reason or self.finish_reason
+
+
+def new_call_id() -> str:
+    """The id of a tool call: distinct, not secret."""
+    return f"call_{random.getrandbits(96):024x}"
 
 
 class ResponseWriter(ABC):
@@ -97,10 +119,8 @@ class ResponseWriter(ABC):
         found: dict[int, ResponseChoice] = {}
         for piece in pieces:
             choice = found.setdefault(piece.index, ResponseChoice())
-            choice.texts.append(piece.text)
-            choice.tokens += piece.tokens or ()
+            choice.add(piece)
             if piece.finish_reason is not None:
-                choice.finish_reason = piece.finish_reason
                 self._usage.add(piece)
         choices = [{"index": index, **self.choice(choice)} for index, choice in sorted(found.items())]
         document = {"object": self.whole_object, **self._head, "choices": choices, "usage": self._usage.document()}
@@ -132,11 +152,11 @@ class ResponseWriter(ABC):
 class TokenUsage:
     """Sums the token counts in the last pieces of choices; a prompt with several choices counts once."""
 
-    __slots__ = ("_num_choices", "accepted", "cached", "completion", "drafted", "finish_reasons", "prompt")
+    __slots__ = ("_num_choices", "accepted", "cached", "completion", "drafted", "finish_reasons", "prompt", "reasoning")
 
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices  # of each prompt
-        self.prompt = self.completion = self.cached = self.drafted = self.accepted = 0
+        self.prompt = self.completion = self.reasoning = self.cached = self.drafted = self.accepted = 0
         self.finish_reasons: list[str] = []
 
     def add(self, piece: Piece) -> None:
@@ -145,6 +165,7 @@ class TokenUsage:
             self.prompt += piece.num_prompt_tokens
             self.cached += piece.num_cached_tokens
         self.completion += piece.num_tokens
+        self.reasoning += piece.num_reasoning_tokens
         self.finish_reasons.append(piece.finish_reason or "")
         self.drafted += piece.num_drafted
         self.accepted += piece.num_accepted
@@ -159,7 +180,7 @@ class TokenUsage:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self.accepted,
                 "rejected_prediction_tokens": self.drafted - self.accepted,
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self.reasoning,
                 "audio_tokens": 0,
             },
         }

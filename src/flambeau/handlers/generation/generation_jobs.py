@@ -189,7 +189,7 @@ class GptGeneration:
         try:
             adapter = self._loaded(prompted.adapter)
             for place, ids in enumerate(prompted.prompts):
-                self._add(job, place, ids, prompted.params, seed_of(place, prompted.params, seed), state, adapter)
+                self._add(job, place, ids, prompted, seed_of(place, prompted.params, seed), state, adapter)
         except LLMError as error:
             self._remove(job)
             raise BadRequest(str(error)) from None
@@ -203,15 +203,16 @@ class GptGeneration:
         job: GenerationJob,
         place: int,
         ids: list[int],
-        params: SamplingParams,
+        prompted: Prompted,
         seed: int,
         state: ResumeState | None,
         adapter: str,
     ) -> None:
+        params, turn = prompted.params, prompted.turn
         first = place * params.n
         if state is None:
             name = self._own(job, f"{job.request.job_id}/{first}", first)
-            self._engine.add(name, ids, params, seed=seed, adapter=adapter)
+            self._engine.add(name, ids, params, seed=seed, adapter=adapter, turn=turn)
             return
         alone = replace(params, n=1)
         for choice in range(params.n):
@@ -220,7 +221,7 @@ class GptGeneration:
                 generated = [state.tokens.get(index, [])]
                 name = self._own(job, f"{job.request.job_id}/{index}", index)
                 own_seed = (seed + choice * SEED_STRIDE) % 2**64
-                self._engine.add(name, ids, alone, generated=generated, seed=own_seed, adapter=adapter)
+                self._engine.add(name, ids, alone, generated=generated, seed=own_seed, adapter=adapter, turn=turn)
 
     def _loaded(self, adapter: Adapter | None) -> str:
         """The adapter's name in the engine; loaded now if this worker has started after it was."""

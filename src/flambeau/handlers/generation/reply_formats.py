@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from flambeau.llm.chat.deltas import ChatDelta, ChatParser
 from flambeau.llm.core.outputs import Completion, Output, TokenInfo
-from flambeau.wire.generation import Piece, Token, encode_pieces
+from flambeau.wire.generation import CallPiece, Piece, Token, encode_pieces
 
 Header = tuple[str, str]
 Finish = Callable[[Sequence[int], str], Any]  # new tokens, and the text → the value of the reply
@@ -113,44 +114,93 @@ class EventFormat:
         return b"".join(b"data: %b\n\n" % to_json(event) for event in events) or (b"" if is_over else None)
 
 
-class PieceFormat:
-    """Pieces for a front end: those of each step, or one for each choice at the end."""
+@dataclass(slots=True)
+class ChoicePieces:
+    """What was generated for one choice and not sent yet."""
 
-    def __init__(self, decoder: TokenDecoder, *, stream: bool, num_choices: int, preambles: Mapping[int, str]) -> None:
+    preamble: str
+    parser: ChatParser | None
+    unsent: ChatDelta = field(default_factory=ChatDelta)
+    num_reasoning: int = 0  # tokens
+
+    def __post_init__(self) -> None:
+        self.unsent.text = self.preamble
+
+    def add(self, output: Output) -> None:
+        if self.parser is None:
+            self.unsent.text += output.text
+            return
+        was_reasoning = self.parser.is_reasoning
+        self.unsent.add(self.parser.take(output.text))
+        if was_reasoning or self.parser.is_reasoning:
+            self.num_reasoning += len(output.token_ids)
+        if output.finish_reason:
+            self.unsent.add(self.parser.finish())
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """A choice that was cut short keeps its reason."""
+        return "tool_calls" if reason == "stop" and self.parser is not None and self.parser.has_called else reason
+
+
+class PieceFormat:
+    """Pieces for a front end: those of each step, or one for each choice at the end.
+
+    In a chat, `parsers` has one for each choice, which separates reasoning, answer and tool calls.
+    """
+
+    def __init__(
+        self,
+        decoder: TokenDecoder,
+        *,
+        stream: bool,
+        num_choices: int,
+        preambles: Mapping[int, str],
+        parsers: Sequence[ChatParser] = (),
+    ) -> None:
         self._decoder = decoder
-        self._preambles = dict(preambles)
-        self._whole = None if stream else [Completion(text=preambles.get(i, "")) for i in range(num_choices)]
+        self._choices = [
+            ChoicePieces(preambles.get(i, ""), parsers[i] if parsers else None) for i in range(num_choices)
+        ]
+        self._whole = None if stream else [Completion() for _ in range(num_choices)]
         self.headers: list[Header] = []
 
     def take(self, outputs: Sequence[ChoiceOutput], *, is_over: bool) -> bytes | None:
+        for choice in outputs:
+            self._choices[choice.index].add(choice.output)
         if self._whole is not None:
             for choice in outputs:
                 self._whole[choice.index].add(choice.output)
             if not is_over:
                 return None
-            return encode_pieces([self._piece(i, choice, choice.text) for i, choice in enumerate(self._whole)])
+            return encode_pieces([self._piece(i, choice) for i, choice in enumerate(self._whole)])
         pieces = []
         for choice in outputs:
-            text = self._preambles.pop(choice.index, "") + choice.output.text
-            if text or choice.output.tokens or choice.output.finish_reason:
-                pieces.append(self._piece(choice.index, choice.output, text))
+            if self._choices[choice.index].unsent or choice.output.tokens or choice.output.finish_reason:
+                pieces.append(self._piece(choice.index, choice.output))
         return encode_pieces(pieces) if pieces or is_over else None
 
-    def _piece(self, index: int, part: Output | Completion, text: str) -> Piece:
+    def _piece(self, index: int, part: Output | Completion) -> Piece:
+        choice = self._choices[index]
+        delta, choice.unsent = choice.unsent, ChatDelta()
         tokens = [self._token(info) for info in part.tokens] if part.tokens else None
         counts = part.counts
+        reason = choice.finish_reason(part.finish_reason)
+        calls = [CallPiece(call.index, call.name, call.arguments) for call in delta.calls]
         if counts is None:
-            return Piece(index, text, part.finish_reason, tokens)
+            return Piece(index, delta.text, reason, tokens, reasoning=delta.reasoning, calls=calls)
         return Piece(
             index,
-            text,
-            part.finish_reason,
+            delta.text,
+            reason,
             tokens,
             counts.num_prompt,
             counts.num_generated,
             counts.num_cached,
             counts.num_drafted,
             counts.num_accepted,
+            choice.num_reasoning,
+            delta.reasoning,
+            calls,
         )
 
     def _token(self, info: TokenInfo) -> Token:

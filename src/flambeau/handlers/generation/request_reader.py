@@ -23,12 +23,18 @@ from flambeau.handlers.generation.reply_formats import (
     ReplyFormat,
     TextFormat,
 )
+from flambeau.llm.chat.call_ids import with_short_ids
+from flambeau.llm.chat.chat_format import ChatFormat, ChatTurn
+from flambeau.llm.chat.stream_parser import StreamParser
+from flambeau.llm.core.sequence import IncrementalDetokenizer
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.generation import Adapter, Generate, decode_request, given_options
 from flambeau.wire.messages import header
 
 MAX_CHOICES = 1024  # of one request: prompts times n
+# Tokens of reasoning where a chat template does not know the effort; None: no limit.
+EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
 CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
 
 
@@ -42,6 +48,15 @@ class PromptTokenizer(Protocol):
     def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    def special_id(self, text: str) -> int | None: ...
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, stop: Sequence[str], include_stop: bool, marker_texts: Mapping[int, str]
+    ) -> IncrementalDetokenizer: ...
+
+    @property
+    def template_text(self) -> str: ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]: ...
 
@@ -59,6 +74,7 @@ class Prompted:
     reply: ReplyFormat
     is_stream: bool
     adapter: Adapter | None = None
+    turn: ChatTurn | None = None  # of a chat from the front end
 
 
 class RequestReader:
@@ -72,6 +88,7 @@ class RequestReader:
         defaults: SamplingParams,
         has_own_limit: bool,
         streams: bool,
+        chat_format: ChatFormat | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_length = max_length
@@ -79,6 +96,7 @@ class RequestReader:
         # Without a limit in model-config.yaml, a generation request that has none may use the whole context.
         self._generate_defaults = defaults if has_own_limit else replace(defaults, max_tokens=None)
         self._streams = streams
+        self._format = chat_format or ChatFormat.of(tokenizer)
 
     def read(self, row: Any, headers: Sequence[tuple[str, str]] = ()) -> GenerateRequest:
         return read_generate_request(
@@ -148,21 +166,78 @@ class RequestReader:
         if not 1 <= count <= MAX_CHOICES:
             raise BadRequest(f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
         prompts = self._prompts_of(request)
+        turn = self._turn(request, prompts[0]) if request.messages is not None else None
         preambles = {}
         if request.echo:
             texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
             begun = progress.tokens if progress is not None else {}
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
-        reply = PieceFormat(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
-        return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream, adapter=request.adapter)
+        parsers = self._parsers(turn, prompts[0], params, progress) if turn is not None else []
+        reply = PieceFormat(
+            self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles, parsers=parsers
+        )
+        return Prompted(
+            prompts=prompts, params=params, reply=reply, is_stream=request.stream, adapter=request.adapter, turn=turn
+        )
+
+    def _turn(self, request: Generate, prompt_ids: Sequence[int]) -> ChatTurn:
+        tools = [tool for tool in request.tools or () if request.tool_name in ("", tool["function"]["name"])]
+        return self._format.turn(
+            self._tokenizer,
+            prompt_ids,
+            tools=tools,
+            must_call=request.tool_choice == "required",
+            is_parallel=request.parallel_tool_calls and not request.tool_name,
+            max_reasoning_tokens=self._reasoning_limit(request),
+        )
+
+    def _reasoning_limit(self, request: Generate) -> int | None:
+        """The most tokens of reasoning; raises BadRequest for a model that has none to limit."""
+        effort, limit = request.reasoning_effort, request.max_reasoning_tokens
+        if limit is not None and not self._format.thinks:
+            raise BadRequest(f"max_reasoning_tokens is {limit}, but the model does not reason; leave it out")
+        if effort is None or limit is not None or self._knows_effort:
+            return limit
+        if not self._format.thinks and effort != "none":
+            raise BadRequest(f"reasoning_effort is {effort!r}, but the model does not reason; leave it out")
+        if effort not in EFFORTS:
+            raise BadRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {effort[:40]!r}")
+        return EFFORTS[effort] if self._format.thinks else None
+
+    @property
+    def _knows_effort(self) -> bool:
+        """Whether the chat template itself reads the effort."""
+        return "reasoning_effort" in self._tokenizer.template_text
+
+    def _parsers(
+        self, turn: ChatTurn, prompt_ids: list[int], params: SamplingParams, progress: ResumeState | None
+    ) -> list[StreamParser]:
+        """A parser for each choice, which has read what another worker sent."""
+        parsers = [turn.parser() for _ in range(params.n)]
+        for index, tokens in progress.tokens.items() if progress is not None else ():
+            detokenizer = self._tokenizer.detokenizer(
+                prompt_ids,
+                stop=params.stop,
+                include_stop=params.include_stop,
+                marker_texts=self._format.marker_texts,
+            )
+            parsers[index].take(detokenizer.push(tokens))
+        return parsers
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:
             return [self.encode(prompt) for prompt in request.prompts]
         if request.tools and not self._tokenizer.shows_tools:
             raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
-        tools = {"tools": request.tools} if request.tools else {}
-        return [self._encode_chat(request.messages, {**request.template_options, **tools})]
+        options = dict(request.template_options)
+        if request.tools:
+            options["tools"] = request.tools
+        if request.reasoning_effort is not None and self._knows_effort:
+            options.setdefault("reasoning_effort", request.reasoning_effort)
+        messages = request.messages
+        if self._format.tools.has_short_ids:
+            messages = with_short_ids(messages)
+        return [self._encode_chat(messages, options)]
 
     def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import HandlerError, suggest
+from flambeau.llm.chat.chat_format import AUTO
+from flambeau.llm.chat.formats import REASONING_NAMES, TOOL_FORMATS
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError, InvalidRequest
 from flambeau.llm.json_files import read_object
@@ -18,6 +20,7 @@ from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 
 logger = logging.getLogger(__name__)
 
+FORMATS = {"tool_parser": (AUTO, *TOOL_FORMATS), "reasoning_parser": (AUTO, *REASONING_NAMES)}
 TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "download_dir")
 SWITCHES = (
     "compile",
@@ -42,7 +45,7 @@ COUNTS = (
 SAMPLING = {known.config_key: known for known in SAMPLING_FIELDS.values() if known.config_key}
 OLDER = {"converted_ckpt_dir": "model_path", "draft_checkpoint_path": "draft_model_path"}  # names in older archives
 WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compiled code, which is always kept
-KNOWN = (*TEXTS, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", "lora_adapters", *OLDER, *WITHOUT_EFFECT)
+KNOWN = (*TEXTS, *FORMATS, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", "lora_adapters", *OLDER, *WITHOUT_EFFECT)
 DEFAULT_NEW_TOKENS = 256
 GENERATION_CONFIG = "generation_config.json"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
@@ -59,6 +62,8 @@ class GptSettings:
     stream: bool = False  # the default of requests
     resume: bool = False  # another worker continues a stream after its worker died
     tensor_parallel_size: int | None = None
+    tool_parser: str = AUTO  # a name of TOOL_FORMATS
+    reasoning_parser: str = AUTO  # a name of REASONING_FORMATS, or "none"
 
 
 def read_settings(config: Mapping[str, Any], folder: Path, *, device: str, allows_others: bool = False) -> GptSettings:
@@ -77,6 +82,8 @@ def read_settings(config: Mapping[str, Any], folder: Path, *, device: str, allow
         stream=checked.get("stream", False),
         resume=bool(checked.get("resume", config.get("resume", False))),
         tensor_parallel_size=checked.get("tensor_parallel_size"),
+        tool_parser=checked.get("tool_parser", AUTO),
+        reasoning_parser=checked.get("reasoning_parser", AUTO),
     )
 
 
@@ -118,6 +125,8 @@ def check(key: str, value: Any) -> Any:
         expected = SAMPLING[key].violation(value)
     elif key in TEXTS:
         expected = None if isinstance(value, str) else "text"
+    elif key in FORMATS:
+        expected = None if value in FORMATS[key] else f"one of {', '.join(FORMATS[key])}"
     elif key in SWITCHES:
         expected = None if isinstance(value, bool) else "true or false"
     elif key in COUNTS:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flambeau.llm.chat.chat_format import ChatTurn
+from flambeau.llm.chat.tool_grammar import NO_PARAMETERS, ReplyForm, ToolRule, write_grammar
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.matcher import GrammarMatcher
 from flambeau.llm.grammar.schema import check_schema, locate_fault, parse_schema, refusal
@@ -66,36 +68,76 @@ class GrammarCompiler:
 
     def compile(self, structure: Mapping[str, Any]) -> Grammar:
         """Raises InvalidRequest for a form that cannot be enforced."""
-        key = json.dumps(structure)
+        return self._keep(json.dumps(structure), lambda: self._compile(structure))
+
+    def _keep(self, key: str, compile_: Callable[[], LLMatcher]) -> Grammar:
         if key not in self._grammars:
-            self._grammars[key] = Grammar(self._compile(structure), self._eos_ids, self._vocab_size)
+            self._grammars[key] = Grammar(compile_(), self._eos_ids, self._vocab_size)
             if len(self._grammars) > MAX_GRAMMARS:
                 self._grammars.popitem(last=False)
         self._grammars.move_to_end(key)
         return self._grammars[key]
 
     def _compile(self, structure: Mapping[str, Any]) -> LLMatcher:
-        vocabulary = self._vocabulary_tables()
-        from llguidance import LLMatcher, LLParserLimits
-
-        form = next(name for name in STRUCTURES if structure.get(name) is not None)
+        self._vocabulary_tables()
+        form = form_of(structure)
         is_schema = form in ("json", "json_object")
         schema = read_schema(structure) if is_schema else None
-        text = schema_grammar(schema, structure) if is_schema else to_lark(form, structure[form])
-        matcher = LLMatcher(vocabulary, grammar_of(text), log_level=0, limits=LLParserLimits(**LIMITS))
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # finds what is too complex for a step, and warms up the lexer
+        text = f"start: {json_expression(schema, structure)}" if is_schema else to_lark(form, structure[form])
+        matcher = self._match(text)
         if not matcher.is_error():
             return matcher
         if not is_schema:
             raise InvalidRequest(f"the {form} cannot be enforced: {short(matcher.get_error())}", PARAMETER)
+        raise schema_fault(schema, structure) or refusal("", short(matcher.get_error()))
 
-        def error_of(part: Any) -> str:
-            return short(LLMatcher.validate_grammar(grammar_of(schema_grammar(part, structure))))
+    def _match(self, lark: str) -> LLMatcher:
+        vocabulary = self._vocabulary_tables()
+        from llguidance import LLMatcher, LLParserLimits
 
-        message = error_of(schema)
-        pointer = locate_fault(schema, message, error_of) if message and isinstance(schema, dict) else ""
-        raise refusal(pointer, message or short(matcher.get_error()))
+        matcher = LLMatcher(vocabulary, grammar_of(lark), log_level=0, limits=LLParserLimits(**LIMITS))
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds what is too complex for a step, and warms up the lexer
+        return matcher
+
+    def compile_reply(self, turn: ChatTurn, structure: Mapping[str, Any] | None) -> Grammar | None:
+        """The grammar of a reply in a chat: reasoning is free, calls and the answer have their form. None: all is free.
+
+        Raises InvalidRequest for a form, or a strict tool, that cannot be enforced.
+        """
+        if not turn.has_grammar and structure is None:
+            return None
+        if not turn.has_grammar and not turn.tools and not turn.may_think and not turn.format.tools.has_channels:
+            return self.compile(structure or {})
+        calls = [turn.format.tools.name, [*turn.tools], turn.must_call, turn.is_parallel]
+        key = json.dumps([structure, *calls, turn.starts_in_thought, turn.may_think])
+        return self._keep(key, lambda: self._compile_reply(turn, structure))
+
+    def _compile_reply(self, turn: ChatTurn, structure: Mapping[str, Any] | None) -> LLMatcher:
+        self._vocabulary_tables()
+        form = ReplyForm(
+            notation=turn.format.tools.name,
+            tools=[read_tool(tool) for tool in turn.tools],
+            must_call=turn.must_call,
+            is_parallel=turn.is_parallel,
+            answer=self._answer(structure) if structure is not None else None,
+            may_think=turn.may_think,
+            thought=turn.format.thought,
+            starts_in_thought=turn.starts_in_thought,
+        )
+        lark = write_grammar(form, turn.format.special, lambda schema: json_expression(schema, {}))
+        matcher = self._match(lark)
+        if matcher.is_error():
+            raise InvalidRequest(f"the reply's form cannot be enforced: {short(matcher.get_error())}", "tools")
+        return matcher
+
+    def _answer(self, structure: Mapping[str, Any]) -> str:
+        """The expression of a structured answer."""
+        self.compile(structure)  # its errors name the part at fault
+        form = form_of(structure)
+        if form in ("json", "json_object"):
+            return json_expression(read_schema(structure), structure)
+        return f"%lark {{\n{to_lark(form, structure[form])}\n}}"
 
     def _vocabulary_tables(self) -> LLTokenizer:
         if self._vocabulary is None:
@@ -126,9 +168,12 @@ class VocabularyBytes:
         num_text = min(vocab_size, tokenizer.vocab_size)
         hidden = {*eos_ids, tokenizer.unk_id, tokenizer.pad_id, tokenizer.bos_id}
         self.tokens = [b"" if i >= num_text or i in hidden else tokenizer.visible_bytes(i) for i in range(vocab_size)]
+        special = {i for i in tokenizer.special_ids.values() if i < num_text} - hidden
+        for token in special:  # only a grammar that names them allows them
+            self.tokens[token] = tokenizer.token_bytes(token)
         for token in eos_ids:
             self.tokens[token] = b"<end %d>" % token
-        self.special_token_ids = [*eos_ids]
+        self.special_token_ids = [*eos_ids, *special]
         self.eos_token_id = min(eos_ids)
 
     def __call__(self, text: bytes | str) -> Sequence[int]:
@@ -146,12 +191,48 @@ def read_schema(structure: Mapping[str, Any]) -> Any:
     return schema
 
 
-def schema_grammar(schema: Any, structure: Mapping[str, Any]) -> str:
+def form_of(structure: Mapping[str, Any]) -> str:
+    return next(name for name in STRUCTURES if structure.get(name) is not None)
+
+
+def schema_fault(schema: Any, structure: Mapping[str, Any]) -> InvalidRequest | None:
+    """Why a schema cannot be enforced; None if it can."""
+    from llguidance import LLMatcher
+
+    def error_of(part: Any) -> str:
+        return short(LLMatcher.validate_grammar(grammar_of(f"start: {json_expression(part, structure)}")))
+
+    if not (message := error_of(schema)):
+        return None
+    return refusal(locate_fault(schema, message, error_of) if isinstance(schema, dict) else "", message)
+
+
+def read_tool(tool: Mapping[str, Any]) -> ToolRule:
+    """A tool with the schema that its arguments must have: its own, or any object where that cannot be enforced.
+
+    Raises InvalidRequest if the tool is strict and its schema cannot be enforced.
+    """
+    function = tool["function"]
+    name, is_strict = function["name"], function.get("strict") is True
+    schema = function.get("parameters") or NO_PARAMETERS
+    try:
+        check_schema(schema)
+        fault = schema_fault(schema, {})
+    except InvalidRequest as error:
+        fault = error
+    if fault is None:
+        return ToolRule(name, {"type": "object", **schema}, is_strict)
+    if is_strict:
+        raise InvalidRequest(f"the parameters of the tool {name!r}: {fault}", "tools")
+    return ToolRule(name, {"type": "object"}, is_strict)
+
+
+def json_expression(schema: Any, structure: Mapping[str, Any]) -> str:
     if isinstance(schema, dict):
         is_compact = structure.get("disable_any_whitespace")
         options = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": WHITESPACE}
         schema = {**schema, "x-guidance": options}
-    return f"start: %json {json.dumps(schema)}"
+    return f"%json {json.dumps(schema)}"
 
 
 def to_lark(form: str, content: Any) -> str:

@@ -34,6 +34,11 @@ class ChatTemplate:
         self._lock = threading.Lock()  # the budget serves one rendering at a time
 
     @property
+    def text(self) -> str:
+        """The templates themselves, which show the family of the model."""
+        return "\n".join(self._sources[name] for name in self._compiled)
+
+    @property
     def shows_tools(self) -> bool:
         """Whether a template mentions tools; others would drop them silently."""
         return any("tools" in source for source in self._sources.values())

@@ -210,6 +210,20 @@ class WindowDecoder:
         return new
 
 
+class MarkerDecoder:
+    """Gives some special tokens a text; another decoder decodes all others."""
+
+    def __init__(self, decoder: CharacterDecoder, texts: Mapping[int, str]) -> None:
+        self._decoder, self._texts = decoder, texts
+
+    def push(self, token_id: int) -> str:
+        text = self._texts.get(token_id)
+        return self._decoder.push(token_id) if text is None else self._decoder.flush() + text
+
+    def flush(self) -> str:
+        return self._decoder.flush()
+
+
 def strip_leading(text: bytes, spaces: LeadingSpaces) -> bytes:
     """The bytes of a whole text without the leading spaces that are not part of it."""
     if spaces == "drop one":

@@ -9,7 +9,14 @@ from typing import Any
 
 from flambeau.llm.gguf_header import GgufHeader, gguf_path, read_header
 from flambeau.llm.text.chat_template import ChatTemplate, Message, plain_text, read_messages
-from flambeau.llm.text.detokenizer import ByteDecoder, CharacterDecoder, Detokenizer, WindowDecoder, strip_leading
+from flambeau.llm.text.detokenizer import (
+    ByteDecoder,
+    CharacterDecoder,
+    Detokenizer,
+    MarkerDecoder,
+    WindowDecoder,
+    strip_leading,
+)
 from flambeau.llm.text.gguf_vocabulary import gguf_vocabulary
 from flambeau.llm.text.gguf_vocabulary import named_tokens as gguf_names
 from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates
@@ -83,12 +90,22 @@ class Tokenizer:
         return strip_leading(text, self._vocabulary.leading_spaces).decode("utf-8", "replace")
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], *, stop: Sequence[str] = (), include_stop: bool = False
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        marker_texts: Mapping[int, str] | None = None,
     ) -> Detokenizer:
-        """Turns the tokens after a prompt into text, up to a stop string."""
+        """Turns the tokens after a prompt into text, up to a stop string.
+
+        `marker_texts` are texts for special tokens, which otherwise have none.
+        """
         special_ids = self._vocabulary.special_ids
         stop_names = {special_ids[text]: text for text in stop if text in special_ids}
         decoder = self._character_decoder(prompt_ids)
+        if marker_texts:
+            decoder = MarkerDecoder(decoder, marker_texts)
         return Detokenizer(decoder, stop=stop, stop_names=stop_names, include_stop=include_stop)
 
     def _character_decoder(self, prompt_ids: Sequence[int]) -> CharacterDecoder:
@@ -119,8 +136,18 @@ class Tokenizer:
     def piece_id(self, piece: str) -> int | None:
         return self._vocabulary.piece_id(piece)
 
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """Special tokens by their names."""
+        return self._vocabulary.special_ids
+
     def special_id(self, text: str) -> int | None:
         return self._vocabulary.special_ids.get(text)
+
+    @property
+    def template_text(self) -> str:
+        """The source of the chat template; empty if there is none."""
+        return self.template.text if self.template is not None else ""
 
     @property
     def shows_tools(self) -> bool:

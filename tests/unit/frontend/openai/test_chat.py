@@ -10,7 +10,7 @@ import pytest
 from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.completions import CompletionWriter
 from flambeau.frontend.openai.responses import ResponseHead
-from flambeau.wire.generation import Piece, Token, decode_request, encode_request, given_options
+from flambeau.wire.generation import CallPiece, Piece, Token, decode_request, encode_request, given_options
 from support.openai_requests import HELLO, chat_of, completion_of, refusal
 
 
@@ -59,7 +59,8 @@ def test_every_setting_of_a_chat_reaches_the_model():
         "include_stop": True,
     }
     assert asked.stream
-    assert asked.template_options == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert asked.template_options == {"enable_thinking": False}
+    assert asked.reasoning_effort == "low"
     assert asked.messages == HELLO
 
 
@@ -89,6 +90,22 @@ def test_messages_reach_the_template_and_a_developer_is_a_system():
     found = chat_of(messages=messages).messages
     assert found[0] == {"role": "system", "content": "Be brief."}
     assert found[1:] == messages[1:]
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fg"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "found"),
+    [(None, ("auto", "")), ("auto", ("auto", "")), ("required", ("required", "")), (NAMED, ("required", "f"))],
+)
+def test_choice_of_tools_reaches_the_model(choice, found):
+    asked = decode_request(encode_request(chat_of(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)))
+    assert (asked.tool_choice, asked.tool_name) == found
+    assert asked.tools == TOOLS
+    assert not asked.parallel_tool_calls
+    assert chat_of(tools=TOOLS).parallel_tool_calls
 
 
 def test_tools_are_shown_to_the_model_unless_it_is_to_use_none():
@@ -159,12 +176,27 @@ def test_every_spelling_of_a_form_reaches_the_model(fields, structure):
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "one of json"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "one of json"),
         ({"guided_json": {"enum": ["x" * 140_000]}}, "guided_json", "at most 131072 characters"),
-        ({"tool_choice": "required"}, "tool_choice", "auto or none"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "auto or none"),
+        ({"tool_choice": "always"}, "tool_choice", "auto, none, required"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "auto, none, required"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "a function with a name"),
         ({"tools": [{"type": "function", "function": {"name": [1]}}]}, "tools[0]", "a function with a name"),
-        ({"tool_choice": "required"}, "tool_choice", "no model can be made to call a tool"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "may be auto or none"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tool_choice": NAMED}, "tool_choice", "no tools"),
+        ({"tool_choice": NAMED, "tools": TOOLS[1:]}, "tool_choice", "'f', which is not among the tools"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools[2]", "two tools have the name 'f'"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]", "letters, digits"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+            "tools[0].function.strict",
+            "not 1",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+            "a JSON schema",
+        ),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+        ({"max_reasoning_tokens": -1}, "max_reasoning_tokens", ">= 0"),
         ({"functions": []}, "functions", "tools instead"),
         ({"modalities": ["text", "audio"]}, "modalities[1]", "audio"),
         ({"messages": []}, "messages", "1 to 10000 messages, not 0"),
@@ -326,3 +358,55 @@ def test_of_alternatives_with_one_text_the_likeliest_counts():
     piece = Piece(0, "a", "stop", [token("a", -2, ("\ufffd", -0.5), ("\ufffd", -1.5))])
     found = json.loads(writer_of(CompletionWriter, has_logprobs=True).whole([piece]))
     assert found["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5, "a": -2}]
+
+
+# ---- reasoning and tool calls ----
+
+THOUGHT = Piece(0, "", reasoning="Hm, ", tokens=[token("Hm, ")])
+CALLS = [
+    THOUGHT,
+    Piece(0, "So.", reasoning="Ulm."),
+    Piece(0, "", calls=[CallPiece(0, "weather", '{"city": ')]),
+    Piece(0, "", calls=[CallPiece(0, "", '"Ulm"}'), CallPiece(1, "time", "{}")]),
+    Piece(0, "", "tool_calls", num_tokens=9, num_reasoning_tokens=4),
+]
+
+
+def test_message_has_reasoning_answer_and_calls_apart():
+    document = json.loads(writer_of(ChatWriter).whole(CALLS))
+    [choice] = document["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("Hm, Ulm.", "Hm, Ulm.", "So.")
+    first, second = message["tool_calls"]
+    assert (first["type"], first["function"]) == ("function", {"name": "weather", "arguments": '{"city": "Ulm"}'})
+    assert second["function"] == {"name": "time", "arguments": "{}"}
+    assert first["id"] != second["id"]
+    assert document["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+
+
+def test_message_of_calls_alone_has_no_content_and_one_without_has_no_calls():
+    [choice] = json.loads(writer_of(ChatWriter).whole([Piece(0, "", "stop", calls=[CallPiece(0, "f", "{}")])]))[
+        "choices"
+    ]
+    assert choice["message"]["content"] is None
+    [choice] = json.loads(writer_of(ChatWriter).whole([Piece(0, "Hello.", "stop")]))["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
+
+
+def test_stream_has_the_same_as_the_message():
+    events = [document["choices"][0] for document in streamed(writer_of(ChatWriter, has_logprobs=True), CALLS)]
+    deltas = [event["delta"] for event in events]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm, Ulm."
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm, Ulm."
+    assert "".join(delta.get("content", "") for delta in deltas) == "So."
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert [(call["index"], call["function"]["arguments"]) for call in calls] == [
+        (0, '{"city": '),
+        (0, '"Ulm"}'),
+        (1, "{}"),
+    ]
+    assert ["id" in call for call in calls] == [True, False, True]
+    assert [event["finish_reason"] for event in events if event["finish_reason"]] == ["tool_calls"]
+    told = [entry["token"] for event in events if event["logprobs"] for entry in event["logprobs"]["content"]]
+    assert told == ["Hm, "]

@@ -38,7 +38,7 @@ class FakeEngine:
     def has_work(self):
         return bool(self.script)
 
-    def add(self, name, ids, params, *, generated=None, seed=None, adapter=""):
+    def add(self, name, ids, params, *, generated=None, seed=None, adapter="", turn=None):
         if self.error is not None:
             raise self.error
         self.added[name] = {"ids": ids, "n": params.n, "generated": generated, "seed": seed}

@@ -1,0 +1,188 @@
+"""Families that write each argument between markers: Qwen3-Coder, GLM, Gemma. Texts are emitted as they come."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from flambeau.llm.chat.json_text import json_or_text
+from flambeau.llm.chat.stream_parser import NAME, Steps, StreamParser
+
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+MAX_DEPTH = 32  # of values within values
+MAX_VALUE = 10**7  # characters
+LITERAL_END = re.compile(r"[,\]}]")
+
+
+class TaggedCallParser(StreamParser):
+    """Arguments one by one."""
+
+    _num_arguments = 0
+
+    def _begin_arguments(self, name: str) -> None:
+        self._begin_call(name)
+        self._num_arguments = 0
+
+    def _put_key(self, key: str) -> None:
+        self._put_arguments(("{" if not self._num_arguments else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._num_arguments += 1
+
+    def _end_arguments(self) -> None:
+        self._put_arguments("}" if self._num_arguments else "{}")
+
+    def _stream_value(self, name: str, key: str, close: str, *, trims_lines: bool) -> Steps[None]:
+        """Emit a value: as text if its schema says so, else as the JSON that it is."""
+        self._put_key(key)
+        if is_text(self.options.tools.get(name, {}), key):
+            yield from self._stream_text(close, trims_lines=trims_lines)
+            return
+        value, found = yield from self._read_until(close, limit=MAX_VALUE)
+        if found:
+            value = value.removeprefix("\n").removesuffix("\n") if trims_lines else value
+            self._put_arguments(json_or_text(value))
+
+
+class QwenCoderParser(TaggedCallParser):
+    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`."""
+
+    markers = (TOOL_CALL, FUNCTION)  # some replies lack the first
+
+    def _read_call(self, marker: str) -> Steps[None]:
+        if marker == self.spell(TOOL_CALL) and not (yield from self._skip(FUNCTION)):
+            return
+        name, found = yield from self._read_until(">")
+        name = name.strip().strip("\"'")
+        if not found or not NAME.fullmatch(name):
+            return
+        self._begin_arguments(name)
+        while (yield from self._skip(PARAMETER)):
+            key, found = yield from self._read_until(">")
+            if not found:
+                return
+            yield from self._stream_value(name, key.strip(), PARAMETER_END, trims_lines=True)
+        if (yield from self._skip(FUNCTION_END)) or not self._is_over:
+            self._end_arguments()
+        yield from self._skip(self.spell(TOOL_CALL_END))
+
+
+class GlmParser(TaggedCallParser):
+    """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`."""
+
+    markers = (TOOL_CALL,)
+
+    def _read_call(self, marker: str) -> Steps[None]:
+        key, close = self.spell(KEY), self.spell(TOOL_CALL_END)
+        name, found = yield from self._read_until(key, close)
+        name = name.strip()
+        if not found or not NAME.fullmatch(name):
+            return
+        self._begin_arguments(name)
+        while found == key:
+            argument, found = yield from self._read_until(self.spell(KEY_END))
+            if not found or not (yield from self._skip(self.spell(VALUE))):
+                return
+            yield from self._stream_value(name, argument.strip(), self.spell(VALUE_END), trims_lines=False)
+            _, found = yield from self._read_until(key, close)
+        if found:
+            self._end_arguments()
+
+
+class GemmaParser(TaggedCallParser):
+    """`call:name{key:value}` between markers, with names and texts that are not quoted as in JSON."""
+
+    open, close, quote = "<start_function_call>", "<end_function_call>", "<escape>"
+    markers = (open,)
+
+    def _read_call(self, marker: str) -> Steps[None]:
+        if not (yield from self._skip("call:")):
+            return
+        name, found = yield from self._read_until("{")
+        if not found or not NAME.fullmatch(name.strip()):
+            return
+        self._begin_call(name.strip())
+        if (yield from self._stream_members(0)):
+            yield from self._skip(self.spell(self.close))
+
+    def _stream_members(self, depth: int) -> Steps[bool]:
+        """Emit `{"key": value, …}`; its opening bracket is read."""
+        self._put_arguments("{")
+        is_first = True
+        while (character := (yield from self._peek())) != "}":
+            if not character:
+                return False
+            if character == ",":
+                self._at += 1
+                continue
+            quoted = (yield from self._read_json_string()) if character == '"' else None
+            key, found = yield from self._read_until(":")
+            if not found:
+                return False
+            key = key.strip().removeprefix(self.spell(self.quote)).removesuffix(self.spell(self.quote))
+            key = key if quoted is None else quoted
+            self._put_arguments(("" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            is_first = False
+            if not (yield from self._stream_gemma_value(depth + 1)):
+                return False
+        self._at += 1
+        self._put_arguments("}")
+        return True
+
+    def _stream_items(self, depth: int) -> Steps[bool]:
+        self._put_arguments("[")
+        is_first = True
+        while (character := (yield from self._peek())) != "]":
+            if not character:
+                return False
+            if character == ",":
+                self._at += 1
+                continue
+            self._put_arguments("" if is_first else ", ")
+            is_first = False
+            if not (yield from self._stream_gemma_value(depth + 1)):
+                return False
+        self._at += 1
+        self._put_arguments("]")
+        return True
+
+    def _stream_gemma_value(self, depth: int) -> Steps[bool]:
+        """Emit one value; False if it does not come to an end."""
+        if depth > MAX_DEPTH:
+            return False
+        quote = self.spell(self.quote)
+        if (yield from self._skip(quote)):
+            yield from self._stream_text(quote)
+            return True
+        character = yield from self._peek()
+        if character in ("{", "["):
+            self._at += 1
+            return (yield from self._stream_members(depth) if character == "{" else self._stream_items(depth))
+        if character == '"':
+            self._put_arguments(json_or_text((yield from self._read_json())))
+            return True
+        while (end := LITERAL_END.search(self._text, self._at)) is None:
+            if len(self._text) - self._at > MAX_VALUE or not (yield from self._more()):
+                return False
+        self._put_arguments(json_or_text(self._cut(end.start() - self._at).strip()))
+        return True
+
+
+class Gemma4Parser(GemmaParser):
+    open, close, quote = "<|tool_call>", "<tool_call|>", '<|"|>'
+    markers = (open,)
+
+
+def is_text(schema: Mapping[str, Any], key: str) -> bool:
+    """Whether a parameter is a text by its schema."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    if not isinstance(found, Mapping):
+        return False
+    if found.get("type") in ("string", ["string"]):
+        return True
+    values = found.get("enum")
+    return "type" not in found and isinstance(values, list) and all(isinstance(value, str) for value in values)

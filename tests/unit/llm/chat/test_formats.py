@@ -1,0 +1,333 @@
+"""Every family: reasoning, answer and calls, whole and however the text is divided."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from itertools import pairwise
+
+import pytest
+
+from flambeau.llm.chat.deltas import CallDelta, ChatDelta, whole_calls
+from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS
+from flambeau.llm.chat.stream_parser import MARK, ParserOptions
+
+TOOLS = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "object"}},
+    },
+    "time": {"type": "object", "properties": {}},
+    "brave_search": {},
+}
+ULM = ("weather", {"city": "Ulm"})
+TIME = ("time", {})
+THINK = REASONING_FORMATS["think"].markers
+
+
+def parse(name, text, cuts=(), **options):
+    """The reasoning, text and calls of a text that comes in pieces."""
+    parser = TOOL_FORMATS[name].parser(ParserOptions(tools=TOOLS, **{"thought": THINK, **options}))
+    whole = ChatDelta()
+    places = [0, *sorted(cuts), len(text)]
+    for start, end in pairwise(places):
+        whole.add(parser.take(text[start:end]))
+    whole.add(parser.finish())
+    assert parser.has_called == bool(whole.calls)
+    return whole.reasoning, whole.text, [(call.name, call.arguments) for call in whole_calls(whole.calls)]
+
+
+HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+LLAMA = '{"name": "weather", "parameters": {"city": "Ulm"}}'
+CODER = "<tool_call>\n<function=weather>\n<parameter=city>\nUlm\n</parameter>\n</function>\n</tool_call>"
+GLM = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Ulm</arg_value>\n</tool_call>"
+V3 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"city": "Ulm"}\n```'
+    "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{}\n```<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>"
+)
+V31 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Ulm"}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+GEMMA = "<start_function_call>call:weather{city:<escape>Ulm<escape>}<end_function_call>"
+GEMMA4 = '<|tool_call>call:weather{city:<|"|>Ulm<|"|>}<tool_call|>'
+ANALYSIS = "<|channel|>analysis<|message|>Hm, Ulm.<|end|><|start|>assistant"
+HARMONY = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}<|call|>'
+
+# family, text, reasoning, answer, calls
+CASES = [
+    ("hermes", "Hello.", "", "Hello.", []),
+    ("hermes", "", "", "", []),
+    ("hermes", "  \n", "", "  \n", []),
+    ("hermes", HERMES, "", "", [ULM]),
+    ("hermes", f"Let me see.\n{HERMES}", "", "Let me see.", [ULM]),
+    ("hermes", f"{HERMES}\n{HERMES}\n", "", "", [ULM, ULM]),
+    ("hermes", f"a {HERMES} b", "", "a b", [ULM]),
+    ("hermes", HERMES.removesuffix("\n</tool_call>"), "", "", [ULM]),
+    ("hermes", '<tool_call>{"name": "time"}</tool_call>', "", "", [TIME]),
+    ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", "", [("other", {})]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "time"}</tool_call>', "", "", [("time", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": "{\\"a\\": 1}"}</tool_call>', "", "", [("time", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": ""}</tool_call>', "", "", [TIME]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": null}</tool_call>', "", "", [TIME]),
+    (
+        "hermes",
+        '<tool_call>{"name": "time", "arguments": {"a": "x\ny"}}</tool_call>',
+        "",
+        "",
+        [("time", {"a": "x\ny"})],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "time", "arguments": {"a": "</tool_call>", "b": "\\"}{"}}</tool_call>.',
+        "",
+        ".",
+        [("time", {"a": "</tool_call>", "b": '"}{'})],
+    ),
+    ("hermes", f"<tool_call>[{LLAMA}, {LLAMA}]</tool_call>.", "", ".", [ULM, ULM]),
+    ("hermes", f"<tool_call>\n{LLAMA}\n{LLAMA}\n</tool_call>", "", "", [ULM, ULM]),
+    ("hermes", f"<tool_call>oops {HERMES} b", "", "<tool_call>oops b", [ULM]),
+    ("hermes", "x <tool_call>{no}</tool_call> y", "", "x <tool_call>{no}</tool_call> y", []),
+    ("hermes", "<tool_call>[1]</tool_call>", "", "<tool_call>[1]</tool_call>", []),
+    ("hermes", '<tool_call>{"name": "a b"}</tool_call>', "", '<tool_call>{"name": "a b"}</tool_call>', []),
+    ("hermes", "a < b, <tool", "", "a < b, <tool", []),
+    ("hermes", LLAMA, "", LLAMA, []),  # only tags make a call
+    ("json", LLAMA, "", "", [ULM]),
+    ("json", HERMES, "", "", [ULM]),
+    ("json", '{"name": "Ann", "age": 7}', "", '{"name": "Ann", "age": 7}', []),
+    ("json", f"Try {LLAMA}", "", f"Try {LLAMA}", []),
+    ("json", '{"na', "", '{"na', []),
+    ("json", "[1, 2]", "", "[1, 2]", []),
+    # reasoning
+    ("hermes", f"<think>\nMaybe {HERMES}?\n</think>\n\nNo.", f"Maybe {HERMES}?", "No.", []),
+    ("hermes", f"<think>Hm.</think>\n{HERMES}", "Hm.", "", [ULM]),
+    ("hermes", f"<think>{HERMES}", HERMES, "", []),
+    ("hermes", f"{HERMES}<think>again?</think>", "again?", "", [ULM]),
+    ("hermes", "Write <think> first.", "", "Write <think> first.", []),
+    ("hermes", "<think></think>Yes.", "", "Yes.", []),
+    # Llama
+    ("llama3_json", LLAMA, "", "", [ULM]),
+    ("llama3_json", f'\n{LLAMA}; {{"type": "function", "name": "time", "parameters": {{}}}}', "", "", [ULM, TIME]),
+    ("llama3_json", f"<|python_tag|>{LLAMA}", "", "", [ULM]),
+    ("llama3_json", '<|python_tag|>brave_search.call(query="Ulm")', "", "", [("brave_search", {"query": "Ulm"})]),
+    ("llama3_json", "<|python_tag|>import os", "", "<|python_tag|>import os", []),
+    ("llama3_json", '{"name": "Ann"}', "", '{"name": "Ann"}', []),
+    ("llama4_json", f"<|python_start|>{LLAMA}<|python_end|>", "", "", [ULM]),
+    ("llama4_pythonic", '[weather(city="Ulm"), time()]', "", "", [ULM, TIME]),
+    # Python
+    ("pythonic", "[weather(city='Ulm'), time()]", "", "", [ULM, TIME]),
+    (
+        "pythonic",
+        "[weather(city='a, (b\\'', days=-3, more={'x': [1, True, None, 'y']})]",
+        "",
+        "",
+        [("weather", {"city": "a, (b'", "days": -3, "more": {"x": [1, True, None, "y"]}})],
+    ),
+    ("pythonic", "[weather(city=true, days=1.5)]", "", "", [("weather", {"city": True, "days": 1.5})]),
+    ("pythonic", "```tool_code\nweather(city='Ulm')\n```", "", "", [ULM]),
+    ("pythonic", "[1, 2]", "", "[1, 2]", []),
+    ("pythonic", "[other(a=1)]", "", "[other(a=1)]", []),
+    ("pythonic", "Call [weather(city='Ulm')]", "", "Call [weather(city='Ulm')]", []),
+    # Mistral
+    ("mistral", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm"}, "id": "abcdefghi"}]', "", "", [ULM]),
+    (
+        "mistral",
+        'So. [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Ulm"}}, {"name": "time", "arguments": {}}]',
+        "",
+        "So.",
+        [ULM, TIME],
+    ),
+    ("mistral_args", '[TOOL_CALLS]weather[ARGS]{"city": "Ulm"}[TOOL_CALLS]time[ARGS]{}', "", "", [ULM, TIME]),
+    ("mistral_args", '[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"city": "Ulm"}', "", "", [ULM]),
+    ("mistral_args", '[TOOL_CALLS]weather{"city": "Ulm"}', "", "", [ULM]),
+    ("mistral", "a [TOOL_CALLS] b", "", "a [TOOL_CALLS] b", []),
+    # DeepSeek
+    ("deepseek_v3", V3, "", "", [ULM, TIME]),
+    ("deepseek_v31", f"So.{V31}", "", "So.", [ULM, TIME]),
+    ("deepseek_v31", f"<think>Hm.</think>{V31}", "Hm.", "", [ULM, TIME]),
+    # arguments between markers
+    ("qwen3_coder", CODER, "", "", [ULM]),
+    ("qwen3_coder", f"So.\n{CODER}\n{CODER}", "", "So.", [ULM, ULM]),
+    ("qwen3_coder", CODER.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"), "", "", [ULM]),
+    ("qwen3_coder", "<tool_call>\n<function=time>\n</function>\n</tool_call>", "", "", [TIME]),
+    (
+        "qwen3_coder",
+        '<tool_call><function=weather><parameter=city>\n3\n\n"\n</parameter>\n<parameter=days>\n3\n</parameter>'
+        '<parameter=more>{"a": [1]}</parameter></function></tool_call>',
+        "",
+        "",
+        [("weather", {"city": '3\n\n"', "days": 3, "more": {"a": [1]}})],
+    ),
+    ("qwen3_coder", "<tool_call>no", "", "<tool_call>no", []),
+    ("glm", GLM, "", "", [ULM]),
+    ("glm", f"<think>Hm.</think>\n{GLM}\n{GLM}", "Hm.", "", [ULM, ULM]),
+    ("glm", "<tool_call>time</tool_call>", "", "", [TIME]),
+    (
+        "glm",
+        "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value><arg_key>x</arg_key><arg_value>y</arg_value>"
+        "</tool_call>",
+        "",
+        "",
+        [("weather", {"days": 3, "x": "y"})],
+    ),
+    ("functiongemma", GEMMA, "", "", [ULM]),
+    ("functiongemma", f"{GEMMA}{GEMMA}", "", "", [ULM, ULM]),
+    ("gemma4", GEMMA4, "", "", [ULM]),
+    (
+        "gemma4",
+        '<|tool_call>call:weather{days:3,more:{a:[1,<|"|>x, }<|"|>,{}],"b: c":null},city:<|"|>"\n<|"|>}<tool_call|>',
+        "",
+        "",
+        [("weather", {"days": 3, "more": {"a": [1, "x, }", {}], "b: c": None}, "city": '"\n'})],
+    ),
+    ("gemma4", "<|tool_call>call:time{}<tool_call|>", "", "", [TIME]),
+    # gpt-oss
+    ("harmony", f"{ANALYSIS}<|channel|>final<|message|>Hello.<|return|>", "Hm, Ulm.", "Hello.", []),
+    ("harmony", f"{ANALYSIS}{HARMONY}", "Hm, Ulm.", "", [ULM]),
+    (
+        "harmony",
+        f"{ANALYSIS} to=functions.time<|channel|>commentary json<|message|>{{}}<|call|>",
+        "Hm, Ulm.",
+        "",
+        [TIME],
+    ),
+    (
+        "harmony",
+        "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant" + HARMONY,
+        "",
+        "Let me see.",
+        [ULM],
+    ),
+    ("harmony", "<|channel|>analysis<|message|>to=functions.time {", "to=functions.time {", "", []),
+    ("harmony", "Hello.", "", "Hello.", []),
+]
+
+
+def decoded(found):
+    reasoning, text, calls = found
+    return reasoning, text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize(("name", "text", "reasoning", "answer", "calls"), CASES)
+def test_reasoning_answer_and_calls_are_separated(name, text, reasoning, answer, calls):
+    assert decoded(parse(name, text)) == (reasoning, answer, calls)
+
+
+@pytest.mark.parametrize(("name", "text"), [case[:2] for case in CASES])
+def test_result_does_not_depend_on_how_the_text_is_divided(name, text):
+    whole = parse(name, text)
+    assert parse(name, text, range(len(text))) == whole
+    draw = random.Random(text)
+    for _ in range(20):
+        assert parse(name, text, draw.sample(range(len(text) + 1), draw.randint(0, min(6, len(text))))) == whole
+    for at in range(len(text)):  # and a text that is cut short
+        assert parse(name, text[:at], range(at)) == parse(name, text[:at])
+
+
+def test_text_and_arguments_are_emitted_as_they_come():
+    parser = TOOL_FORMATS["hermes"].parser(ParserOptions(tools=TOOLS, thought=THINK))
+    assert parser.take("<think>Hm").reasoning == "Hm"
+    assert parser.is_reasoning
+    assert parser.take(", so</th").reasoning == ", so"
+    assert parser.take("ink>Let me ").text == "Let me"
+    assert not parser.is_reasoning
+    assert parser.take("see <b>").text == " see <b>"
+    assert not parser.take(' <tool_call>{"name": "weather", "argu')
+    assert parser.take('ments": {"ci').calls == [CallDelta(0, "weather", '{"ci')]
+    assert parser.take('ty": "Ulm').calls == [CallDelta(0, "", 'ty": "Ulm')]
+    assert parser.take('"}}</tool_call>').calls == [CallDelta(0, "", '"}')]
+    parser = TOOL_FORMATS["qwen3_coder"].parser(ParserOptions(tools=TOOLS))
+    assert parser.take("<function=weather>").calls == [CallDelta(0, "weather")]
+    assert parser.take("<parameter=city>\nU").calls == [CallDelta(0, "", '{"city": "U')]
+    assert parser.take("lm\n").calls == [CallDelta(0, "", "lm")]
+
+
+def test_thought_that_the_prompt_opened_begins_at_once():
+    found = parse("hermes", f"Maybe {HERMES}.\n</think>\n\nHello.", starts_in_thought=True)
+    assert found == (f"Maybe {HERMES}.", "Hello.", [])
+    assert parse("hermes", "No end", starts_in_thought=True) == ("No end", "", [])
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma4", "seed_oss"])
+def test_other_marks_of_reasoning(name):
+    marks = REASONING_FORMATS[name].markers
+    text = f"{marks.open}{marks.label}\nHm.{marks.close}Yes."
+    assert parse("json", text, thought=marks) == ("Hm.", "Yes.", [])
+    assert parse("json", text, range(len(text)), thought=marks) == ("Hm.", "Yes.", [])
+
+
+def marked(name, text):
+    """A text as it is in a vocabulary whose markers are special tokens."""
+    special = frozenset(TOOL_FORMATS[name].markers)
+    for marker in sorted(special, key=len, reverse=True):
+        text = text.replace(marker, MARK + marker)
+    return text, special
+
+
+@pytest.mark.parametrize(("name", "text", "reasoning", "answer", "calls"), [c for c in CASES if c[4]])
+def test_markers_may_be_special_tokens(name, text, reasoning, answer, calls):
+    if '</tool_call>"' in text or "oops" in text or reasoning.startswith("Maybe"):
+        pytest.skip("the text has a marker that is none")
+    text, special = marked(name, text)
+    assert decoded(parse(name, text, special=special)) == (reasoning, answer, calls)
+    assert decoded(parse(name, text, range(len(text)), special=special)) == (reasoning, answer, calls)
+
+
+def test_name_of_a_special_token_is_text_if_the_model_spells_it():
+    special = frozenset(TOOL_FORMATS["mistral"].markers)
+    text = 'Write [TOOL_CALLS][{"name": "time", "arguments": {}}].'
+    assert parse("mistral", text, special=special) == ("", text, [])
+    assert parse("mistral", f"a {MARK}[ARGS]b", special=special) == ("", "a b", [])
+
+
+@pytest.mark.parametrize("name", [*TOOL_FORMATS])
+@pytest.mark.parametrize("start", ["[" * 50_000, '{"name": ' * 20_000, "<tool_call>" * 5_000, "<|channel|>" * 5_000])
+def test_text_nested_without_end_is_text(name, start):
+    _, text, calls = parse(name, start)
+    assert not calls
+    assert text == start or name == "harmony"
+
+
+@pytest.mark.parametrize("name", [*TOOL_FORMATS])
+def test_any_text_is_parsed_and_divided_the_same(name):
+    draw = random.Random(name)
+    pool = [
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        "\\",
+        "'",
+        "(",
+        ")",
+        ",",
+        ":",
+        "=",
+        " ",
+        "\n",
+        "a",
+        "1",
+        "name",
+        "arguments",
+        "weather",
+        "time",
+    ]
+    pool += ["<tool_call>", "</tool_call>", "<think>", "</think>", "call:", '{"name": "weather", "arguments": {']
+    pool += [*TOOL_FORMATS[name].markers, "<function=", "<parameter=", "</parameter>", ">", "to=functions."]
+    for _ in range(300):
+        text = "".join(draw.choices(pool, k=draw.randint(1, 12)))
+        assert parse(name, text, range(len(text))) == parse(name, text), text
+
+
+@pytest.mark.perf
+def test_long_call_is_not_looked_through_again_and_again():
+    parser = TOOL_FORMATS["hermes"].parser(ParserOptions(tools=TOOLS))
+    began = time.process_time()
+    parser.take('<tool_call>{"name": "time", "arguments": {"a": "')
+    for _ in range(20_000):
+        parser.take("0123456789")
+    parser.take('"}}</tool_call>')
+    assert time.process_time() - began < 2
