@@ -159,6 +159,26 @@ def test_prompt_that_cannot_be_answered(client, is_streamed):
         complete(client, prompt=[10**6], stream=is_streamed)
 
 
+def test_tokens_of_a_prompt_and_a_chat_are_those_of_a_generation(client):
+    base = str(client.base_url).removesuffix("/v1/")
+
+    def post(path, **body):
+        with client._client.stream("POST", f"{base}/{path}", json={"model": "tiny", **body}) as reply:
+            return json.loads(reply.read())
+
+    found = post("tokenize", prompt=PROMPT, return_token_strs=True)
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert found["count"] == complete(client).usage.prompt_tokens
+    assert found["max_model_len"] == CONTEXT
+    assert post("detokenize", tokens=found["tokens"]) == {"prompt": PROMPT}
+    bare = post("tokenize", prompt=PROMPT, add_special_tokens=False)
+    assert (bare["tokens"], bare["token_strs"]) == (found["tokens"][1:], None)
+    messages = [{"role": "user", "content": PROMPT}]
+    asked = client.chat.completions.create(messages=messages, **GREEDY)
+    assert post("tokenize", messages=messages)["count"] == asked.usage.prompt_tokens
+    assert "outside" in post("detokenize", tokens=[10**6])["error"]["message"]
+
+
 def test_model_is_listed(client):
     assert [(model.id, model.max_model_len) for model in client.models.list()] == [("tiny", CONTEXT)]
 

@@ -133,7 +133,7 @@ class Model:
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or raise why it is rejected."""
-        if job.kind != "describe":  # a description is no inference
+        if job.kind not in ("describe", "tokenize"):  # these are no inference
             job.usage = self.traffic.requested(requested_version)
         if not self.pool.has_ready:
             self._check_recovery(requested_version)

@@ -80,6 +80,7 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
 OUT_OF_MEMORY = 507
 
 SHARED_PATH = "/v1/models"  # KServe has this path too
+TOKENIZER_PATHS = ("/tokenize", "/detokenize")
 OPENAI_STATUSES: dict[type[FlambeauError], int] = {QueueFull: 429}  # where the table above has others
 OPENAI_CODES: dict[type[FlambeauError], str] = {
     InvalidKey: "invalid_api_key",
@@ -205,7 +206,9 @@ def to_json(document: Any) -> bytes:
 
 
 def is_openai(path: str) -> bool:
-    """Whether a path belongs to OpenAI's API alone; KServe has /v1/models too."""
+    """Whether a path belongs to OpenAI's API alone, or is one of vLLM's; KServe has /v1/models too."""
+    if path in TOKENIZER_PATHS:
+        return True
     return path.startswith("/v1/") and path != SHARED_PATH and not path.startswith(f"{SHARED_PATH}/")
 
 

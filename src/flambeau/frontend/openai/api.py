@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import TEXT, Operation, Schema
@@ -12,10 +13,19 @@ from flambeau.frontend.openai.completions import create_completion
 from flambeau.frontend.openai.embeddings import create_embeddings
 from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.frontend.openai.models import get_models
-from flambeau.frontend.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, request_schema
+from flambeau.frontend.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    request_schema,
+)
+from flambeau.frontend.openai.tokenization import create_text, create_tokens
 from flambeau.serving.server import Server
 
-POST: dict[tuple[str, ...], Callable[[Server, Exchange], None]] = {
+Create = Callable[[Server, Exchange], None]
+POST: dict[tuple[str, ...], Create] = {
     ("chat", "completions"): create_chat_completion,
     ("completions",): create_completion,
     ("embeddings",): create_embeddings,
@@ -31,7 +41,22 @@ class OpenAiApi:
         self._kserve_v1 = kserve_v1
 
     def routes(self) -> dict[str, Endpoint]:
-        return {"v1": self.v1}
+        return {
+            "v1": self.v1,
+            "tokenize": partial(self._post, create_tokens),
+            "detokenize": partial(self._post, create_text),
+        }
+
+    def _post(self, create: Create, exchange: Exchange, segments: list[str]) -> None:
+        """A path without anything below it."""
+        if len(segments) > 1:
+            not_found(exchange)
+        elif exchange.method == "POST":
+            create(self._server, exchange)
+        elif exchange.method == "OPTIONS":
+            exchange.respond(200, b"")  # every response has the CORS headers
+        else:
+            not_allowed(exchange, "POST")
 
     def v1(self, exchange: Exchange, segments: list[str]) -> None:
         create = POST.get(tuple(segments[1:]))
@@ -42,12 +67,8 @@ class OpenAiApi:
                 self._kserve_v1(exchange, segments)
             else:
                 get_models(self._server, exchange, segments)
-        elif exchange.method == "POST":
-            create(self._server, exchange)
-        elif exchange.method == "OPTIONS":
-            exchange.respond(200, b"")  # every response has the CORS headers
         else:
-            not_allowed(exchange, "POST")
+            self._post(create, exchange, segments[:1])
 
 
 # ---- the API description ----
@@ -92,4 +113,6 @@ OPERATIONS = [
     _operation("/v1/chat/completions", "createChatCompletion", "Answer a chat (OpenAI).", ChatRequest),
     _operation("/v1/completions", "createCompletion", "Complete prompts (OpenAI).", CompletionRequest),
     _operation("/v1/embeddings", "createEmbedding", "Embed texts (OpenAI).", EmbeddingRequest),
+    _operation("/tokenize", "tokenize", "The token ids of a prompt or a chat (vLLM).", TokenizeRequest),
+    _operation("/detokenize", "detokenize", "The text of token ids (vLLM).", DetokenizeRequest),
 ]

@@ -79,7 +79,10 @@ def check_combination(request: TextRequest) -> None:
 
 
 def messages_of(request: ChatRequest) -> list[Object]:
-    messages = request.messages
+    return check_messages(request.messages)
+
+
+def check_messages(messages: list[Object]) -> list[Object]:
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidField("messages", f"messages must hold 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     return [
@@ -137,13 +140,18 @@ def tools_of(request: ChatRequest) -> list[Object] | None:
             f"tool_choice may be auto or none, not {shown(choice)}: no model can be made to call a tool; ask for its "
             "arguments with response_format",
         )
-    tools = request.tools or []
+    tools = tools_for_template(request.tools or [])
+    return tools if tools and choice != "none" else None
+
+
+def tools_for_template(tools: list[Object]) -> list[Object]:
+    """Check tools in OpenAI's format."""
     for i, tool in enumerate(tools):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if tool.get("type") != "function" or not isinstance(name, str) or not name:
             raise InvalidField(f"tools[{i}]", f"tools[{i}] must have the type function, and a function with a name")
-    return tools if tools and choice != "none" else None
+    return tools
 
 
 class ChatWriter(ResponseWriter):

@@ -12,12 +12,13 @@ from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
 
-Ability = Literal["generate", "chat", "embed"]
+Ability = Literal["generate", "chat", "tokenize", "embed"]
 
 LACKING: dict[Ability, str] = {
     "generate": "generates no text; its handler must be gpt_handler, without an inference or generate of its own, "
     "or another that generates. For what it does answer, use /predictions",
     "chat": "has no chat template; use /v1/completions, or put a chat_template into its tokenizer_config.json",
+    "tokenize": "does not tokenize texts for clients; its handler must be gpt_handler, or another that tokenizes",
     "embed": "makes no embeddings; its handler must be sentence_embedder, or another that embeds. "
     "For what it does answer, use /predictions",
 }

@@ -129,6 +129,11 @@ class PendingCompletions:
             self.on_tokens(index, output.token_ids)
 
 
+def cannot_tokenize(body: bytes | bytearray) -> bytes:
+    """The default for `tokenize`."""
+    raise BadRequest("this model does not tokenize texts")
+
+
 class GptGeneration:
     """The jobs of an engine, as the worker runs them; see `flambeau.worker.generation.Generation`."""
 
@@ -137,6 +142,7 @@ class GptGeneration:
         engine: Engine,
         read: Read,
         *,
+        tokenize: Callable[[bytes | bytearray], bytes] = cannot_tokenize,
         abilities: Sequence[str],
         resume: bool,
         on_finished: Callable[[GenerationJob, float], None],
@@ -147,6 +153,7 @@ class GptGeneration:
         self.on_results: Callable[[Sequence[StepResult]], None] | None = None
         self._engine = engine
         self._read = read
+        self._tokenize = tokenize
         self._resume = resume
         self._on_finished = on_finished
         self._jobs: dict[int, GenerationJob] = {}
@@ -218,6 +225,10 @@ class GptGeneration:
         job.names.append(name)
         self._owners[name] = (job, first_index)
         return name
+
+    def tokenize(self, body: bytes | bytearray) -> bytes:
+        """Answer a job of kind `tokenize`, which needs no place in the engine."""
+        return self._tokenize(body)
 
     def cancel(self, job_id: int) -> None:
         if (job := self._jobs.pop(job_id, None)) is not None:

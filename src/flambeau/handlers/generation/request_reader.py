@@ -27,6 +27,7 @@ from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.generation import Generate, decode_request, given_options
 from flambeau.wire.messages import header
+from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
 
 MAX_CHOICES = 1024  # of one request: prompts times n
 CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
@@ -34,6 +35,9 @@ CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
 
 class PromptTokenizer(Protocol):
     """The part of a tokenizer that requests need."""
+
+    @property
+    def vocab_size(self) -> int: ...
 
     @property
     def shows_tools(self) -> bool:
@@ -158,10 +162,36 @@ class RequestReader:
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:
             return [self.encode(prompt) for prompt in request.prompts]
-        if request.tools and not self._tokenizer.shows_tools:
+        return [self._encode_messages(request.messages, request.tools, request.template_options)]
+
+    def _encode_messages(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: Mapping[str, Any]
+    ) -> list[int]:
+        if tools and not self._tokenizer.shows_tools:
             raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
-        tools = {"tools": request.tools} if request.tools else {}
-        return [self._encode_chat(request.messages, {**request.template_options, **tools})]
+        return self._encode_chat(messages, {**options, **({"tools": tools} if tools else {})})
+
+    def tokenize(self, body: bytes | bytearray) -> bytes:
+        """A request of kind `tokenize`: text or a chat → token ids, or token ids → text."""
+        try:
+            request = decode_tokenize(body)
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+        if isinstance(request, Detokenize):
+            return encode_reply(self._detokenize(request.tokens))
+        if request.messages is not None:
+            ids = self._encode_messages(request.messages, request.tools, request.template_options)
+        else:
+            self._check_length(len(request.prompt), "prompt")
+            ids = self._tokenizer.encode(check_text(request.prompt, "prompt"), add_special=request.add_special)
+        texts = [self._tokenizer.token_text(token) for token in ids] if request.has_texts else None
+        return encode_reply(Tokenized(tokens=ids, texts=texts, max_length=self._max_length))
+
+    def _detokenize(self, ids: list[int]) -> Detokenized:
+        size = self._tokenizer.vocab_size
+        if not all(0 <= token < size for token in ids):
+            raise BadRequest(f"tokens has ids outside of 0 … {size - 1}; send ids of this model's tokenizer")
+        return Detokenized(text=self._tokenizer.decode(ids))
 
     def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)

@@ -44,6 +44,9 @@ class BatchDispatcher:
 
     def add(self, job: Job) -> str:
         """Queue a job. Jobs that arrive in one iteration of the event loop leave together when the model batches."""
+        if job.kind == "tokenize" and (worker := self._tokenizer()) is not None:
+            worker.send([job])
+            return ""
         if self._needs_ticket and not self._has_ticket():
             return NO_TICKET
         self._queue.put(job)
@@ -53,6 +56,11 @@ class BatchDispatcher:
             self._will_feed = True
             self._loop.call_soon(self._feed_soon)
         return ""
+
+    def _tokenizer(self) -> Worker | None:
+        """A worker that generates step by step: it tokenizes between two steps, however many jobs it has."""
+        workers = [worker for worker in self._workers if worker.places and worker.is_ready and not worker.is_retiring]
+        return min(workers, key=lambda worker: len(worker.batches), default=None)
 
     def _has_ticket(self) -> bool:
         return sum(free_places(worker, self._limits) for worker in self._workers) > len(self._queue)
