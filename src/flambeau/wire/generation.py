@@ -74,6 +74,7 @@ class Piece(Struct, array_like=True, frozen=True):
     num_cached_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    stop: str = ""  # the stop string that ended the text; empty: none did
 
 
 class Pieces(Struct, array_like=True, frozen=True):

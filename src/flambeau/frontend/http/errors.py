@@ -177,6 +177,8 @@ def error_body(
     path: str, status: int, kind: str, message: str, cause: str = "", error: FlambeauError | None = None
 ) -> bytes:
     """The body of an error; OpenAI's API and KServe's second protocol have an `error` field."""
+    if is_anthropic(path):
+        return msgspec.json.encode(anthropic_error(status, message)) + b"\n"
     if is_openai(path):
         return openai_error_body(status, message, error, cause)
     more: dict[str, Any] = {}
@@ -232,3 +234,27 @@ def openai_error(status: int, message: str, error: FlambeauError | None = None, 
     if isinstance(error, WorkerDied) and (lines := cause.splitlines()):  # a handler's traceback stays in the log
         document["cause"] = lines
     return document
+
+
+# ---- Anthropic's format ----
+
+MESSAGES_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def anthropic_error(status: int, message: str) -> dict[str, Any]:
+    """The body of an error, or the last event of a failed stream."""
+    kind = ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

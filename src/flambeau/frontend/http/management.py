@@ -160,6 +160,14 @@ def guard(routes: Mapping[str, Endpoint], keys: Keys | None, kind: Kind, config:
     }
 
 
+def authorization_of(exchange: Exchange) -> str | None:
+    """The Authorization header; Anthropic's clients send the key as x-api-key instead."""
+    given = exchange.header("authorization")
+    if given is None and (key := exchange.header("x-api-key")):
+        return f"Bearer {key}"
+    return given
+
+
 class KeyGuard:
     """An endpoint for callers with the key. A browser's preflight cannot carry one, so it gets an empty 200."""
 
@@ -172,15 +180,15 @@ class KeyGuard:
         self._has_preflights = has_preflights
 
     def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
-        if exchange.method == "OPTIONS" and self._has_preflights and exchange.header("authorization") is None:
+        if exchange.method == "OPTIONS" and self._has_preflights and authorization_of(exchange) is None:
             exchange.respond(200, b"")  # every response has the CORS headers
             return None
-        self._keys.check(self._kind, exchange.header("authorization"))
+        self._keys.check(self._kind, authorization_of(exchange))
         return self._endpoint(exchange, segments)
 
     def check(self, exchange: Exchange, segments: list[str]) -> None:
         """Raise InvalidKey unless the caller has the key."""
-        self._keys.check(self._kind, exchange.header("authorization"))
+        self._keys.check(self._kind, authorization_of(exchange))
 
 
 class TokenApi:

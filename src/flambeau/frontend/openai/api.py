@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import TEXT, Operation, Schema
@@ -34,10 +35,13 @@ KSERVE_VERBS = (":predict", ":explain")
 
 
 class OpenAiApi:
-    """OpenAI's paths; KServe's first protocol shares /v1 with them."""
+    """OpenAI's paths; KServe's first protocol shares /v1 with them, and `others` are POST paths of further APIs."""
 
-    def __init__(self, server: Server, kserve_v1: Endpoint) -> None:
+    def __init__(
+        self, server: Server, kserve_v1: Endpoint, others: Mapping[tuple[str, ...], Create] = MappingProxyType({})
+    ) -> None:
         self._server = server
+        self._post_paths = {**POST, **others}
         self._kserve_v1 = kserve_v1
 
     def routes(self) -> dict[str, Endpoint]:
@@ -59,7 +63,7 @@ class OpenAiApi:
             not_allowed(exchange, "POST")
 
     def v1(self, exchange: Exchange, segments: list[str]) -> None:
-        create = POST.get(tuple(segments[1:]))
+        create = self._post_paths.get(tuple(segments[1:]))
         if create is None:
             if segments[1:2] != ["models"]:
                 not_found(exchange)
@@ -97,7 +101,7 @@ ERROR: Schema = {
 }
 
 
-def _operation(path: str, operation_id: str, summary: str, request: type) -> Operation:
+def operation(path: str, operation_id: str, summary: str, request: type, error: Schema = ERROR) -> Operation:
     return Operation(
         path=path,
         method="post",
@@ -105,14 +109,14 @@ def _operation(path: str, operation_id: str, summary: str, request: type) -> Ope
         summary=summary,
         body={"application/json": request_schema(request)},
         errors=STATUSES,
-        error=ERROR,
+        error=error,
     )
 
 
 OPERATIONS = [
-    _operation("/v1/chat/completions", "createChatCompletion", "Answer a chat (OpenAI).", ChatRequest),
-    _operation("/v1/completions", "createCompletion", "Complete prompts (OpenAI).", CompletionRequest),
-    _operation("/v1/embeddings", "createEmbedding", "Embed texts (OpenAI).", EmbeddingRequest),
-    _operation("/tokenize", "tokenize", "The token ids of a prompt or a chat (vLLM).", TokenizeRequest),
-    _operation("/detokenize", "detokenize", "The text of token ids (vLLM).", DetokenizeRequest),
+    operation("/v1/chat/completions", "createChatCompletion", "Answer a chat (OpenAI).", ChatRequest),
+    operation("/v1/completions", "createCompletion", "Complete prompts (OpenAI).", CompletionRequest),
+    operation("/v1/embeddings", "createEmbedding", "Embed texts (OpenAI).", EmbeddingRequest),
+    operation("/tokenize", "tokenize", "The token ids of a prompt or a chat (vLLM).", TokenizeRequest),
+    operation("/detokenize", "detokenize", "The text of token ids (vLLM).", DetokenizeRequest),
 ]

@@ -317,6 +317,13 @@ REQUIRED: dict[Any, list[str]] = {
 }
 
 
+def registered(kind: type[Requested]) -> type[Requested]:
+    """A dataclass of another module that `read_request` reads."""
+    FIELDS[kind] = _request_fields(kind)
+    REQUIRED[kind] = [name for name, one in FIELDS[kind].items() if one.is_required]
+    return kind
+
+
 def read_request(body: bytes, kind: type[Requested]) -> Requested:
     """Raises BadRequest; InvalidField if one field is the reason."""
     try:
@@ -369,6 +376,6 @@ def request_schema(kind: type) -> Schema:
     known = FIELDS[kind]
     return {
         "type": "object",
-        "required": ["model", *REQUIRED[kind]],
+        "required": [*dict.fromkeys(("model", *REQUIRED[kind]))],
         "properties": {name: one.type.schema for name, one in known.items() if one.is_listed},
     }

@@ -151,6 +151,7 @@ class PieceFormat:
             counts.num_cached,
             counts.num_drafted,
             counts.num_accepted,
+            part.stop,
         )
 
     def _token(self, info: TokenInfo) -> Token:

@@ -72,6 +72,7 @@ class Output:
     token_ids: list[int]
     tokens: list[TokenInfo] | None = None
     finish_reason: FinishReason | None = None
+    stop: str = ""  # with the reason "stop": the stop string that ended the text, if one did
     error: str = ""  # with the reason "error": the cause and the remedy
     counts: SequenceCounts | None = None  # in the last output only
     seed: int = 0
@@ -85,6 +86,7 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenInfo] | None = None
     finish_reason: FinishReason | None = None
+    stop: str = ""
     error: str = ""
     counts: SequenceCounts | None = None
 
@@ -93,5 +95,5 @@ class Completion:
         self.token_ids += output.token_ids
         if output.tokens is not None:
             self.tokens = [*(self.tokens or []), *output.tokens]
-        self.finish_reason, self.error = output.finish_reason, output.error
+        self.finish_reason, self.stop, self.error = output.finish_reason, output.stop, output.error
         self.counts = output.counts

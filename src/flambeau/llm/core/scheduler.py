@@ -251,6 +251,7 @@ class Scheduler:
             token_ids=new_ids,
             tokens=sampled.tokens and sampled.tokens[: len(new_ids)],
             finish_reason=reason,
+            stop=sequence.detokenizer.stopped_by if reason == "stop" else "",
             error=error_of(sequence) if reason == "error" else "",
             counts=SequenceCounts.of(sequence) if reason else None,
             seed=sequence.seed,

@@ -20,6 +20,7 @@ class IncrementalDetokenizer(Protocol):
 
     # How many of the tokens pushed last belong to the text; None while no stop string is complete.
     stopped_after: int | None
+    stopped_by: str  # the stop string that ended the text; empty: none did
 
     def push(self, token_ids: Ids[int]) -> str:
         """Return the text that is final now."""
@@ -32,6 +33,7 @@ class NoDetokenizer:
     """For an engine without a tokenizer: the text is empty."""
 
     stopped_after: int | None = None
+    stopped_by = ""
 
     def push(self, token_ids: Ids[int]) -> str:
         return ""

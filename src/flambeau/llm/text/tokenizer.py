@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.llm.text.chat_template import ChatTemplate, Message, plain_text, read_messages
+from flambeau.llm.text.chat_template import (
+    ChatTemplate,
+    Message,
+    plain_text,
+    read_messages,
+    up_to_end_mark,
+    with_end_mark,
+)
 from flambeau.llm.text.detokenizer import ByteDecoder, CharacterDecoder, Detokenizer, WindowDecoder, strip_leading
 from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates
 from flambeau.llm.text.vocabulary import SentencePieceVocabulary, TokenizersVocabulary, Vocabulary
@@ -128,12 +135,25 @@ class Tokenizer:
         return self.template.render(read_messages(messages), tools=tools, **options)
 
     def encode_chat(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **options: Any,
     ) -> list[int]:
-        """The prompt ids of a conversation. Messages cannot contain special tokens."""
+        """The prompt ids of a conversation. Messages cannot contain special tokens.
+
+        With `continue_final_message` the prompt ends with the text of the last message, and the model continues it.
+        """
         if self.template is None:
             return self._vocabulary.encode(plain_text(messages), add_special=True)
-        text = self.render_chat(self._mask(messages), tools=self._mask(tools), **self._mask(options))
+        masked, others = self._mask(messages), self._mask(options)
+        if continue_final_message:
+            masked, others = with_end_mark(masked), {**others, "add_generation_prompt": False}
+        text = self.render_chat(masked, tools=self._mask(tools), **others)
+        if continue_final_message:
+            text = up_to_end_mark(text)
         if self._vocabulary.finds_special and MASK not in text:
             return self._vocabulary.encode(text, add_special=False)
         return self._encode_parts(text)
