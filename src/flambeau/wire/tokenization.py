@@ -39,7 +39,7 @@ class Detokenized(Struct, frozen=True, kw_only=True):
 
 
 _encode = msgpack.Encoder().encode
-_decode_request = msgpack.Decoder(Tokenize | Detokenize).decode
+_request_decoder: msgpack.Decoder[Tokenize | Detokenize] = msgpack.Decoder(Tokenize | Detokenize)
 _decode_tokenized = msgpack.Decoder(Tokenized).decode
 _decode_detokenized = msgpack.Decoder(Detokenized).decode
 
@@ -51,7 +51,7 @@ def encode_tokenize(request: Tokenize | Detokenize) -> bytes:
 def decode_tokenize(body: bytes | bytearray) -> Tokenize | Detokenize:
     """Raises ValueError for a body that is not a request."""
     try:
-        return _decode_request(body)
+        return _request_decoder.decode(body)
     except (ValidationError, DecodeError, RecursionError) as error:
         raise ValueError(f"the body is not a request to tokenize: {error}") from None
 

@@ -1,11 +1,14 @@
-"""The paths of Anthropic's API, and their description."""
+"""AnthropicApi: /v1/messages, and their description."""
 
 from __future__ import annotations
 
 from flambeau.frontend.anthropic.messages import count_tokens, create_message
 from flambeau.frontend.anthropic.requests import CountTokensRequest, MessagesRequest
+from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import TEXT, Schema
-from flambeau.frontend.openai.api import operation
+from flambeau.frontend.openai.api import operation, post
+from flambeau.frontend.openai.errors import not_found
+from flambeau.serving.server import Server
 
 PATHS = {("messages",): create_message, ("messages", "count_tokens"): count_tokens}
 ERROR: Schema = {
@@ -26,3 +29,16 @@ OPERATIONS = [
         ERROR,
     ),
 ]
+
+
+class AnthropicApi:
+    """Anthropic's paths below /v1/messages."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def v1(self, exchange: Exchange, segments: list[str]) -> None:
+        if (create := PATHS.get(tuple(segments[1:]))) is None:
+            not_found(exchange)
+        else:
+            post(self._server, create, exchange)

@@ -84,6 +84,7 @@ class Exchange:
         "is_started",
         "job",
         "keeps_alive",
+        "key_name",
         "method",
         "model_name",
         "on_gone",
@@ -117,6 +118,7 @@ class Exchange:
         self.body: RequestBody | None = None
         self.keeps_alive = True
         self.request_id = ""
+        self.key_name = ""  # of the key that the client has sent; empty: the server has no keys
         self.priority: str | None = None  # the value of its header
         self.explains = False  # the client asks where the time of its request goes
         self.host: str | None = None  # the same, as `origin`

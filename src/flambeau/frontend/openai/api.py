@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import TEXT, Operation, Schema
@@ -34,37 +35,45 @@ POST: dict[tuple[str, ...], Create] = {
 KSERVE_VERBS = (":predict", ":explain")
 
 
+def post(server: Server, create: Create, exchange: Exchange) -> None:
+    """A path that takes POST only."""
+    if exchange.method == "POST":
+        create(server, exchange)
+    elif exchange.method == "OPTIONS":
+        exchange.respond(200, b"")  # every response has the CORS headers
+    else:
+        not_allowed(exchange, "POST")
+
+
 class OpenAiApi:
-    """OpenAI's paths; KServe's first protocol shares /v1 with them, and `others` are POST paths of further APIs."""
+    """OpenAI's paths; KServe's first protocol shares /v1 with them, and `others` have a segment below it each."""
 
     def __init__(
-        self, server: Server, kserve_v1: Endpoint, others: Mapping[tuple[str, ...], Create] = MappingProxyType({})
+        self, server: Server, kserve_v1: Endpoint, others: Mapping[str, Endpoint] = MappingProxyType({})
     ) -> None:
         self._server = server
-        self._post_paths = {**POST, **others}
+        self._others = others
         self._kserve_v1 = kserve_v1
 
     def routes(self) -> dict[str, Endpoint]:
         return {
             "v1": self.v1,
-            "tokenize": partial(self._post, create_tokens),
-            "detokenize": partial(self._post, create_text),
+            "tokenize": partial(self._root, create_tokens),
+            "detokenize": partial(self._root, create_text),
         }
 
-    def _post(self, create: Create, exchange: Exchange, segments: list[str]) -> None:
-        """A path without anything below it."""
+    def _root(self, create: Create, exchange: Exchange, segments: list[str]) -> None:
+        """A path of a single segment."""
         if len(segments) > 1:
             not_found(exchange)
-        elif exchange.method == "POST":
-            create(self._server, exchange)
-        elif exchange.method == "OPTIONS":
-            exchange.respond(200, b"")  # every response has the CORS headers
         else:
-            not_allowed(exchange, "POST")
+            post(self._server, create, exchange)
 
-    def v1(self, exchange: Exchange, segments: list[str]) -> None:
-        create = self._post_paths.get(tuple(segments[1:]))
+    def v1(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
+        create = POST.get(tuple(segments[1:]))
         if create is None:
+            if (other := self._others.get("".join(segments[1:2]))) is not None:
+                return other(exchange, segments)
             if segments[1:2] != ["models"]:
                 not_found(exchange)
             elif segments[-1].endswith(KSERVE_VERBS):
@@ -72,7 +81,8 @@ class OpenAiApi:
             else:
                 get_models(self._server, exchange, segments)
         else:
-            self._post(create, exchange, segments[:1])
+            post(self._server, create, exchange)
+        return None
 
 
 # ---- the API description ----

@@ -15,7 +15,8 @@ from flambeau.frontend.http.errors import (
 from flambeau.frontend.http.exchange import Exchange
 
 PATHS = (
-    "POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, GET /v1/models and GET /v1/models/{model}; "
+    "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/embeddings, GET /v1/models and "
+    "GET /v1/models/{model}; "
     "of Anthropic's, POST /v1/messages and POST /v1/messages/count_tokens; "
     "of vLLM's, POST /tokenize and POST /detokenize"
 )
