@@ -87,11 +87,18 @@ class Engine:
         *,
         generated: Many[Many[int]] = (),
         seed: int | None = None,
+        tenant: str = "",
     ) -> None:
-        """Add a request; it continues after the tokens in `generated`, one list per choice."""
+        """Add a request; it continues after the tokens in `generated`, one list per choice.
+
+        Requests of different tenants take turns while they wait.
+        """
         if self._scheduler.has_request(request_id):
             raise InvalidRequest(f"request {request_id!r} is running already")
-        self._scheduler.add(self._inputs.to_sequences(request_id, prompt_ids, params, generated=generated, seed=seed))
+        choices = self._inputs.to_sequences(request_id, prompt_ids, params, generated=generated, seed=seed)
+        for sequence in choices:
+            sequence.tenant = tenant
+        self._scheduler.add(choices)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its blocks at once; unknown ids are ignored."""

@@ -40,6 +40,7 @@ class Request(Struct, array_like=True, frozen=True):
     envelope: str = ""  # around the handler for this call; not used with a model that has an envelope
     fields: list[tuple[str, int]] | None = None  # (name, size in bytes) of the fields that the body is made of
     state: list[bytes] = []  # sent by a worker that died, to resume the reply
+    tenant: str = ""  # the name of the client's key; empty: the server has no keys
 
 
 class Load(Struct, array_like=True, tag=1, frozen=True):

@@ -183,7 +183,7 @@ class KeyGuard:
         if exchange.method == "OPTIONS" and self._has_preflights and authorization_of(exchange) is None:
             exchange.respond(200, b"")  # every response has the CORS headers
             return None
-        self._keys.check(self._kind, authorization_of(exchange))
+        exchange.tenant = self._keys.check(self._kind, authorization_of(exchange))
         return self._endpoint(exchange, segments)
 
     def check(self, exchange: Exchange, segments: list[str]) -> None:
@@ -198,7 +198,16 @@ class TokenApi:
         self._keys = keys
 
     def routes(self) -> dict[str, Endpoint]:
-        return {"token": self.token}
+        return {"token": self.token, "keys": self.keys}
+
+    def keys(self, exchange: Exchange, segments: list[str]) -> None:
+        """GET /keys: the keys without their secrets, their limits, and what was used with them."""
+        if self._keys is None or len(segments) > 1:
+            not_found(exchange)
+        elif exchange.method not in ("GET", "HEAD"):
+            not_allowed(exchange)
+        else:
+            respond_json(exchange, 200, {"keys": self._keys.describe()})
 
     def token(self, exchange: Exchange, segments: list[str]) -> None:
         if self._keys is None or len(segments) > 1:

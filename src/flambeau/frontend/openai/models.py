@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 from flambeau.errors import BadRequest, InvalidField, ModelNotFound
@@ -36,7 +37,7 @@ def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:
     elif exchange.method not in READING:
         not_allowed(exchange, "GET", "HEAD")
     elif len(segments) == 2:
-        respond_json(exchange, 200, listed(server))
+        respond_json(exchange, 200, listed(server, () if exchange.tenant is None else exchange.tenant.limits.models))
     else:
         try:
             respond_json(exchange, 200, one(server, segments[2]))
@@ -44,9 +45,12 @@ def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:
             respond_missing(exchange, error)
 
 
-def listed(server: Server) -> dict[str, Any]:
-    """`data` for OpenAI's clients: models that generate or embed. `models` for KServe's: the names of all."""
-    defaults = server.registry.defaults()
+def listed(server: Server, allowed: Collection[str] = ()) -> dict[str, Any]:
+    """`data` for OpenAI's clients: models that generate or embed. `models` for KServe's: the names of all.
+
+    With `allowed`, only those.
+    """
+    defaults = [model for model in server.registry.defaults() if not allowed or model.name in allowed]
     data = [entry(model, model.name) for model in defaults if model.is_listed and is_able(model)]
     return {"object": "list", "data": data, "models": [model.name for model in defaults]}
 

@@ -26,6 +26,8 @@ from flambeau.wire.messages import Part
 # The second header stops nginx from buffering the stream.
 EVENT_STREAM: Sequence[Header] = (("content-type", "text/event-stream; charset=utf-8"), ("x-accel-buffering", "no"))
 DONE = b"data: [DONE]\n\n"
+BYTES_PER_TOKEN = 4  # of a usual prompt
+UNLIMITED_TOKENS = 256  # assumed for a reply without a limit
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 encode = msgspec.json.Encoder().encode
@@ -288,7 +290,15 @@ def generate(
         arrived=exchange.arrived,
         kind="generate",
     )
+    job.estimated_tokens = estimated_tokens(request, job.body.size_bytes)
     submit(reply, job, version)
+
+
+def estimated_tokens(request: Generate, size_bytes: int) -> int:
+    """About how many tokens a request needs, for the limits of its key; what it has used is counted at its end."""
+    given = given_options(request.sampling)
+    num_choices = given.get("n", 1) * max(1, len(request.prompts))
+    return size_bytes // BYTES_PER_TOKEN + given.get("max_tokens", UNLIMITED_TOKENS) * num_choices
 
 
 SAMPLING_ATTRIBUTES = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")

@@ -17,7 +17,7 @@ from flambeau.frontend.openai.requests import Object, read_request
 from flambeau.frontend.openai.responses import ResponseHead, generate
 from flambeau.frontend.openai_responses.requests import ResponsesRequest, items_of, messages_of, renamed, to_chat
 from flambeau.frontend.openai_responses.store import ResponseStore, StoredResponse
-from flambeau.frontend.openai_responses.writer import Document, ResponseObjectWriter, new_id
+from flambeau.frontend.openai_responses.writer import ResponseObjectWriter, new_id
 from flambeau.serving.server import Server
 
 OPERATIONS = [operation("/v1/responses", "createResponse", "Answer an input (OpenAI).", ResponsesRequest)]
@@ -86,9 +86,7 @@ class ResponsesApi:
             raise InvalidField("previous_response_id", text)
         return stored.conversation()
 
-    def _keep(
-        self, owner: str, items: list[Object], messages: list[Object], response: Document, answer: Object
-    ) -> None:
+    def _keep(self, owner: str, items: list[Object], messages: list[Object], response: Object, answer: Object) -> None:
         with_ids = [{"id": new_id("msg"), **item} for item in items]
         self._store.put(response["id"], owner, response, with_ids, [*messages, answer], time.monotonic())
 

@@ -148,7 +148,7 @@ class ResponseObjectWriter(ChatTranslation):
         if item.kind == "function_call":
             yield self._event("response.function_call_arguments.delta", **item.place, delta=text)
             return
-        logprobs = {"logprobs": []} if item.kind == "message" else {}
+        logprobs: Document = {"logprobs": []} if item.kind == "message" else {}
         kind = PART_EVENTS[item.part["type"]]
         yield self._event(f"{kind}.delta", **item.place, content_index=0, delta=text, **logprobs)
 
@@ -166,7 +166,7 @@ class ResponseObjectWriter(ChatTranslation):
                 arguments=item.text,
             )
         else:
-            logprobs = {"logprobs": []} if item.kind == "message" else {}
+            logprobs: Document = {"logprobs": []} if item.kind == "message" else {}
             kind = PART_EVENTS[item.part["type"]]
             yield self._event(f"{kind}.done", **item.place, content_index=0, text=item.text, **logprobs)
             yield self._event("response.content_part.done", **item.place, content_index=0, part=item.part)

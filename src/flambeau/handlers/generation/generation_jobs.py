@@ -211,7 +211,7 @@ class GptGeneration:
         first = place * params.n
         if state is None:
             name = self._own(job, f"{job.request.job_id}/{first}", first)
-            self._engine.add(name, ids, params, seed=seed)
+            self._engine.add(name, ids, params, seed=seed, tenant=job.request.tenant)
             return
         alone = replace(params, n=1)
         for choice in range(params.n):
@@ -219,7 +219,9 @@ class GptGeneration:
             if index not in state.finished:
                 generated = [state.tokens.get(index, [])]
                 name = self._own(job, f"{job.request.job_id}/{index}", index)
-                self._engine.add(name, ids, alone, generated=generated, seed=(seed + choice * SEED_STRIDE) % 2**64)
+                choice_seed = (seed + choice * SEED_STRIDE) % 2**64
+                tenant = job.request.tenant
+                self._engine.add(name, ids, alone, generated=generated, seed=choice_seed, tenant=tenant)
 
     def _own(self, job: GenerationJob, name: str, first_index: int) -> str:
         job.names.append(name)

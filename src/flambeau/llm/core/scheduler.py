@@ -7,7 +7,7 @@ blocks and is computed again later.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 from collections.abc import Sequence as Many
@@ -77,6 +77,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
+        self._has_tenants = False
 
     @property
     def has_work(self) -> bool:
@@ -90,6 +91,7 @@ class Scheduler:
     def add(self, choices: Many[Sequence]) -> None:
         """Queue the choices of a request. Choices with the same prompt wait until the first has computed it."""
         self._requests[choices[0].request_id] = [*choices]
+        self._has_tenants = self._has_tenants or choices[0].tenant != ""
         if any(sequence.num_generated for sequence in choices):  # a resumed request: the choices differ
             self.waiting.extend(choices)
         else:
@@ -122,14 +124,27 @@ class Scheduler:
         prompts: list[Sequence] = []
         if len(plan.decodes) < len(self.running):
             prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+            if self._has_tenants:
+                prompts = in_turns(prompts)
         for i, sequence in enumerate(prompts, 1):
             if left > 0:
                 left -= self._add_chunk(plan, sequence, left, has_others=i < len(prompts) or bool(self.waiting))
-        while left > 0 and self.waiting and len(self.running) < self._max_num_seqs and self._admit(self.waiting[0]):
-            sequence = self.waiting.popleft()
+        while left > 0 and self.waiting and len(self.running) < self._max_num_seqs:
+            sequence = self._next_waiting()
+            if not self._admit(sequence):
+                break
+            self.waiting.remove(sequence)
             self.running.append(sequence)
             left -= self._add_chunk(plan, sequence, left, has_others=bool(self.waiting))
         return plan
+
+    def _next_waiting(self) -> Sequence:
+        """The first in line; with several tenants, of the one with the fewest running sequences."""
+        first = self.waiting[0]
+        if not self._has_tenants or len({sequence.tenant for sequence in self.waiting}) == 1:
+            return first
+        running = Counter(sequence.tenant for sequence in self.running)
+        return min(self.waiting, key=lambda sequence: running[sequence.tenant])
 
     def plan_next(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after one that has been started; None if that depends on the tokens of the started step.
@@ -280,6 +295,17 @@ class Scheduler:
             block = sequence.blocks[sequence.num_cached_blocks]
             sequence.parent = self._pool.cache_block(block, sequence.parent, sequence.tokens[start : start + size])
             sequence.num_cached_blocks += 1
+
+
+def in_turns(sequences: Many[Sequence]) -> list[Sequence]:
+    """The first of each tenant, then the second of each, and so on."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for sequence in sequences:
+        turns.append(seen[sequence.tenant])
+        seen[sequence.tenant] += 1
+    order = sorted(range(len(turns)), key=turns.__getitem__)
+    return [sequences[i] for i in order]
 
 
 def append_tokens(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]) -> str:

@@ -102,6 +102,7 @@ class Sequence:
     max_length: int  # prompt and generated tokens together
     detokenizer: IncrementalDetokenizer
     grammar: TokenGrammar | None = None
+    tenant: str = ""  # whose request it is; tenants take turns
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_cached_blocks: int = 0  # full blocks in the prefix cache

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from flambeau.metrics.traffic import smoothed
 from flambeau.serving.job import Job
-from flambeau.serving.scheduling.batch_policy import BatchLimits, free_places, may_send_ahead, wait_s
+from flambeau.serving.scheduling.batch_policy import BatchLimits, free_places, held_tenants, may_send_ahead, wait_s
 from flambeau.serving.scheduling.dispatcher import NO_TICKET, Timer, Worker
 from flambeau.serving.scheduling.queue import JobQueue
 
@@ -72,6 +73,10 @@ class BatchDispatcher:
     def feed(self) -> None:
         queue, limits = self._queue, self._limits
         while num_waiting := len(queue):
+            if len(queue.last_arrivals) > 1:
+                queue.held = self._held()
+                if not queue.has_next:
+                    return
             worker = self._pick(num_waiting)
             if worker is None:
                 self._held_since = 0.0
@@ -87,6 +92,15 @@ class BatchDispatcher:
                     return
             worker.send(queue.take(limits.size), self._held_since)
             self._held_since = 0.0
+
+    def _held(self) -> Collection[str]:
+        """Tenants whose jobs wait, so that others find a place."""
+        workers = [worker for worker in self._workers if worker.places and worker.is_ready and not worker.is_retiring]
+        running: Counter[str] = Counter()
+        for worker in workers:
+            running.update(worker.tenants)
+        num_places = sum(worker.places for worker in workers)
+        return held_tenants(num_places, running, self._queue.last_arrivals, self._loop.time())
 
     def _pick(self, num_waiting: int) -> Worker | None:
         """The least busy worker that can take another batch."""
