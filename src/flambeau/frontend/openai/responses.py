@@ -297,8 +297,9 @@ def generate(
 def estimated_tokens(request: Generate, size_bytes: int) -> int:
     """About how many tokens a request needs, for the limits of its key; what it has used is counted at its end."""
     given = given_options(request.sampling)
-    num_choices = given.get("n", 1) * max(1, len(request.prompts))
-    return size_bytes // BYTES_PER_TOKEN + given.get("max_tokens", UNLIMITED_TOKENS) * num_choices
+    num_choices: int = given.get("n", 1) * max(1, len(request.prompts))
+    most: int = given.get("max_tokens", UNLIMITED_TOKENS)
+    return size_bytes // BYTES_PER_TOKEN + most * num_choices
 
 
 SAMPLING_ATTRIBUTES = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")

@@ -54,7 +54,8 @@ class TenantLanes:
         return min(waiting, key=lambda name: (self._times.get(name, self._now), next(iter(self.lanes[name]))))
 
     def remove(self, job: Job) -> bool:
-        return self.lanes.get(name_of(job), {}).pop(job.id, None) is not None
+        lane = self.lanes.get(name_of(job))
+        return lane is not None and lane.pop(job.id, None) is not None
 
     def __iter__(self) -> Iterator[Job]:
         return (job for lane in self.lanes.values() for job in lane.values())
