@@ -142,6 +142,24 @@ def test_echo_and_bias(client):
     assert len({*found}) == 1
 
 
+def test_echo_with_logprobs_scores_the_prompt(client):
+    whole = complete(client, echo=True, logprobs=1, n=2)
+    alone = complete(client, logprobs=1)
+    for choice in whole.choices:
+        logprobs = choice.logprobs
+        num_prompt = whole.usage.prompt_tokens
+        assert len(logprobs.tokens) == num_prompt + NUM_TOKENS
+        assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+        assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+        assert logprobs.token_logprobs[num_prompt:] == pytest.approx(alone.choices[0].logprobs.token_logprobs, abs=1e-4)
+        assert "".join(logprobs.tokens[1:num_prompt]).strip() == PROMPT  # behind the token that begins every prompt
+    chunks = [*complete(client, echo=True, logprobs=1, stream=True)]
+    values = [
+        value for chunk in chunks if chunk.choices[0].logprobs for value in chunk.choices[0].logprobs.token_logprobs
+    ]
+    assert values[1:] == pytest.approx(whole.choices[0].logprobs.token_logprobs[1:], abs=1e-4)
+
+
 def test_prompt_that_was_read_before_is_cached(client):
     prompt = "the slings and arrows " * 6
     complete(client, prompt)

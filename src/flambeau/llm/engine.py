@@ -88,16 +88,18 @@ class Engine:
         generated: Many[Many[int]] = (),
         seed: int | None = None,
         tenant: str = "",
+        scores_prompt: bool = False,
     ) -> None:
         """Add a request; it continues after the tokens in `generated`, one list per choice.
 
-        Requests of different tenants take turns while they wait.
+        Requests of different tenants take turns while they wait. With `scores_prompt` the first output of each choice
+        has the log-probabilities of the prompt's tokens.
         """
         if self._scheduler.has_request(request_id):
             raise InvalidRequest(f"request {request_id!r} is running already")
         choices = self._inputs.to_sequences(request_id, prompt_ids, params, generated=generated, seed=seed)
         for sequence in choices:
-            sequence.tenant = tenant
+            sequence.tenant, sequence.scores_prompt = tenant, scores_prompt
         self._scheduler.add(choices)
 
     def cancel(self, request_id: str) -> None:

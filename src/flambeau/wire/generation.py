@@ -57,7 +57,7 @@ class Token(Struct, array_like=True, frozen=True):
 
     id: int
     text: str
-    logprob: float
+    logprob: float | None  # None: the first token of a prompt, which nothing precedes
     data: bytes = b""  # its bytes, which may be part of a character
     top: list[tuple[int, str, float, bytes]] = []
 

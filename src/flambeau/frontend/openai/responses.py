@@ -198,9 +198,9 @@ class TokenUsage:
         }
 
 
-def finite(logprob: float) -> float:
+def finite(logprob: float | None) -> float:
     """A log-probability that JSON can represent."""
-    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB  # also for NaN
+    return logprob if logprob is not None and logprob > LEAST_LOGPROB else LEAST_LOGPROB  # also for NaN
 
 
 class GenerationReply(Prediction):

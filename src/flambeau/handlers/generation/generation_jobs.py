@@ -211,7 +211,8 @@ class GptGeneration:
         first = place * params.n
         if state is None:
             name = self._own(job, f"{job.request.job_id}/{first}", first)
-            self._engine.add(name, ids, params, seed=seed, tenant=job.request.tenant)
+            scores_prompt = job.reply.scores_prompt
+            self._engine.add(name, ids, params, seed=seed, tenant=job.request.tenant, scores_prompt=scores_prompt)
             return
         alone = replace(params, n=1)
         for choice in range(params.n):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from flambeau.llm.core.outputs import Completion, Output, TokenInfo
@@ -33,6 +34,8 @@ class ChoiceOutput:
 class ReplyFormat(Protocol):
     """Turns the outputs of steps into bodies of parts."""
 
+    scores_prompt: bool  # it has the log-probabilities of the prompt's tokens
+
     @property
     def headers(self) -> list[Header]: ...
 
@@ -42,6 +45,8 @@ class ReplyFormat(Protocol):
 
 class JsonFormat:
     """One JSON document at the end: `{"generated_text": …}`."""
+
+    scores_prompt = False
 
     def __init__(
         self, prompt: str, num_choices: int, decoder: TokenDecoder, *, details: bool, finish: Finish | None = None
@@ -78,6 +83,8 @@ class JsonFormat:
 class TextFormat:
     """The new text of each step, and nothing else."""
 
+    scores_prompt = False
+
     def __init__(self, preamble: str = "") -> None:
         self._preamble = preamble
         self.headers: list[Header] = [("content-type", "text/plain; charset=utf-8")]
@@ -90,6 +97,8 @@ class TextFormat:
 
 class EventFormat:
     """Server-sent events: one for each piece of text and one at the end of each choice; the last has `done: true`."""
+
+    scores_prompt = False
 
     def __init__(self, decoder: TokenDecoder, *, num_choices: int, preamble: str = "") -> None:
         self._decoder = decoder
@@ -116,8 +125,20 @@ class EventFormat:
 class PieceFormat:
     """Pieces for a front end: those of each step, or one for each choice at the end."""
 
-    def __init__(self, decoder: TokenDecoder, *, stream: bool, num_choices: int, preambles: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        decoder: TokenDecoder,
+        *,
+        stream: bool,
+        num_choices: int,
+        preambles: Mapping[int, str],
+        first_tokens: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         self._decoder = decoder
+        self._first_tokens = (
+            first_tokens  # choice → the first token of its prompt, if its prompt's tokens are asked for
+        )
+        self.scores_prompt = bool(first_tokens)
         self._preambles = dict(preambles)
         self._whole = None if stream else [Completion(text=preambles.get(i, "")) for i in range(num_choices)]
         self.headers: list[Header] = []
@@ -138,6 +159,8 @@ class PieceFormat:
 
     def _piece(self, index: int, part: Output | Completion, text: str) -> Piece:
         tokens = [self._token(info) for info in part.tokens] if part.tokens else None
+        if part.prompt_tokens is not None and index in self._first_tokens:
+            tokens = [*self._prompt_tokens(index, part.prompt_tokens), *(tokens or ())]
         counts = part.counts
         if counts is None:
             return Piece(index, text, part.finish_reason, tokens)
@@ -153,6 +176,13 @@ class PieceFormat:
             counts.num_accepted,
             part.stop,
         )
+
+    def _prompt_tokens(self, index: int, infos: Sequence[TokenInfo]) -> Iterator[Token]:
+        """The tokens of a prompt; nothing precedes the first, so it has no log-probability."""
+        first = self._first_tokens[index]
+        yield Token(first, self._decoder.token_text(first), None, self._decoder.token_bytes(first))
+        for info in infos:
+            yield self._token(info)
 
     def _token(self, info: TokenInfo) -> Token:
         text, data = self._decoder.token_text, self._decoder.token_bytes

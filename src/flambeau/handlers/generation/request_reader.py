@@ -156,7 +156,16 @@ class RequestReader:
             texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
             begun = progress.tokens if progress is not None else {}
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
-        reply = PieceFormat(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
+        first_tokens = {}
+        if request.echo and params.logprobs is not None and progress is None:
+            first_tokens = {i: prompts[i // params.n][0] for i in range(count) if prompts[i // params.n]}
+        reply = PieceFormat(
+            self._tokenizer,
+            stream=request.stream,
+            num_choices=count,
+            preambles=preambles,
+            first_tokens=first_tokens,
+        )
         return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream)
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:

@@ -17,6 +17,7 @@ from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
 from flambeau.llm.core.sequence import FinishReason, Sequence
 
+MAX_SCORED_TOKENS = 256  # of a prompt in one step: each has logits for the whole vocabulary
 NO_FINITE_LOGITS = (
     "the network's logits are no finite numbers, or the request's settings leave no token to choose; check the "
     "checkpoint and its dtype (float16 overflows where bfloat16 does not), and logit_bias"
@@ -215,7 +216,7 @@ class Scheduler:
         if spare + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
             return False
         # The last token is always computed, even if all blocks are cached: its logits are needed.
-        shared, parent = self._pool.match_prefix(sequence.tokens[:-1])
+        shared, parent = self._pool.match_prefix([] if sequence.needs_prompt_logits else sequence.tokens[:-1])
         needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
         if needed + spare > self._pool.num_free - self._pool.num_evictable(shared):
             return False
@@ -232,6 +233,8 @@ class Scheduler:
         length = len(sequence.tokens) - sequence.num_computed
         if length > left:
             length = -(-left // 2) if has_others else left
+        if sequence.needs_prompt_logits:
+            length = min(length, MAX_SCORED_TOKENS)
         plan.chunks.append(Chunk(sequence, length))
         return length
 
@@ -265,6 +268,7 @@ class Scheduler:
             text=text,
             token_ids=new_ids,
             tokens=sampled.tokens and sampled.tokens[: len(new_ids)],
+            prompt_tokens=sequence.prompt_infos if sequence.scores_prompt and before == sequence.num_prompt else None,
             finish_reason=reason,
             stop=sequence.detokenizer.stopped_by if reason == "stop" else "",
             error=error_of(sequence) if reason == "error" else "",
@@ -283,6 +287,8 @@ class Scheduler:
 
     def _start_siblings(self, sequence: Sequence) -> None:
         """Queue the other choices first: the blocks of their prompt are cached now."""
+        for sibling in sequence.siblings:
+            sibling.prompt_infos = sequence.prompt_infos
         self.waiting.extendleft(reversed(sequence.siblings))
         sequence.siblings = []
 

@@ -103,6 +103,8 @@ class Sequence:
     detokenizer: IncrementalDetokenizer
     grammar: TokenGrammar | None = None
     tenant: str = ""  # whose request it is; tenants take turns
+    scores_prompt: bool = False  # log-probabilities of the prompt's tokens are asked for, as of the generated ones
+    prompt_infos: list[Any] = field(default_factory=list)  # of the prompt's tokens but the first, as computed so far
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_cached_blocks: int = 0  # full blocks in the prefix cache
@@ -127,6 +129,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether only the last token is left to compute."""
         return self.num_computed == len(self.tokens) - 1 and self.num_computed > 0
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether its prompt must be computed even where it is cached."""
+        return self.scores_prompt and len(self.prompt_infos) < self.num_prompt - 1
 
     @property
     def room(self) -> int:
