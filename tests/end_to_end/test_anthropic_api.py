@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -10,6 +11,7 @@ from flambeau.config.server import KeysConfig
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
 from support.running import RunningServer
+from support.snippets import run, snippets
 
 anthropic = pytest.importorskip("anthropic")
 
@@ -120,3 +122,20 @@ def test_key_is_accepted_as_anthropics_clients_send_it(tmp_path):
         assert found.value.body["error"]["type"] == "authentication_error"
         with client_of(server.url, key) as client:
             assert client.messages.create(messages=HELLO, **ASKED).content[0].text == "Hello"
+
+
+# ---- docs/messages-and-responses.md ----
+
+
+def test_docs_can_be_followed(server, tmp_path):
+    pytest.importorskip("openai")
+    programs = snippets("docs/messages-and-responses.md", "python")
+    commands = [line for shell in snippets("docs/messages-and-responses.md", "sh") for line in shell.splitlines()]
+    assert (len(programs), len(commands)) == (2, 3)
+    for program in programs:
+        words = program.replace(":8080", f":{server.port}").replace("storyteller", "scripted")
+        result = run(f"{sys.executable} - <<'END'\n{words}\nEND", tmp_path)
+        assert "Tell me a story." in result.stdout, result.stderr
+    for command in commands:
+        result = run(command.replace(":8080", f":{server.port}").replace("storyteller", "scripted"), tmp_path)
+        assert result.returncode == 0, (command, result.stdout, result.stderr)
