@@ -20,7 +20,9 @@
     ├── FileTaken                a download would overwrite a file in the store
     ├── DefaultVersionInUse      the default version cannot be removed while others remain
     ├── Unavailable              no worker, or no room in the queue; try again later
-    │   └── QueueFull
+    │   ├── QueueFull
+    │   └── KeyLimitReached      the key has used what it may
+    ├── ModelNotAllowed          the key is not for this model
     ├── DeadlinePassed           the job timed out
     ├── WorkersFailed            the workers of a model could not start
     ├── PlacementFailed          a worker needs more devices than the host has
@@ -224,6 +226,14 @@ class Unavailable(FlambeauError):
 
 class QueueFull(Unavailable):
     """The queue of the model is full."""
+
+
+class KeyLimitReached(Unavailable):
+    """A key has reached one of its limits."""
+
+
+class ModelNotAllowed(FlambeauError):
+    """A key may not use a model."""
 
 
 class DeadlinePassed(FlambeauError):

@@ -122,6 +122,54 @@ def test_key_is_made_listed_and_revoked_while_the_server_runs(server, folder):
     assert "did you mean inference?" in run("flambeau keys revoke inferense", folder).stderr
 
 
+def test_key_of_a_user_has_limits(server, folder):
+    limits = "--requests-per-minute 2 --tokens-per-minute 1000 --concurrent 5 --model shout --priority low --weight 2"
+    made = run(f"flambeau keys add ann {limits}", folder)
+    header = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    server.until(lambda: server.request("GET", "/v1/models", headers=header).status == 200)
+    first = server.predict("shout", {"text": "a"}, headers=header)
+    assert (first.status, first.headers["x-ratelimit-limit-requests"]) == (200, "2")
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert first.headers["x-ratelimit-reset-requests"].endswith("s")
+    assert first.headers["x-ratelimit-limit-tokens"] == "1000"
+    assert server.predict("shout", {"text": "a"}, headers=header).status == 200
+    over = server.predict("shout", {"text": "a"}, headers=header)
+    assert over.status == 429
+    assert 1 <= int(over.headers["retry-after"]) <= 30
+    assert "limited to 2 requests a minute" in over.message
+    other = server.predict("endless", b"", headers=header)
+    assert (other.status, other.json["type"]) == (403, "ForbiddenException")
+    assert "only shout" in other.message
+    assert server.request("GET", "/v1/models", headers=header).json["models"] == ["shout"]
+    usage = run(f"flambeau keys usage --json --url {server.management_url}", folder)
+    [ann] = [key for key in json.loads(usage.stdout) if key["name"] == "ann"]
+    assert (ann["requests"], ann["running"], ann["rejected"]) == (2, 0, {"requests": 1})
+    assert "ann" in run(f"flambeau keys usage --url {server.management_url}", folder).stdout
+    assert "2 requests/min" in run("flambeau keys list", folder).stdout
+    metrics = server.request("GET", "/metrics", port=server.metrics_port).text
+    assert 'flambeau_key_requests_total{key="ann"} 2' in metrics
+    assert 'flambeau_key_rejected_total{key="ann",limit="requests"} 1' in metrics
+    assert run("flambeau keys limit ann --concurrent 9", folder).stdout == "ann: 9 at a time\n"
+    server.until(lambda: server.predict("shout", {"text": "a"}, headers=header).status == 200)
+    assert server.predict("shout", {"text": "a"}, headers=header).status == 200
+    assert run("flambeau keys revoke ann", folder).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("inference", "flambeau keys new inference"),
+        ("eve --priority urgent", "high, normal, low"),
+        ("eve --weight 1000", "from 0.01 to 100"),
+        ("'e v e'", "not a name"),
+    ],
+)
+def test_wrong_limits_are_refused(folder, server, words, remedy):
+    refused = run(f"flambeau keys add {words}", folder)
+    assert refused.returncode == 1
+    assert remedy in refused.stderr
+
+
 def lines_of_stream(address, key, body=None):
     """The lines of a streamed response, as they come."""
     connection = http.client.HTTPConnection(*address, timeout=60)

@@ -381,7 +381,7 @@ def test_paths_and_methods_that_are_not_there(server):
     assert (reply.status, reply.json["error"]["param"]) == (400, None)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/audio/speech", "/v1/chat", "/v1", "/v1/models/a/b"])
+@pytest.mark.parametrize("path", ["/v1/threads", "/v1/audio/speech", "/v1/chat", "/v1", "/v1/models/a/b"])
 def test_path_that_is_not_there_is_answered_with_those_that_are(server, path):
     reply = server.request("POST", path, b"{}", JSON)
     error = reply.json["error"]
@@ -415,8 +415,8 @@ def test_a_browser_may_ask_before_it_asks(server, path):
 
 
 def test_openai_s_client_understands_a_path_that_is_not_there(client):
-    with pytest.raises(openai.NotFoundError, match="There is no POST /v1/responses here"):
-        client.responses.create(model="scripted", input="a")
+    with pytest.raises(openai.NotFoundError, match="There is no POST /v1/images/generations here"):
+        client.images.generate(model="scripted", prompt="a")
 
 
 def test_keys_limits_and_preflights_answer_in_the_same_shape(tmp_path):

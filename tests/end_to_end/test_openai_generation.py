@@ -142,6 +142,24 @@ def test_echo_and_bias(client):
     assert len({*found}) == 1
 
 
+def test_echo_with_logprobs_scores_the_prompt(client):
+    whole = complete(client, echo=True, logprobs=1, n=2)
+    alone = complete(client, logprobs=1)
+    for choice in whole.choices:
+        logprobs = choice.logprobs
+        num_prompt = whole.usage.prompt_tokens
+        assert len(logprobs.tokens) == num_prompt + NUM_TOKENS
+        assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+        assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+        assert logprobs.token_logprobs[num_prompt:] == pytest.approx(alone.choices[0].logprobs.token_logprobs, abs=1e-4)
+        assert "".join(logprobs.tokens[1:num_prompt]).strip() == PROMPT  # behind the token that begins every prompt
+    chunks = [*complete(client, echo=True, logprobs=1, stream=True)]
+    values = [
+        value for chunk in chunks if chunk.choices[0].logprobs for value in chunk.choices[0].logprobs.token_logprobs
+    ]
+    assert values[1:] == pytest.approx(whole.choices[0].logprobs.token_logprobs[1:], abs=1e-4)
+
+
 def test_prompt_that_was_read_before_is_cached(client):
     prompt = "the slings and arrows " * 6
     complete(client, prompt)
@@ -157,6 +175,26 @@ def test_prompt_that_cannot_be_answered(client, is_streamed):
         complete(client, prompt="", stream=is_streamed)
     with pytest.raises(openai.BadRequestError, match="token ids outside"):
         complete(client, prompt=[10**6], stream=is_streamed)
+
+
+def test_tokens_of_a_prompt_and_a_chat_are_those_of_a_generation(client):
+    base = str(client.base_url).removesuffix("/v1/")
+
+    def post(path, **body):
+        with client._client.stream("POST", f"{base}/{path}", json={"model": "tiny", **body}) as reply:
+            return json.loads(reply.read())
+
+    found = post("tokenize", prompt=PROMPT, return_token_strs=True)
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert found["count"] == complete(client).usage.prompt_tokens
+    assert found["max_model_len"] == CONTEXT
+    assert post("detokenize", tokens=found["tokens"]) == {"prompt": PROMPT}
+    bare = post("tokenize", prompt=PROMPT, add_special_tokens=False)
+    assert (bare["tokens"], bare["token_strs"]) == (found["tokens"][1:], None)
+    messages = [{"role": "user", "content": PROMPT}]
+    asked = client.chat.completions.create(messages=messages, **GREEDY)
+    assert post("tokenize", messages=messages)["count"] == asked.usage.prompt_tokens
+    assert "outside" in post("detokenize", tokens=[10**6])["error"]["message"]
 
 
 def test_model_is_listed(client):

@@ -81,6 +81,8 @@ async def serve_until_signal(
     if keys is not None and keys.file is not None:
         logger.info("token authorization is on; the keys are in %s", keys.file)
     async with Server(config, logs, events=events) as server:
+        if keys is not None:
+            server.tenants = keys.tenants
         if not await finished_before(stop, hooks.before_listening(server)):
             return
         routes = routes_by_address(server, keys)

@@ -14,8 +14,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from flambeau.config.server import KEY_VARIABLES as VARIABLES
 from flambeau.config.server import KeysConfig
@@ -27,6 +28,7 @@ from flambeau.frontend.key_file import (
     ApiKey,
     Kind,
     kind_of,
+    limits_document,
     locked,
     new_key,
     read_keys,
@@ -34,6 +36,7 @@ from flambeau.frontend.key_file import (
     to_instant,
     write_private,
 )
+from flambeau.serving.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Keys:
     ) -> None:
         self._expiry_s = config.expiry_s
         self._now = now
+        self.tenants = Tenants()
         self._supplied = supplied_keys(environment)
         self._next_look = now() + LOOK_S
         if config.file.is_symlink():
@@ -88,22 +92,22 @@ class Keys:
         self._use({API: self._new_key(API), **known})
         self.file, self._stamp = file, stamp
 
-    def check(self, kind: Kind, authorization: str | None) -> None:
-        """Raise InvalidKey unless the value of an `authorization` header has a key of this API."""
+    def check(self, kind: Kind, authorization: str | None) -> Tenant:
+        """Whose key the value of an `authorization` header has; raises InvalidKey if it is no key of this API."""
         now = self._now()
         if now >= self._next_look:
             self._look(now)
         given = bearer(authorization)
-        for key in self._by_kind[kind]:
+        for name, key in self._by_kind[kind]:
             if key.matches(given, now):
-                return
+                return self.tenants[name]
         raise InvalidKey(REFUSED, plain=self._explain(kind, authorization, given, now))
 
     def renew(self, kind: str | None, authorization: str | None) -> None:
         """Replace a key for a caller with the API key; the old one is invalid from now on."""
         self._look(self._now())
         given = bearer(authorization)
-        may_renew = any(key.matches(given, self._now()) for key in self._by_kind[API])
+        may_renew = any(key.matches(given, self._now()) for _, key in self._by_kind[API])
         if kind is None or kind not in get_args(Kind) or not may_renew:
             raise InvalidKey(NOT_RENEWED, plain=HOW_TO_RENEW)
         with ExitStack() as lock:
@@ -119,6 +123,11 @@ class Keys:
         self._supplied.pop(kind, None)
         logger.info("the %s key was renewed", kind)
 
+    def describe(self) -> list[dict[str, Any]]:
+        """The keys without their secrets, and what was used with them since the server has started."""
+        self._look(self._now())
+        return [describe_key(name, key, self.tenants[name]) for name, key in self._keys.items()]
+
     @property
     def supplied(self) -> frozenset[str]:
         """The names of the keys that come from environment variables."""
@@ -126,7 +135,10 @@ class Keys:
 
     def _use(self, keys: dict[str, ApiKey]) -> None:
         self._keys = keys
-        self._by_kind = {kind: [key for name, key in keys.items() if kind_of(name, key) == kind] for kind in KINDS}
+        self._by_kind = {
+            kind: [(name, key) for name, key in keys.items() if kind_of(name, key) == kind] for kind in KINDS
+        }
+        self.tenants.update({name: key.limits for name, key in keys.items()}, time.monotonic())
 
     def _look(self, now: float) -> None:
         """Read the file again if it has changed: a new key is accepted, and a revoked one is not."""
@@ -170,7 +182,7 @@ class Keys:
         if name == API or name not in KINDS or self._expiry_s is None:
             return key
         latest = self._now() + self._expiry_s
-        return ApiKey(key.secret, latest if key.expires_at is None else min(key.expires_at, latest))
+        return replace(key, expires_at=latest if key.expires_at is None else min(key.expires_at, latest))
 
     def _save(self, wanted: Path, *, is_needed: bool) -> Path | None:
         """Write the file as configured, else to a temporary folder; None if neither is possible nor needed."""
@@ -192,6 +204,20 @@ class Keys:
             return None
         logger.warning("%s cannot be written (%s); the keys are in %s", wanted, reason, spare)
         return spare
+
+
+def describe_key(name: str, key: ApiKey, tenant: Tenant) -> dict[str, Any]:
+    return {
+        "name": name,
+        "api": kind_of(name, key),
+        "expires": to_instant(key.expires_at) if key.expires_at else None,
+        "limits": limits_document(key.limits),
+        "running": tenant.num_running,
+        "requests": tenant.num_requests,
+        "rejected": dict(tenant.num_rejected),
+        "prompt_tokens": tenant.num_prompt_tokens,
+        "output_tokens": tenant.num_output_tokens,
+    }
 
 
 def stamp_of(file: Path | None) -> tuple[int, int] | None:

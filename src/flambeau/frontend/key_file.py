@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from flambeau.errors import ConfigError
+from flambeau.serving.job import PRIORITIES
+from flambeau.serving.tenants import NO_LIMITS, KeyLimits
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ KINDS = (*get_args(Kind), API)
 MIN_CHARACTERS = 32
 MAX_FILE_BYTES = 1 << 20
 LOCK_S, LOCK_POLL_S = 5.0, 0.01  # a change takes milliseconds
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 NOT_REGULAR = "it is not a regular file"
 _EXPIRY = "expiration time"  # the name in the file
 
@@ -38,6 +41,7 @@ class ApiKey:
     secret: str
     expires_at: float | None = None
     kind: str = ""  # of a named key; the three others are named by their kind
+    limits: KeyLimits = NO_LIMITS
 
     def is_same(self, given: str) -> bool:
         """Whether a given secret is this one; takes constant time."""
@@ -51,8 +55,8 @@ class ApiKey:
         return self.is_same(given) and not self.has_expired(now)
 
 
-def new_key(expires_at: float | None = None, kind: str = "") -> ApiKey:
-    return ApiKey(secrets.token_urlsafe(32), expires_at, kind)
+def new_key(expires_at: float | None = None, kind: str = "", limits: KeyLimits = NO_LIMITS) -> ApiKey:
+    return ApiKey(secrets.token_urlsafe(32), expires_at, kind, limits)
 
 
 def kind_of(name: str, key: ApiKey) -> str:
@@ -97,13 +101,15 @@ def exposure(own: os.stat_result, status: os.stat_result) -> str:
     return ""
 
 
-def to_document(keys: Mapping[str, ApiKey]) -> dict[str, dict[str, str]]:
+def to_document(keys: Mapping[str, ApiKey]) -> dict[str, dict[str, Any]]:
     """Keys in the format of the file."""
     return {name: to_entry(key) for name, key in keys.items()}
 
 
-def to_entry(key: ApiKey) -> dict[str, str]:
-    entry = {"key": key.secret}
+def to_entry(key: ApiKey) -> dict[str, Any]:
+    entry: dict[str, Any] = {"key": key.secret}
+    if limits := limits_document(key.limits):
+        entry["limits"] = limits
     if key.kind:
         entry["api"] = key.kind
     if key.expires_at:
@@ -120,9 +126,53 @@ def read_key(name: str, entry: Any) -> ApiKey | None:
     if not isinstance(secret, str) or len(secret) < MIN_CHARACTERS or not (name in KINDS or kind in get_args(Kind)):
         return None
     try:
-        return ApiKey(secret, None if instant is None else datetime.fromisoformat(instant).timestamp(), kind)
+        expires_at = None if instant is None else datetime.fromisoformat(instant).timestamp()
     except (TypeError, ValueError):
         return None
+    try:
+        return ApiKey(secret, expires_at, kind, read_limits(entry.get("limits", {})))
+    except ConfigError as error:  # a key without the limits that it should have is not accepted
+        logger.warning("the key %s is not used: %s", name, error)
+        return None
+
+
+LIMIT_NUMBERS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+
+
+def read_limits(document: Any) -> KeyLimits:
+    """The limits of a key in the file; raises ConfigError for one that is unknown or invalid."""
+    if not isinstance(document, dict):
+        raise ConfigError("its limits are no object")
+    given: dict[str, Any] = dict(document)
+    for name in LIMIT_NUMBERS:
+        value = given.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{name} must be a whole number from 1, not {value!r}")
+    models = given.get("models", [])
+    if not isinstance(models, list) or not all(isinstance(model, str) and model for model in models):
+        raise ConfigError("models must be a list of names")
+    priority, weight = given.get("priority"), given.get("weight", 1.0)
+    if priority not in (None, *PRIORITIES):
+        raise ConfigError(f"priority must be {', '.join(PRIORITIES)}, not {priority!r}")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise ConfigError(f"weight must be a number from {MIN_WEIGHT} to {MAX_WEIGHT}, not {weight!r}")
+    if unknown := [*given.keys() - {*LIMIT_NUMBERS, "models", "priority", "weight"}]:
+        raise ConfigError(f"there is no limit {unknown[0]!r}; there are {', '.join(LIMIT_NUMBERS)}, models, priority")
+    return KeyLimits(
+        **{name: given.get(name) for name in LIMIT_NUMBERS},
+        models=tuple(models),
+        priority=None if priority is None else PRIORITIES.index(priority),
+        weight=float(weight),
+    )
+
+
+def limits_document(limits: KeyLimits) -> dict[str, Any]:
+    """Limits in the format of the file; only those that are set."""
+    document: dict[str, Any] = {name: getattr(limits, name) for name in LIMIT_NUMBERS}
+    document["models"] = [*limits.models] or None
+    document["priority"] = None if limits.priority is None else PRIORITIES[limits.priority]
+    document["weight"] = None if limits.weight == 1.0 else limits.weight
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def to_instant(when: float) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from flambeau.config.server import Address
+from flambeau.frontend.anthropic.api import OPERATIONS as ANTHROPIC_OPERATIONS
+from flambeau.frontend.anthropic.api import AnthropicApi
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.console.api import ConsoleApi
 from flambeau.frontend.http.api_descriptions import INFERENCE, MANAGEMENT, DescriptionApi
@@ -21,15 +23,21 @@ from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
 from flambeau.frontend.http.traced_routes import traced
 from flambeau.frontend.http.websocket import WebSocketApi
 from flambeau.frontend.key_file import Kind
-from flambeau.frontend.openai.api import OPERATIONS as OPENAI
+from flambeau.frontend.openai.api import OPERATIONS as OPENAI_OPERATIONS
 from flambeau.frontend.openai.api import OpenAiApi
+from flambeau.frontend.openai_responses.api import OPERATIONS as RESPONSES_OPERATIONS
+from flambeau.frontend.openai_responses.api import ResponsesApi
 from flambeau.serving.server import Server
+
+OPENAI = [*OPENAI_OPERATIONS, *RESPONSES_OPERATIONS, *ANTHROPIC_OPERATIONS]
 
 
 def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
     """The routes of each listener. APIs at one address share its paths; each keeps its own key."""
     config = server.config
     kserve = KServeApi(server)
+    others: dict[str, Endpoint] = {"messages": AnthropicApi(server).v1, "responses": ResponsesApi(server).v1}
+    openai = OpenAiApi(server, kserve.v1, others)
     management = {
         **DescriptionApi(MANAGEMENT).routes(),
         **ManagementApi(server).routes(),
@@ -39,7 +47,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **TokenApi(keys).routes(),
     }
     if config.pages:
-        playground = {**InferenceApi(server).routes(), **OpenAiApi(server, kserve.v1).routes()}
+        playground = {**InferenceApi(server).routes(), **openai.routes()}
         console = ConsoleApi(server, keys, {path: playground[path] for path in ("predictions", "explanations", "v1")})
         console.start()
         management.update(console.routes())
@@ -52,7 +60,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **WebSocketApi(server, keys).routes(),
         **HealthApi(server, keys, "inference").routes(),
         **kserve.routes(),
-        **OpenAiApi(server, kserve.v1).routes(),
+        **openai.routes(),
         **extension_routes(server, "inference"),
     }
     if config.pages:

@@ -142,7 +142,8 @@ class GptHandler(BaseHandler):
         self._generation = GptGeneration(
             self.engine,
             self._read,
-            abilities=("generate", "chat"),
+            tokenize=self._reader.tokenize,
+            abilities=("generate", "chat", "tokenize"),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
         )

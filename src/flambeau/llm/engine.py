@@ -110,10 +110,14 @@ class Engine:
         seed: int | None = None,
         adapter: str = "",
         turn: ChatTurn | None = None,
+        tenant: str = "",
+        scores_prompt: bool = False,
     ) -> None:
         """Add a request; it continues after the tokens in `generated`, one list per choice.
 
-        With a `turn` of a chat, the text has the markers that its parser needs.
+        With a `turn` of a chat, the text has the markers that its parser needs. Requests of different tenants take
+        turns while they wait. With `scores_prompt` the first output of each choice has the log-probabilities of the
+        prompt's tokens.
         """
         if self._scheduler.has_request(request_id):
             raise InvalidRequest(f"request {request_id!r} is running already")
@@ -121,6 +125,8 @@ class Engine:
         sequences = self._inputs.to_sequences(
             request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number, turn=turn
         )
+        for sequence in sequences:
+            sequence.tenant, sequence.scores_prompt = tenant, scores_prompt
         self._scheduler.add(sequences)
 
     def cancel(self, request_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -12,7 +13,8 @@ from flambeau.errors import BadRequest, FlambeauError
 from flambeau.metrics.traffic import RequestCounts
 from flambeau.serving.job_times import JobTimes
 from flambeau.serving.slow_requests import Explanation
-from flambeau.wire.messages import Kind, Part, Request, Shared
+from flambeau.serving.tenants import Tenant
+from flambeau.wire.messages import GenerationWork, Kind, Part, Request, Shared
 from flambeau.wire.shared_memory import Segment
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,7 @@ class Job:
         "body",
         "crashes",
         "envelope",
+        "estimated_tokens",
         "expiry",
         "fields",
         "flow",
@@ -120,6 +123,7 @@ class Job:
         "started",
         "state",
         "state_bytes",
+        "tenant",
         "times",
         "trace",
         "url_path",
@@ -162,6 +166,8 @@ class Job:
         self.flow: JobHolder | None = None  # the worker it is sent to
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
+        self.tenant: Tenant | None = None  # whose key the request has, once a model has accepted it
+        self.estimated_tokens = 0  # of prompt and reply, as far as the request tells
         self.retried = 0.0  # when the last worker that did not answer it was lost
         self.times: JobTimes | None = None  # once a part of the reply has arrived
         self.trace: JobObserver | None = None  # if its request is traced
@@ -189,6 +195,7 @@ class Job:
             self.envelope,
             self.fields,
             self.state or [],
+            self.tenant.name if self.tenant is not None else "",
         )
 
     @property
@@ -218,7 +225,8 @@ class Job:
         if self.is_over:
             return
         if parts[-1].last:
-            self._end()
+            work = parts[-1].work
+            self._end(None if work is None else work.generation)
         self.started = True
         self.receiver.on_parts(parts)
 
@@ -265,8 +273,10 @@ class Job:
         """Where its time went until now; None if no worker has answered it."""
         return None if self.flow is None else self.flow.explain(self, status)
 
-    def _end(self) -> None:
+    def _end(self, made: GenerationWork | None = None) -> None:
         self.is_over = True
+        if self.tenant is not None:
+            self.tenant.release(self.estimated_tokens, made, time.monotonic(), is_used=self.started)
         self.body.release()
         if self.expiry is not None:
             self.expiry.cancel()

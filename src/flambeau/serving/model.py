@@ -135,15 +135,22 @@ class Model:
 
     def add(self, job: Job, *, requested_version: str | None = None) -> None:
         """Accept a job, or raise why it is rejected."""
-        if job.kind not in ("describe", "adapter"):  # these are no inference
+        if job.kind not in ("describe", "adapter", "tokenize"):  # these are no inference
             job.usage = self.traffic.requested(requested_version)
         if not self.pool.has_ready:
             self._check_recovery(requested_version)
         queue = self.queue
-        if len(queue) + self.traffic.num_ahead >= queue.capacity:
+        if len(queue) + self.traffic.num_ahead >= queue.capacity and queue.is_full_for(job):
             drained_in_s = self.pool.drain_time_s(len(queue) / self.config.batch_size)
             raise queue_full(self.name, requested_version, queue.capacity, drained_in_s=drained_in_s)
+        tenant = job.tenant
+        if tenant is not None:
+            job.tenant = None  # until it is admitted
+            tenant.admit(self.name, job.estimated_tokens, time.monotonic())
+            job.tenant, job.priority = tenant, tenant.priority_of(job.priority)
         if reason := self._dispatcher.add(job):
+            if tenant is not None:
+                tenant.release(job.estimated_tokens, None, time.monotonic(), is_used=False)
             raise rejected(self.name, requested_version, reason)
         self.scaler.last_arrival = job.arrived
         if self.config.client_timeout_s is not None and not job.is_over:

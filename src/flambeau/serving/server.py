@@ -7,7 +7,7 @@ import itertools
 import logging
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from flambeau.logs.writer import AccessLog, Logs
 from flambeau.metrics.system import process_metrics
 from flambeau.serving.crash_bundles import CrashBundles, default_folder
 from flambeau.serving.events import ServerEvents
+from flambeau.serving.key_metrics import key_metrics
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.model_sources.dependencies import Dependencies
@@ -30,6 +31,7 @@ from flambeau.serving.registry import Registry, name_from, new_model, settings_o
 from flambeau.serving.server_extensions import EXTENSIONS, Extension
 from flambeau.serving.server_metrics import HostMetricsReader
 from flambeau.serving.telemetry import Telemetry
+from flambeau.serving.tenants import Tenant
 from flambeau.serving.traces import open_tracing
 from flambeau.serving.workers.host_resources import count_cores, count_gpus
 from flambeau.serving.workers.launcher import Launcher
@@ -83,6 +85,7 @@ class Server:
             num_kept=config.crash_bundles,
             with_payloads=config.crash_payloads,
         )
+        self.tenants: Iterable[Tenant] = ()  # those who have keys
         self.segments: SegmentPool | None = None
         self.is_draining = False
         self.missing: dict[str, str] = {}  # startup models that could not be registered, and why
@@ -313,6 +316,7 @@ class Server:
         workers = [slot.worker for model in models for slot in model.pool.slots if slot.worker]
         load_times = [(worker.spec.name, worker.load_s) for worker in workers if worker.load_s is not None]
         own = [*model_metrics(models, vllm_names=self.config.measure.vllm_names), *process_metrics()]
+        own += key_metrics(self.tenants)
         return self.telemetry.text([model.traffic for model in models], load_times, own, wanted, is_open=is_open)
 
     def _worker_pids(self) -> list[int]:

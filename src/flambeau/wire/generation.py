@@ -85,7 +85,7 @@ class Token(Struct, array_like=True, frozen=True):
 
     id: int
     text: str
-    logprob: float
+    logprob: float | None  # None: the first token of a prompt, which nothing precedes
     data: bytes = b""  # its bytes, which may be part of a character
     top: list[tuple[int, str, float, bytes]] = []
 
@@ -117,6 +117,7 @@ class Piece(Struct, array_like=True, frozen=True):
     num_reasoning_tokens: int = 0
     reasoning: str = ""
     calls: list[CallPiece] = []
+    stop: str = ""  # the stop string that ended the text; empty: none did
 
 
 class Pieces(Struct, array_like=True, frozen=True):

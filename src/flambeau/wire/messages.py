@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Kind = Literal["predict", "explain", "describe", "generate", "adapter"]
+Kind = Literal["predict", "explain", "describe", "generate", "tokenize", "adapter"]
 # How a worker gets its jobs: in batches; one by one into a continuous batch; in batches of sequences, whose jobs
 # depend on those before; or one by one, many at a time.
 Schedule = Literal["batches", "continuous", "sequences", "async"]
@@ -40,6 +40,7 @@ class Request(Struct, array_like=True, frozen=True):
     envelope: str = ""  # around the handler for this call; not used with a model that has an envelope
     fields: list[tuple[str, int]] | None = None  # (name, size in bytes) of the fields that the body is made of
     state: list[bytes] = []  # sent by a worker that died, to resume the reply
+    tenant: str = ""  # the name of the client's key; empty: the server has no keys
 
 
 class Load(Struct, array_like=True, tag=1, frozen=True):
@@ -106,7 +107,9 @@ class Ready(Struct, array_like=True, tag=5, frozen=True):
     depth: int = 1  # batches in flight; more than one: the next is prepared while the current one is computed
     is_continuous: bool = False  # its jobs are one batch, and each call of the handler is a step
     places: int = 0  # jobs at a time; 0: as configured
-    abilities: list[str] = []  # what front ends may ask for besides predictions: "generate", "chat", "embed"
+    abilities: list[
+        str
+    ] = []  # what front ends may ask for besides predictions: "generate", "chat", "tokenize", "embed"
     max_length: int = 0  # tokens of a prompt and its completion; 0: not known
     example: str = ""  # a request body that the handler accepts, see example_requests; empty if not known
     inputs: list[TensorSpec] = []  # as the handler declares them; empty: not known

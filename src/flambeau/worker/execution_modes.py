@@ -243,7 +243,7 @@ class GenerationMode(Mode):
             self._join(request)
 
     def _join(self, request: Request) -> None:
-        if request.kind not in ("predict", "generate", "adapter") or request.envelope:
+        if request.kind not in ("predict", "generate", "tokenize", "adapter") or request.envelope:
             self._runner.run(Run([request]))  # alone, between two steps
             return
         began = time.monotonic()
@@ -253,6 +253,10 @@ class GenerationMode(Mode):
             return
         self._runner.context.begin([request], [types_of(row)])
         try:
+            if request.kind == "tokenize":
+                part = Part(request.job_id, self._generation.tokenize(row["body"]))
+                self._outbox.send_messages(self._runner.context, [part])
+                return
             self._generation.join(request, row)
         except Exception as error:
             self._outbox.fail([request], error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from flambeau.errors import HandlerError
+from flambeau.errors import BadRequest, HandlerError
 from flambeau.wire.messages import EngineReport, Part, Request
 from flambeau.worker.inputs import Row
 from flambeau.worker.loader import LoadedHandler
@@ -18,7 +18,7 @@ class Generation(Protocol):
     """What a handler's `generation()` returns. The worker calls it from one thread only."""
 
     places: int  # jobs it takes at a time
-    abilities: Sequence[str]  # what front ends may ask for besides predictions: "generate", "chat", "embed"
+    abilities: Sequence[str]  # what front ends may ask for besides predictions: "generate", "chat", "tokenize", …
     max_length: int  # tokens of a prompt and its completion; 0: not known
     adapters: Sequence[str]  # names that requests may ask for besides the model itself
     on_results: Send | None  # set by the worker: takes the results of jobs that advance during a call of `handle`
@@ -29,6 +29,9 @@ class Generation(Protocol):
 
     def join(self, request: Request, row: Row) -> None:
         """Take a job, or raise to fail it. `request.state` is the state to resume from, if any."""
+
+    def tokenize(self, body: bytes | bytearray) -> bytes:
+        """The reply to a job of kind `tokenize`; only with that ability."""
 
     def step(self) -> Sequence[StepResult]:
         """Make the next parts. A part with `last`, or an exception, ends its job."""
@@ -50,12 +53,17 @@ def cannot_follow() -> None:
     raise HandlerError("this handler's generation has no follow(): it runs on one rank only")
 
 
+def cannot_tokenize(body: bytes | bytearray) -> bytes:
+    raise BadRequest("this model's handler does not tokenize texts; use a model with gpt_handler")
+
+
 REQUIRED = ("places", "has_work", "join", "step", "cancel")
 OPTIONAL: dict[str, Any] = {
     "abilities": (),
     "max_length": 0,
     "adapters": (),
     "on_results": None,
+    "tokenize": cannot_tokenize,
     "report": lambda: None,
     "follow": cannot_follow,
     "close": lambda: None,

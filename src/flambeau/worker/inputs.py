@@ -50,7 +50,7 @@ class InputReader:
             return {}
         body = request.body
         raw = self.segments.read(body) if type(body) is Shared else bytearray(body)  # type: ignore[arg-type]
-        if request.kind == "generate":  # the front end has parsed the body already
+        if request.kind in ("generate", "tokenize"):  # the front end has parsed the body already
             return {"body": raw}
         if request.fields is not None:
             return split(raw, request.fields)
@@ -79,7 +79,7 @@ class InputReader:
 
         `is_rejected`: the handler has parsed the body itself, and rejects it.
         """
-        if not self._decode or request.kind in ("describe", "generate"):
+        if not self._decode or request.kind in ("describe", "generate", "tokenize"):
             return ""
         row = self.read(request)
         if self._explains and (problem := json_in_disguise(request, row, is_parsed=is_rejected)):

@@ -81,7 +81,8 @@ class BatchRunner:
             if self._outbox.reject_cancelled(request):
                 continue
             self._outbox.open([request])
-            if request.kind in ("generate", "adapter"):  # front ends learn what a model can do when it is loaded
+            # Front ends learn what a model can do when it is loaded.
+            if request.kind in ("generate", "tokenize", "adapter"):
                 self._outbox.fail([request], BadRequest(GENERATES_NOTHING))
             elif (row := self.read(request)) is not None:
                 rows.append(row)

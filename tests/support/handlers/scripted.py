@@ -13,6 +13,7 @@ import time
 from flambeau.errors import BadRequest
 from flambeau.wire.generation import Piece, Token, decode_request, encode_pieces, given_options
 from flambeau.wire.messages import Part
+from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
 
 
 class Script:
@@ -67,7 +68,7 @@ def to_piece(index, text, reason=None, tokens=None):
 
 
 class Scripted:
-    abilities = ("generate", "chat")
+    abilities = ("generate", "chat", "tokenize")
 
     def __init__(self, places):
         self.places = places
@@ -80,6 +81,15 @@ class Scripted:
 
     def join(self, request, row):
         self.jobs[request.job_id] = Script(decode_request(row["body"]), request.state)
+
+    def tokenize(self, body):
+        """Each character is a token, and each message begins with token 0."""
+        request = decode_tokenize(body)
+        if isinstance(request, Detokenize):
+            return encode_reply(Detokenized(text="".join(map(chr, request.tokens))))
+        texts = [request.prompt] if request.messages is None else [f"\0{one['content']}" for one in request.messages]
+        ids = [ord(character) for text in texts for character in text]
+        return encode_reply(Tokenized(tokens=ids, texts=[*map(chr, ids)] if request.has_texts else None, max_length=99))
 
     def step(self):
         made = []

@@ -287,3 +287,57 @@ def test_a_step_whose_sequences_have_all_left_is_not_waited_for(model, expected)
     engine.cancel("gone")
     assert not engine.has_work
     assert ids_of(engine.generate(some_prompts(2), GREEDY)) == expected[:2]
+
+
+# ---- log-probabilities of prompts ----
+
+
+def scores_of(model, tokens: list[int]) -> list[float]:
+    """The log-probability of each token but the first, from the whole sequence."""
+    with torch.inference_mode():
+        hidden = model(torch.tensor(tokens), torch.arange(len(tokens)), WholeAttention())
+        logprobs = torch.log_softmax(model.logits(hidden).float(), -1)
+    return [float(logprobs[i, token]) for i, token in enumerate(tokens[1:])]
+
+
+def scored(engine, prompts, params):
+    """The prompt's infos of each choice, by request and index."""
+    for i, prompt in enumerate(prompts):
+        engine.add(f"r{i}", prompt, params, scores_prompt=True)
+    found = {}
+    while engine.has_work:
+        for output in engine.step():
+            if output.prompt_tokens is not None:
+                assert (output.request_id, output.index) not in found
+                found[output.request_id, output.index] = output.prompt_tokens
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"max_step_tokens": 8}, {"num_blocks": 24}], ids=["plain", "chunks", "preempted"]
+)
+def test_prompts_are_scored_also_in_chunks_and_after_a_preemption(model, options):
+    engine = tiny_engine(model, block_size=4, **options)
+    prompts = some_prompts(4, seed=3)
+    params = SamplingParams(temperature=0.0, max_tokens=20, logprobs=2, n=2)
+    for _ in range(2):  # the second time the prompts are cached
+        found = scored(engine, prompts, params)
+        assert len(found) == 8
+        for i, prompt in enumerate(prompts):
+            for index in range(2):
+                infos = found[f"r{i}", index]
+                assert [info.id for info in infos] == prompt[1:]
+                assert all(len(info.top) == 2 for info in infos)
+                torch.testing.assert_close(
+                    torch.tensor([info.logprob for info in infos]),
+                    torch.tensor(scores_of(model, prompt)),
+                    atol=1e-4,
+                    rtol=1e-4,
+                )
+
+
+def test_prompt_is_not_scored_unless_asked(model):
+    engine = tiny_engine(model)
+    engine.add("r", [1, 2, 3], replace(GREEDY, logprobs=1))
+    while engine.has_work:
+        assert all(output.prompt_tokens is None for output in engine.step())

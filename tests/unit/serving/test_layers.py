@@ -15,6 +15,7 @@ BOTTOM = {
     "flambeau.serving.job",
     "flambeau.serving.job_times",
     "flambeau.serving.slow_requests",
+    "flambeau.serving.tenants",
     "flambeau.serving.scheduling.queue",
     "flambeau.serving.crash_recovery",
     "flambeau.serving.events",

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.grpc.messages import MalformedMessage
-from flambeau.frontend.grpc.service import current_call, current_record
+from flambeau.frontend.grpc.service import current_call, current_record, current_tenant
 from flambeau.frontend.http.errors import status_and_type
 from flambeau.frontend.http.exchange import new_request_id
 from flambeau.serving.job import Job, RequestBody
@@ -53,6 +53,7 @@ def add_inputs(
 def add(model: Model, version: str, reply: GrpcReply, job: Job) -> None:
     """Add a job to its model; if the model rejects it, the reply is the error."""
     reply.job = job
+    job.tenant = current_tenant.get()
     if (call := current_record.get()) is not None:
         call.add(job, model)
     try:

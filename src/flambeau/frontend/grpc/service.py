@@ -23,6 +23,7 @@ from flambeau.frontend.key_file import Kind
 from flambeau.frontend.timing_header import EXPLAIN_HEADER, explanation, server_timing
 from flambeau.serving.job import Job
 from flambeau.serving.model import Model
+from flambeau.serving.tenants import Tenant
 from flambeau.serving.traces import RequestTrace, Tracing
 from flambeau.serving.workers.host_resources import return_free_memory
 from flambeau.wire.messages import header
@@ -94,6 +95,7 @@ class CallTimes:
             context.set_trailing_metadata(tuple(self._metadata))
 
 
+current_tenant: ContextVar[Tenant | None] = ContextVar("current_tenant", default=None)
 current_call: ContextVar[CallTimes | None] = ContextVar("current_call", default=None)
 
 
@@ -263,7 +265,7 @@ class GrpcService:
         """Check the key, and begin the trace of a call that runs a model."""
         metadata = context.invocation_metadata() or ()
         if self._keys is not None:
-            self._keys.check(self._kind, header(metadata, "authorization"))
+            current_tenant.set(self._keys.check(self._kind, header(metadata, "authorization")))
         call = current_record.get() if self.tracing is not None and method in TRACED else None
         if self.tracing is not None and call is not None:
             trace = call.trace = self.tracing.begin(text_of(metadata), time.monotonic())

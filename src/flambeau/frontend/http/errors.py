@@ -28,7 +28,9 @@ from flambeau.errors import (
     InvalidInput,
     InvalidKey,
     JobFailed,
+    KeyLimitReached,
     ModelExists,
+    ModelNotAllowed,
     ModelNotFound,
     ModelRemoved,
     NodeFailed,
@@ -64,6 +66,8 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
     ModelRemoved: (409, "ConflictStatusException"),
     FileTaken: (500, "InternalServerException"),
     DefaultVersionInUse: (403, "InvalidModelVersionException"),
+    KeyLimitReached: (429, "TooManyRequestsException"),
+    ModelNotAllowed: (403, "ForbiddenException"),
     Unavailable: (503, "ServiceUnavailableException"),
     DeadlinePassed: (408, "RequestTimeoutException"),
     WorkersFailed: (500, "InternalServerException"),
@@ -80,10 +84,13 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
 OUT_OF_MEMORY = 507
 
 SHARED_PATH = "/v1/models"  # KServe has this path too
+TOKENIZER_PATHS = ("/tokenize", "/detokenize")
 OPENAI_STATUSES: dict[type[FlambeauError], int] = {QueueFull: 429}  # where the table above has others
 OPENAI_CODES: dict[type[FlambeauError], str] = {
     InvalidKey: "invalid_api_key",
     ModelNotFound: "model_not_found",
+    KeyLimitReached: "rate_limit_exceeded",
+    ModelNotAllowed: "model_not_allowed",
     QueueFull: "queue_full",
     WorkerDied: "worker_died",
     WorkersFailed: "worker_failed",
@@ -176,6 +183,8 @@ def error_body(
     path: str, status: int, kind: str, message: str, cause: str = "", error: FlambeauError | None = None
 ) -> bytes:
     """The body of an error; OpenAI's API and KServe's second protocol have an `error` field."""
+    if is_anthropic(path):
+        return msgspec.json.encode(anthropic_error(status, message)) + b"\n"
     if is_openai(path):
         return openai_error_body(status, message, error, cause)
     more: dict[str, Any] = {}
@@ -205,7 +214,9 @@ def to_json(document: Any) -> bytes:
 
 
 def is_openai(path: str) -> bool:
-    """Whether a path belongs to OpenAI's API alone; KServe has /v1/models too."""
+    """Whether a path belongs to OpenAI's API alone, or is one of vLLM's; KServe has /v1/models too."""
+    if path in TOKENIZER_PATHS:
+        return True
     return path.startswith("/v1/") and path != SHARED_PATH and not path.startswith(f"{SHARED_PATH}/")
 
 
@@ -229,3 +240,27 @@ def openai_error(status: int, message: str, error: FlambeauError | None = None, 
     if isinstance(error, WorkerDied) and (lines := cause.splitlines()):  # a handler's traceback stays in the log
         document["cause"] = lines
     return document
+
+
+# ---- Anthropic's format ----
+
+MESSAGES_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def anthropic_error(status: int, message: str) -> dict[str, Any]:
+    """The body of an error, or the last event of a failed stream."""
+    kind = ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

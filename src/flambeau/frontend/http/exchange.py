@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from flambeau.frontend.timing_header import EXPLAIN_HEADER, explanation, timing_line
 from flambeau.serving.job import Job, RequestBody
+from flambeau.serving.tenants import Tenant
 from flambeau.serving.traces import RequestTrace
 from flambeau.wire.messages import header
 from flambeau.wire.trace_context import TRACEPARENT, read_traceparent
@@ -95,6 +97,7 @@ class Exchange:
         "request_id",
         "sent_bytes",
         "status",
+        "tenant",
         "trace",
         "version",
     )
@@ -117,6 +120,7 @@ class Exchange:
         self.body: RequestBody | None = None
         self.keeps_alive = True
         self.request_id = ""
+        self.tenant: Tenant | None = None  # whose key the client has sent; None: the server has no keys
         self.priority: str | None = None  # the value of its header
         self.explains = False  # the client asks where the time of its request goes
         self.host: str | None = None  # the same, as `origin`
@@ -136,6 +140,11 @@ class Exchange:
     def header(self, name: str) -> str | None:
         """The value of a request header; `name` is in lower case."""
         return header(self.headers, name)
+
+    @property
+    def key_name(self) -> str:
+        """The name of the key that the client has sent; empty: the server has no keys."""
+        return "" if self.tenant is None else self.tenant.name
 
     @property
     def trace_id(self) -> str:
@@ -242,6 +251,8 @@ class Exchange:
             head.append(header_line(name, value))
         if self.trace is not None:
             head.append(f"traceparent: {self.trace.traceparent}\r\n".encode())
+        if self.tenant is not None:
+            head += rate_lines(self.tenant, time.monotonic())
         job = self.job
         if job is not None and job.times is not None:
             head.append(timing_line(job.times))
@@ -266,6 +277,14 @@ class Exchange:
         if self.trace is not None:
             self._end_trace(self.trace, str(self.status) if self.status >= 500 else "")
         self._connection.on_finished(self)
+
+
+def rate_lines(tenant: Tenant, now: float) -> Iterator[bytes]:
+    """The limits of a key, in the headers that OpenAI's clients know."""
+    for rate in tenant.rates(now):
+        values = (("limit", rate.limit), ("remaining", rate.remaining), ("reset", f"{rate.reset_s:.3f}s"))
+        for kind, value in values:
+            yield f"x-ratelimit-{kind}-{rate.name}: {value}\r\n".encode()
 
 
 @lru_cache(256)

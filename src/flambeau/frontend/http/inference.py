@@ -258,6 +258,7 @@ def submit(reply: Prediction, job: Job, version: str | None) -> None:
     reply.exchange.on_gone = job.cancel
     reply.exchange.job = job
     reply.exchange.model_name = reply.model.name
+    job.tenant = reply.exchange.tenant
     if reply.exchange.trace is not None:
         reply.exchange.trace.add(job, reply.model.name, reply.model.version)
     try:

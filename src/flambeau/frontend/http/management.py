@@ -194,6 +194,14 @@ def guard(routes: Mapping[str, Endpoint], keys: Keys | None, kind: Kind, config:
     }
 
 
+def authorization_of(exchange: Exchange) -> str | None:
+    """The Authorization header; Anthropic's clients send the key as x-api-key instead."""
+    given = exchange.header("authorization")
+    if given is None and (key := exchange.header("x-api-key")):
+        return f"Bearer {key}"
+    return given
+
+
 class KeyGuard:
     """An endpoint for callers with the key. A browser's preflight cannot carry one, so it gets an empty 200."""
 
@@ -206,15 +214,15 @@ class KeyGuard:
         self._has_preflights = has_preflights
 
     def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
-        if exchange.method == "OPTIONS" and self._has_preflights and exchange.header("authorization") is None:
+        if exchange.method == "OPTIONS" and self._has_preflights and authorization_of(exchange) is None:
             exchange.respond(200, b"")  # every response has the CORS headers
             return None
-        self._keys.check(self._kind, exchange.header("authorization"))
+        exchange.tenant = self._keys.check(self._kind, authorization_of(exchange))
         return self._endpoint(exchange, segments)
 
     def check(self, exchange: Exchange, segments: list[str]) -> None:
         """Raise InvalidKey unless the caller has the key."""
-        self._keys.check(self._kind, exchange.header("authorization"))
+        self._keys.check(self._kind, authorization_of(exchange))
 
 
 class TokenApi:
@@ -224,7 +232,16 @@ class TokenApi:
         self._keys = keys
 
     def routes(self) -> dict[str, Endpoint]:
-        return {"token": self.token}
+        return {"token": self.token, "keys": self.keys}
+
+    def keys(self, exchange: Exchange, segments: list[str]) -> None:
+        """GET /keys: the keys without their secrets, their limits, and what was used with them."""
+        if self._keys is None or len(segments) > 1:
+            not_found(exchange)
+        elif exchange.method not in ("GET", "HEAD"):
+            not_allowed(exchange)
+        else:
+            respond_json(exchange, 200, {"keys": self._keys.describe()})
 
     def token(self, exchange: Exchange, segments: list[str]) -> None:
         if self._keys is None or len(segments) > 1:

@@ -603,7 +603,7 @@ class ModelSession:
         self._running[reply] = job
         try:
             if self._keys is not None:  # again: the key may have expired, or was revoked
-                self._keys.check("inference", self._authorization)
+                job.tenant = self._keys.check("inference", self._authorization)
             self._model.add(job, requested_version=self._version)
         except FlambeauError as error:
             reply.on_error(error)

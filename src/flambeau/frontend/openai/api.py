@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import TEXT, Operation, Schema
@@ -12,10 +15,19 @@ from flambeau.frontend.openai.completions import create_completion
 from flambeau.frontend.openai.embeddings import create_embeddings
 from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.frontend.openai.models import get_models
-from flambeau.frontend.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, request_schema
+from flambeau.frontend.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    request_schema,
+)
+from flambeau.frontend.openai.tokenization import create_text, create_tokens
 from flambeau.serving.server import Server
 
-POST: dict[tuple[str, ...], Callable[[Server, Exchange], None]] = {
+Create = Callable[[Server, Exchange], None]
+POST: dict[tuple[str, ...], Create] = {
     ("chat", "completions"): create_chat_completion,
     ("completions",): create_completion,
     ("embeddings",): create_embeddings,
@@ -23,31 +35,54 @@ POST: dict[tuple[str, ...], Callable[[Server, Exchange], None]] = {
 KSERVE_VERBS = (":predict", ":explain")
 
 
-class OpenAiApi:
-    """OpenAI's paths; KServe's first protocol shares /v1 with them."""
+def post(server: Server, create: Create, exchange: Exchange) -> None:
+    """A path that takes POST only."""
+    if exchange.method == "POST":
+        create(server, exchange)
+    elif exchange.method == "OPTIONS":
+        exchange.respond(200, b"")  # every response has the CORS headers
+    else:
+        not_allowed(exchange, "POST")
 
-    def __init__(self, server: Server, kserve_v1: Endpoint) -> None:
+
+class OpenAiApi:
+    """OpenAI's paths; KServe's first protocol shares /v1 with them, and `others` have a segment below it each."""
+
+    def __init__(
+        self, server: Server, kserve_v1: Endpoint, others: Mapping[str, Endpoint] = MappingProxyType({})
+    ) -> None:
         self._server = server
+        self._others = others
         self._kserve_v1 = kserve_v1
 
     def routes(self) -> dict[str, Endpoint]:
-        return {"v1": self.v1}
+        return {
+            "v1": self.v1,
+            "tokenize": partial(self._root, create_tokens),
+            "detokenize": partial(self._root, create_text),
+        }
 
-    def v1(self, exchange: Exchange, segments: list[str]) -> None:
+    def _root(self, create: Create, exchange: Exchange, segments: list[str]) -> None:
+        """A path of a single segment."""
+        if len(segments) > 1:
+            not_found(exchange)
+        else:
+            post(self._server, create, exchange)
+
+    def v1(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
         create = POST.get(tuple(segments[1:]))
         if create is None:
+            if (other := self._others.get("".join(segments[1:2]))) is not None:
+                return other(exchange, segments)
             if segments[1:2] != ["models"]:
                 not_found(exchange)
             elif segments[-1].endswith(KSERVE_VERBS):
                 self._kserve_v1(exchange, segments)
             else:
                 get_models(self._server, exchange, segments)
-        elif exchange.method == "POST":
-            create(self._server, exchange)
-        elif exchange.method == "OPTIONS":
-            exchange.respond(200, b"")  # every response has the CORS headers
         else:
-            not_allowed(exchange, "POST")
+            post(self._server, create, exchange)
+        return None
 
 
 # ---- the API description ----
@@ -76,7 +111,7 @@ ERROR: Schema = {
 }
 
 
-def _operation(path: str, operation_id: str, summary: str, request: type) -> Operation:
+def operation(path: str, operation_id: str, summary: str, request: type, error: Schema = ERROR) -> Operation:
     return Operation(
         path=path,
         method="post",
@@ -84,12 +119,14 @@ def _operation(path: str, operation_id: str, summary: str, request: type) -> Ope
         summary=summary,
         body={"application/json": request_schema(request)},
         errors=STATUSES,
-        error=ERROR,
+        error=error,
     )
 
 
 OPERATIONS = [
-    _operation("/v1/chat/completions", "createChatCompletion", "Answer a chat (OpenAI).", ChatRequest),
-    _operation("/v1/completions", "createCompletion", "Complete prompts (OpenAI).", CompletionRequest),
-    _operation("/v1/embeddings", "createEmbedding", "Embed texts (OpenAI).", EmbeddingRequest),
+    operation("/v1/chat/completions", "createChatCompletion", "Answer a chat (OpenAI).", ChatRequest),
+    operation("/v1/completions", "createCompletion", "Complete prompts (OpenAI).", CompletionRequest),
+    operation("/v1/embeddings", "createEmbedding", "Embed texts (OpenAI).", EmbeddingRequest),
+    operation("/tokenize", "tokenize", "The token ids of a prompt or a chat (vLLM).", TokenizeRequest),
+    operation("/detokenize", "detokenize", "The text of token ids (vLLM).", DetokenizeRequest),
 ]

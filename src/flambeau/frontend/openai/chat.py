@@ -45,7 +45,7 @@ def writer_of(request: ChatRequest, head: ResponseHead) -> ChatWriter:
 
 
 def generation_of(request: ChatRequest) -> Generate:
-    tools = tools_of(request)
+    tools = tools_for_template(request.tools or []) or None
     choice, name = read_tool_choice(request.tool_choice, tools)
     return Generate(
         messages=messages_of(request),
@@ -88,7 +88,10 @@ def check_combination(request: TextRequest) -> None:
 
 
 def messages_of(request: ChatRequest) -> list[Object]:
-    messages = request.messages
+    return check_messages(request.messages)
+
+
+def check_messages(messages: list[Object]) -> list[Object]:
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidField("messages", f"messages must hold 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     return [
@@ -137,9 +140,8 @@ def check_calls(calls: Any, place: str) -> None:
             raise InvalidField(place, f"{place} must be a list of calls, each with a function that has a name")
 
 
-def tools_of(request: ChatRequest) -> list[Object] | None:
-    """The checked tools, for the chat template."""
-    tools = request.tools or []
+def tools_for_template(tools: list[Object]) -> list[Object]:
+    """Check tools in OpenAI's format."""
     names = set()
     for i, tool in enumerate(tools):
         function = tool.get("function")
@@ -153,8 +155,9 @@ def tools_of(request: ChatRequest) -> list[Object] | None:
         if name in names:
             raise InvalidField(f"tools[{i}]", f"tools[{i}]: two tools have the name {name!r}; rename one")
         names.add(name)
+        assert isinstance(function, dict)
         check_tool_fields(function, f"tools[{i}].function")
-    return tools or None
+    return tools
 
 
 def check_tool_fields(function: Object, place: str) -> None:
@@ -276,5 +279,5 @@ def _entry(token: Token) -> dict[str, Any]:
     return {**_alternative(token.text, token.logprob, token.data), "top_logprobs": top}
 
 
-def _alternative(text: str, logprob: float, data: bytes) -> dict[str, Any]:
+def _alternative(text: str, logprob: float | None, data: bytes) -> dict[str, Any]:
     return {"token": text, "logprob": finite(logprob), "bytes": list(data or text.encode())}

@@ -44,8 +44,6 @@ def generation_of(request: CompletionRequest) -> Generate:
         raise InvalidField("suffix", "suffix is not supported: models here write behind a prompt, not before a text")
     if request.best_of not in (None, num_choices):
         raise InvalidField("best_of", f"best_of may only be n ({num_choices}); choose among the choices yourself")
-    if request.echo and request.logprobs is not None:
-        raise InvalidField("echo", "echo with logprobs is not supported: a prompt's log-probabilities are not kept")
     if len(prompts) * num_choices > MAX_CHOICES:
         raise InvalidField(
             "prompt", f"{len(prompts)} prompts of {num_choices} choices are more than {MAX_CHOICES}; send fewer at once"
@@ -123,14 +121,16 @@ def completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
         offset += len(token.text)
     return {
         "text_offset": offsets,
-        "token_logprobs": [finite(token.logprob) for token in tokens],
+        "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
         "tokens": [token.text for token in tokens],
         "top_logprobs": [_likeliest(token) for token in tokens],
     }
 
 
-def _likeliest(token: Token) -> dict[str, float]:
+def _likeliest(token: Token) -> dict[str, float] | None:
     """The alternatives by their text, and the token itself, which need not be among them."""
+    if token.logprob is None:
+        return None
     found = {text: finite(logprob) for _, text, logprob, _ in reversed(token.top)}  # of equal texts the likeliest
     likeliest = dict(reversed(found.items()))
     likeliest.setdefault(token.text, finite(token.logprob))

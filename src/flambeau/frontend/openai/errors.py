@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from flambeau.frontend.http.errors import (
     JSON_TYPE,
+    anthropic_error,
+    is_anthropic,
     is_openai,
     openai_error,
     openai_error_body,
@@ -13,7 +15,10 @@ from flambeau.frontend.http.errors import (
 from flambeau.frontend.http.exchange import Exchange
 
 PATHS = (
-    "POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, GET /v1/models and GET /v1/models/{model}"
+    "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/embeddings, GET /v1/models and "
+    "GET /v1/models/{model}; "
+    "of Anthropic's, POST /v1/messages and POST /v1/messages/count_tokens; "
+    "of vLLM's, POST /tokenize and POST /detokenize"
 )
 MAX_SHOWN = 200
 
@@ -33,6 +38,8 @@ def not_allowed(exchange: Exchange, *methods: str) -> None:
 
 def body(path: str, status: int, kind: str, text: str) -> bytes:
     """The document; below /v1/models, which KServe has too, in the format of both APIs."""
+    if is_anthropic(path):
+        return to_json(anthropic_error(status, text))
     if is_openai(path):
         return openai_error_body(status, text)
     return to_json(to_document(status, kind, text, more={"error": openai_error(status, text)}))

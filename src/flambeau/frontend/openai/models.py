@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -15,12 +16,13 @@ from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
 from flambeau.wire.generation import Adapter, Generate
 
-Ability = Literal["generate", "chat", "embed"]
+Ability = Literal["generate", "chat", "tokenize", "embed"]
 
 LACKING: dict[Ability, str] = {
     "generate": "generates no text; its handler must be gpt_handler, without an inference or generate of its own, "
     "or another that generates. For what it does answer, use /predictions",
     "chat": "has no chat template; use /v1/completions, or put a chat_template into its tokenizer_config.json",
+    "tokenize": "does not tokenize texts for clients; its handler must be gpt_handler, or another that tokenizes",
     "embed": "makes no embeddings; its handler must be sentence_embedder, or another that embeds. "
     "For what it does answer, use /predictions",
 }
@@ -38,7 +40,7 @@ def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:
     elif exchange.method not in READING:
         not_allowed(exchange, "GET", "HEAD")
     elif len(segments) == 2:
-        respond_json(exchange, 200, listed(server))
+        respond_json(exchange, 200, listed(server, () if exchange.tenant is None else exchange.tenant.limits.models))
     else:
         try:
             respond_json(exchange, 200, one(server, segments[2]))
@@ -46,9 +48,12 @@ def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:
             respond_missing(exchange, error)
 
 
-def listed(server: Server) -> dict[str, Any]:
-    """`data` for OpenAI's clients: models that generate or embed. `models` for KServe's: the names of all."""
-    defaults = server.registry.defaults()
+def listed(server: Server, allowed: Collection[str] = ()) -> dict[str, Any]:
+    """`data` for OpenAI's clients: models that generate or embed. `models` for KServe's: the names of all.
+
+    With `allowed`, only those.
+    """
+    defaults = [model for model in server.registry.defaults() if not allowed or model.name in allowed]
     able = [model for model in defaults if model.is_listed and is_able(model)]
     data = [entry(model, model.name) for model in able]
     data += [adapter_entry(server.registry, model, name) for model in able for name in model.adapters.names]

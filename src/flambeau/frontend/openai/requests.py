@@ -266,6 +266,28 @@ class EmbeddingRequest(ModelRequest):
     messages: Any = unsupported("/v1/chat/completions takes it; send input here")
 
 
+@dataclass(slots=True, kw_only=True)
+class TokenizeRequest(ModelRequest):
+    """`POST /tokenize`, in vLLM's format: a prompt, or the messages of a chat."""
+
+    prompt: str | None = optional(TEXT)
+    messages: list[Object] | None = optional(array(OBJECT, min_length=1))
+    tools: list[Object] | None = optional(array(OBJECT))
+    add_special_tokens: bool | None = optional(FLAG.described("Begin a prompt with the tokenizer's special tokens."))
+    add_generation_prompt: bool | None = optional(FLAG)
+    continue_final_message: bool | None = optional(FLAG)
+    return_token_strs: bool | None = optional(FLAG.described("Also return the text of each token."))
+    chat_template_kwargs: Object | None = optional(OBJECT)
+    chat_template: Any = unsupported("the model's own chat template is used")
+
+
+@dataclass(slots=True, kw_only=True)
+class DetokenizeRequest(ModelRequest):
+    """`POST /detokenize`, in vLLM's format."""
+
+    tokens: list[int] = required(TOKEN_IDS)
+
+
 # ---- reading ----
 
 
@@ -282,11 +304,26 @@ def _request_fields(kind: type) -> dict[str, RequestField]:
 
 # The fields of each request by their names in JSON.
 FIELDS: dict[Any, dict[str, RequestField]] = {
-    kind: _request_fields(kind) for kind in (StreamOptions, ChatRequest, CompletionRequest, EmbeddingRequest)
+    kind: _request_fields(kind)
+    for kind in (
+        StreamOptions,
+        ChatRequest,
+        CompletionRequest,
+        EmbeddingRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    )
 }
 REQUIRED: dict[Any, list[str]] = {
     kind: [name for name, one in known.items() if one.is_required] for kind, known in FIELDS.items()
 }
+
+
+def registered(kind: type[Requested]) -> type[Requested]:
+    """A dataclass of another module that `read_request` reads."""
+    FIELDS[kind] = _request_fields(kind)
+    REQUIRED[kind] = [name for name, one in FIELDS[kind].items() if one.is_required]
+    return kind
 
 
 def read_request(body: bytes, kind: type[Requested]) -> Requested:
@@ -341,6 +378,6 @@ def request_schema(kind: type) -> Schema:
     known = FIELDS[kind]
     return {
         "type": "object",
-        "required": ["model", *REQUIRED[kind]],
+        "required": [*dict.fromkeys(("model", *REQUIRED[kind]))],
         "properties": {name: one.type.schema for name, one in known.items() if one.is_listed},
     }

@@ -1,4 +1,4 @@
-"""Responses of generations: GenerationReply sends them, a ResponseWriter gives them their shape."""
+"""Responses of generations: GenerationReply sends them, a ReplyWriter gives them their shape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -26,6 +26,8 @@ from flambeau.wire.messages import Part
 # The second header stops nginx from buffering the stream.
 EVENT_STREAM: Sequence[Header] = (("content-type", "text/event-stream; charset=utf-8"), ("x-accel-buffering", "no"))
 DONE = b"data: [DONE]\n\n"
+BYTES_PER_TOKEN = 4  # of a usual prompt
+UNLIMITED_TOKENS = 256  # assumed for a reply without a limit
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 encode = msgspec.json.Encoder().encode
@@ -87,9 +89,37 @@ def new_call_id() -> str:
     return f"call_{random.getrandbits(96):024x}"
 
 
-class ResponseWriter(ABC):
-    """Pieces of a generation → the document of a response, or the events of a stream."""
+class ReplyWriter(Protocol):
+    """Pieces of a generation → the document of a response, or the events of a stream, in the format of one API."""
 
+    end: bytes  # after the last event
+
+    @property
+    def model(self) -> str:
+        """The name that the client used for the model."""
+
+    def whole(self, pieces: Sequence[Piece]) -> bytes: ...
+
+    def events(self, piece: Piece) -> bytes:
+        """The events of a piece; may be empty."""
+
+    def last_events(self) -> bytes:
+        """The events after the last piece."""
+
+    def explanation(self, document: bytes) -> bytes:
+        """The event with an explanation of where the time went."""
+
+    def error(self, status: int, message: str, error: FlambeauError, cause: str) -> bytes:
+        """The event that ends a failed stream."""
+
+    def usage_attributes(self) -> dict[str, Any]:
+        """The finished response in OpenTelemetry's conventions."""
+
+
+class ResponseWriter(ABC):
+    """Writes the formats that OpenAI's chat and completions share."""
+
+    end = DONE
     whole_object: str
     chunk_object: str
 
@@ -148,6 +178,9 @@ class ResponseWriter(ABC):
         """Where the time of the request went, as an event without choices, which clients know from token usage."""
         return b'%b],"usage":null,"flambeau_explain":%b}\n\n' % (self._start, document)
 
+    def error(self, status: int, message: str, error: FlambeauError, cause: str) -> bytes:
+        return b"data: %b\n" % openai_error_body(status, message, error, cause)
+
 
 class TokenUsage:
     """Sums the token counts in the last pieces of choices; a prompt with several choices counts once."""
@@ -186,9 +219,9 @@ class TokenUsage:
         }
 
 
-def finite(logprob: float) -> float:
+def finite(logprob: float | None) -> float:
     """A log-probability that JSON can represent."""
-    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB  # also for NaN
+    return logprob if logprob is not None and logprob > LEAST_LOGPROB else LEAST_LOGPROB  # also for NaN
 
 
 class GenerationReply(Prediction):
@@ -197,7 +230,7 @@ class GenerationReply(Prediction):
     __slots__ = ("_is_streamed", "_pieces", "_writer")
 
     def __init__(
-        self, exchange: Exchange, model: Model, style: ErrorStyle, writer: ResponseWriter, *, is_streamed: bool
+        self, exchange: Exchange, model: Model, style: ErrorStyle, writer: ReplyWriter, *, is_streamed: bool
     ) -> None:
         super().__init__(exchange, model, style)
         self._writer = writer
@@ -232,7 +265,7 @@ class GenerationReply(Prediction):
             chunks.append(self._writer.last_events())
             if explanation := self.exchange.take_explanation():
                 chunks.append(self._writer.explanation(explanation))
-            chunks.append(DONE)
+            chunks.append(self._writer.end)
             self._note_usage()
         exchange = self.exchange
         if not exchange.is_started:
@@ -253,8 +286,8 @@ class GenerationReply(Prediction):
         style = replace(self.style, is_plain=True)
         status = openai_status(error, status_and_type(error, style)[0])
         cause = getattr(error, "cause", "") if style.has_details else ""
-        body = openai_error_body(status, message_of(error, style), error, cause)
-        self.exchange.send((b"data: %b\n" % body,), ends=True)
+        event = self._writer.error(status, message_of(error, style), error, cause)
+        self.exchange.send((event,), ends=True)
 
 
 def generate(
@@ -262,7 +295,7 @@ def generate(
     model: Model,
     version: str | None,
     request: Generate,
-    writer: ResponseWriter,
+    writer: ReplyWriter,
     *,
     style: ErrorStyle,
 ) -> None:
@@ -278,13 +311,22 @@ def generate(
         arrived=exchange.arrived,
         kind="generate",
     )
+    job.estimated_tokens = estimated_tokens(request, job.body.size_bytes)
     submit(reply, job, version)
+
+
+def estimated_tokens(request: Generate, size_bytes: int) -> int:
+    """About how many tokens a request needs, for the limits of its key; what it has used is counted at its end."""
+    given = given_options(request.sampling)
+    num_choices: int = given.get("n", 1) * max(1, len(request.prompts))
+    most: int = given.get("max_tokens", UNLIMITED_TOKENS)
+    return size_bytes // BYTES_PER_TOKEN + most * num_choices
 
 
 SAMPLING_ATTRIBUTES = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 
 
-def generation_attributes(request: Generate, writer: ResponseWriter) -> dict[str, Any]:
+def generation_attributes(request: Generate, writer: ReplyWriter) -> dict[str, Any]:
     """A request in OpenTelemetry's conventions for generative models; prompts and texts are not recorded."""
     given = given_options(request.sampling)
     attributes: dict[str, Any] = {

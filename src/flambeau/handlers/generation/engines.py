@@ -43,6 +43,9 @@ class Follower:
     def join(self, request: Request, row: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
+    def tokenize(self, body: bytes | bytearray) -> bytes:
+        raise NotImplementedError
+
     def step(self) -> list[Part | tuple[int, Exception]]:
         raise NotImplementedError
 

@@ -130,6 +130,11 @@ class PendingCompletions:
             self.on_tokens(index, output.token_ids)
 
 
+def cannot_tokenize(body: bytes | bytearray) -> bytes:
+    """The default for `tokenize`."""
+    raise BadRequest("this model does not tokenize texts")
+
+
 class GptGeneration:
     """The jobs of an engine, as the worker runs them; see `flambeau.worker.generation.Generation`."""
 
@@ -138,6 +143,7 @@ class GptGeneration:
         engine: Engine,
         read: Read,
         *,
+        tokenize: Callable[[bytes | bytearray], bytes] = cannot_tokenize,
         abilities: Sequence[str],
         resume: bool,
         on_finished: Callable[[GenerationJob, float], None],
@@ -149,6 +155,7 @@ class GptGeneration:
         self.on_results: Callable[[Sequence[StepResult]], None] | None = None
         self._engine = engine
         self._read = read
+        self._tokenize = tokenize
         self._resume = resume
         self._on_finished = on_finished
         self._jobs: dict[int, GenerationJob] = {}
@@ -212,7 +219,16 @@ class GptGeneration:
         first = place * params.n
         if state is None:
             name = self._own(job, f"{job.request.job_id}/{first}", first)
-            self._engine.add(name, ids, params, seed=seed, adapter=adapter, turn=turn)
+            self._engine.add(
+                name,
+                ids,
+                params,
+                seed=seed,
+                adapter=adapter,
+                turn=turn,
+                tenant=job.request.tenant,
+                scores_prompt=job.reply.scores_prompt,
+            )
             return
         alone = replace(params, n=1)
         for choice in range(params.n):
@@ -221,7 +237,16 @@ class GptGeneration:
                 generated = [state.tokens.get(index, [])]
                 name = self._own(job, f"{job.request.job_id}/{index}", index)
                 own_seed = (seed + choice * SEED_STRIDE) % 2**64
-                self._engine.add(name, ids, alone, generated=generated, seed=own_seed, adapter=adapter, turn=turn)
+                self._engine.add(
+                    name,
+                    ids,
+                    alone,
+                    generated=generated,
+                    seed=own_seed,
+                    adapter=adapter,
+                    turn=turn,
+                    tenant=job.request.tenant,
+                )
 
     def _loaded(self, adapter: Adapter | None) -> str:
         """The adapter's name in the engine; loaded now if this worker has started after it was."""
@@ -247,6 +272,10 @@ class GptGeneration:
         job.names.append(name)
         self._owners[name] = (job, first_index)
         return name
+
+    def tokenize(self, body: bytes | bytearray) -> bytes:
+        """Answer a job of kind `tokenize`, which needs no place in the engine."""
+        return self._tokenize(body)
 
     def cancel(self, job_id: int) -> None:
         if (job := self._jobs.pop(job_id, None)) is not None:

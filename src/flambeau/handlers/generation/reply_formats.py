@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from flambeau.llm.chat.deltas import ChatDelta, ChatParser
@@ -34,6 +35,8 @@ class ChoiceOutput:
 class ReplyFormat(Protocol):
     """Turns the outputs of steps into bodies of parts."""
 
+    scores_prompt: bool  # it has the log-probabilities of the prompt's tokens
+
     @property
     def headers(self) -> list[Header]: ...
 
@@ -43,6 +46,8 @@ class ReplyFormat(Protocol):
 
 class JsonFormat:
     """One JSON document at the end: `{"generated_text": …}`."""
+
+    scores_prompt = False
 
     def __init__(
         self, prompt: str, num_choices: int, decoder: TokenDecoder, *, details: bool, finish: Finish | None = None
@@ -79,6 +84,8 @@ class JsonFormat:
 class TextFormat:
     """The new text of each step, and nothing else."""
 
+    scores_prompt = False
+
     def __init__(self, preamble: str = "") -> None:
         self._preamble = preamble
         self.headers: list[Header] = [("content-type", "text/plain; charset=utf-8")]
@@ -91,6 +98,8 @@ class TextFormat:
 
 class EventFormat:
     """Server-sent events: one for each piece of text and one at the end of each choice; the last has `done: true`."""
+
+    scores_prompt = False
 
     def __init__(self, decoder: TokenDecoder, *, num_choices: int, preamble: str = "") -> None:
         self._decoder = decoder
@@ -156,8 +165,12 @@ class PieceFormat:
         num_choices: int,
         preambles: Mapping[int, str],
         parsers: Sequence[ChatParser] = (),
+        first_tokens: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._decoder = decoder
+        # Choice → the first token of its prompt, if its prompt's tokens are asked for.
+        self._first_tokens = first_tokens
+        self.scores_prompt = bool(first_tokens)
         self._choices = [
             ChoicePieces(preambles.get(i, ""), parsers[i] if parsers else None) for i in range(num_choices)
         ]
@@ -183,6 +196,8 @@ class PieceFormat:
         choice = self._choices[index]
         delta, choice.unsent = choice.unsent, ChatDelta()
         tokens = [self._token(info) for info in part.tokens] if part.tokens else None
+        if part.prompt_tokens is not None and index in self._first_tokens:
+            tokens = [*self._prompt_tokens(index, part.prompt_tokens), *(tokens or ())]
         counts = part.counts
         reason = choice.finish_reason(part.finish_reason)
         calls = [CallPiece(call.index, call.name, call.arguments) for call in delta.calls]
@@ -201,7 +216,15 @@ class PieceFormat:
             choice.num_reasoning,
             delta.reasoning,
             calls,
+            part.stop,
         )
+
+    def _prompt_tokens(self, index: int, infos: Sequence[TokenInfo]) -> Iterator[Token]:
+        """The tokens of a prompt; nothing precedes the first, so it has no log-probability."""
+        first = self._first_tokens[index]
+        yield Token(first, self._decoder.token_text(first), None, self._decoder.token_bytes(first))
+        for info in infos:
+            yield self._token(info)
 
     def _token(self, info: TokenInfo) -> Token:
         text, data = self._decoder.token_text, self._decoder.token_bytes

@@ -31,6 +31,7 @@ from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.generation import Adapter, Generate, decode_request, given_options
 from flambeau.wire.messages import header
+from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
 
 MAX_CHOICES = 1024  # of one request: prompts times n
 # Tokens of reasoning where a chat template does not know the effort; None: no limit.
@@ -40,6 +41,9 @@ CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
 
 class PromptTokenizer(Protocol):
     """The part of a tokenizer that requests need."""
+
+    @property
+    def vocab_size(self) -> int: ...
 
     @property
     def shows_tools(self) -> bool:
@@ -173,8 +177,16 @@ class RequestReader:
             begun = progress.tokens if progress is not None else {}
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
         parsers = self._parsers(turn, prompts[0], params, progress) if turn is not None else []
+        first_tokens = {}
+        if request.echo and params.logprobs is not None and progress is None:
+            first_tokens = {i: prompts[i // params.n][0] for i in range(count) if prompts[i // params.n]}
         reply = PieceFormat(
-            self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles, parsers=parsers
+            self._tokenizer,
+            stream=request.stream,
+            num_choices=count,
+            preambles=preambles,
+            parsers=parsers,
+            first_tokens=first_tokens,
         )
         return Prompted(
             prompts=prompts, params=params, reply=reply, is_stream=request.stream, adapter=request.adapter, turn=turn
@@ -227,17 +239,42 @@ class RequestReader:
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:
             return [self.encode(prompt) for prompt in request.prompts]
-        if request.tools and not self._tokenizer.shows_tools:
-            raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
         options = dict(request.template_options)
-        if request.tools:
-            options["tools"] = request.tools
         if request.reasoning_effort is not None and self._knows_effort:
             options.setdefault("reasoning_effort", request.reasoning_effort)
-        messages = request.messages
+        return [self._encode_messages(request.messages, request.tools, options)]
+
+    def _encode_messages(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: Mapping[str, Any]
+    ) -> list[int]:
+        if tools and not self._tokenizer.shows_tools:
+            raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
+        options = {**options, **({"tools": tools} if tools else {})}
         if self._format.tools.has_short_ids:
             messages = with_short_ids(messages)
-        return [self._encode_chat(messages, options)]
+        return self._encode_chat(messages, options)
+
+    def tokenize(self, body: bytes | bytearray) -> bytes:
+        """A request of kind `tokenize`: text or a chat → token ids, or token ids → text."""
+        try:
+            request = decode_tokenize(body)
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+        if isinstance(request, Detokenize):
+            return encode_reply(self._detokenize(request.tokens))
+        if request.messages is not None:
+            ids = self._encode_messages(request.messages, request.tools, request.template_options)
+        else:
+            self._check_length(len(request.prompt), "prompt")
+            ids = self._tokenizer.encode(check_text(request.prompt, "prompt"), add_special=request.add_special)
+        texts = [self._tokenizer.token_text(token) for token in ids] if request.has_texts else None
+        return encode_reply(Tokenized(tokens=ids, texts=texts, max_length=self._max_length))
+
+    def _detokenize(self, ids: list[int]) -> Detokenized:
+        size = self._tokenizer.vocab_size
+        if not all(0 <= token < size for token in ids):
+            raise BadRequest(f"tokens has ids outside of 0 … {size - 1}; send ids of this model's tokenizer")
+        return Detokenized(text=self._tokenizer.decode(ids))
 
     def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)

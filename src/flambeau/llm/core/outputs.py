@@ -71,7 +71,9 @@ class Output:
     text: str  # complete characters only; empty while a character or a stop string is undecided
     token_ids: list[int]
     tokens: list[TokenInfo] | None = None
+    prompt_tokens: list[TokenInfo] | None = None  # in the first output, where asked for: all but the prompt's first
     finish_reason: FinishReason | None = None
+    stop: str = ""  # with the reason "stop": the stop string that ended the text, if one did
     error: str = ""  # with the reason "error": the cause and the remedy
     counts: SequenceCounts | None = None  # in the last output only
     seed: int = 0
@@ -84,7 +86,9 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenInfo] | None = None
+    prompt_tokens: list[TokenInfo] | None = None
     finish_reason: FinishReason | None = None
+    stop: str = ""
     error: str = ""
     counts: SequenceCounts | None = None
 
@@ -93,5 +97,6 @@ class Completion:
         self.token_ids += output.token_ids
         if output.tokens is not None:
             self.tokens = [*(self.tokens or []), *output.tokens]
-        self.finish_reason, self.error = output.finish_reason, output.error
+        self.prompt_tokens = output.prompt_tokens if self.prompt_tokens is None else self.prompt_tokens
+        self.finish_reason, self.stop, self.error = output.finish_reason, output.stop, output.error
         self.counts = output.counts

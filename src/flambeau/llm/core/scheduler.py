@@ -7,7 +7,7 @@ blocks and is computed again later.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 from collections.abc import Sequence as Many
@@ -17,6 +17,7 @@ from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
 from flambeau.llm.core.sequence import FinishReason, Sequence
 
+MAX_SCORED_TOKENS = 256  # of a prompt in one step: each has logits for the whole vocabulary
 NO_FINITE_LOGITS = (
     "the network's logits are no finite numbers, or the request's settings leave no token to choose; check the "
     "checkpoint and its dtype (float16 overflows where bfloat16 does not), and logit_bias"
@@ -77,6 +78,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
+        self._has_tenants = False
 
     @property
     def has_work(self) -> bool:
@@ -98,6 +100,7 @@ class Scheduler:
     def add(self, choices: Many[Sequence]) -> None:
         """Queue the choices of a request. Choices with the same prompt wait until the first has computed it."""
         self._requests[choices[0].request_id] = [*choices]
+        self._has_tenants = self._has_tenants or choices[0].tenant != ""
         if any(sequence.num_generated for sequence in choices):  # a resumed request: the choices differ
             self.waiting.extend(choices)
         else:
@@ -130,14 +133,27 @@ class Scheduler:
         prompts: list[Sequence] = []
         if len(plan.decodes) < len(self.running):
             prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+            if self._has_tenants:
+                prompts = in_turns(prompts)
         for i, sequence in enumerate(prompts, 1):
             if left > 0:
                 left -= self._add_chunk(plan, sequence, left, has_others=i < len(prompts) or bool(self.waiting))
-        while left > 0 and self.waiting and len(self.running) < self._max_num_seqs and self._admit(self.waiting[0]):
-            sequence = self.waiting.popleft()
+        while left > 0 and self.waiting and len(self.running) < self._max_num_seqs:
+            sequence = self._next_waiting()
+            if not self._admit(sequence):
+                break
+            self.waiting.remove(sequence)
             self.running.append(sequence)
             left -= self._add_chunk(plan, sequence, left, has_others=bool(self.waiting))
         return plan
+
+    def _next_waiting(self) -> Sequence:
+        """The first in line; with several tenants, of the one with the fewest running sequences."""
+        first = self.waiting[0]
+        if not self._has_tenants or len({sequence.tenant for sequence in self.waiting}) == 1:
+            return first
+        running = Counter(sequence.tenant for sequence in self.running)
+        return min(self.waiting, key=lambda sequence: running[sequence.tenant])
 
     def plan_next(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after one that has been started; None if that depends on the tokens of the started step.
@@ -209,7 +225,8 @@ class Scheduler:
         if spare + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
             return False
         # The last token is always computed, even if all blocks are cached: its logits are needed.
-        shared, parent = self._pool.match_prefix(sequence.tokens[:-1], sequence.root)
+        reusable = [] if sequence.needs_prompt_logits else sequence.tokens[:-1]
+        shared, parent = self._pool.match_prefix(reusable, sequence.root)
         needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
         if needed + spare > self._pool.num_free - self._pool.num_evictable(shared):
             return False
@@ -226,6 +243,8 @@ class Scheduler:
         length = len(sequence.tokens) - sequence.num_computed
         if length > left:
             length = -(-left // 2) if has_others else left
+        if sequence.needs_prompt_logits:
+            length = min(length, MAX_SCORED_TOKENS)
         plan.chunks.append(Chunk(sequence, length))
         return length
 
@@ -259,7 +278,9 @@ class Scheduler:
             text=text,
             token_ids=new_ids,
             tokens=sampled.tokens and sampled.tokens[: len(new_ids)],
+            prompt_tokens=sequence.prompt_infos if sequence.scores_prompt and before == sequence.num_prompt else None,
             finish_reason=reason,
+            stop=sequence.detokenizer.stopped_by if reason == "stop" else "",
             error=error_of(sequence) if reason == "error" else "",
             counts=SequenceCounts.of(sequence) if reason else None,
             seed=sequence.seed,
@@ -276,6 +297,8 @@ class Scheduler:
 
     def _start_siblings(self, sequence: Sequence) -> None:
         """Queue the other choices first: the blocks of their prompt are cached now."""
+        for sibling in sequence.siblings:
+            sibling.prompt_infos = sequence.prompt_infos
         self.waiting.extendleft(reversed(sequence.siblings))
         sequence.siblings = []
 
@@ -288,6 +311,17 @@ class Scheduler:
             block = sequence.blocks[sequence.num_cached_blocks]
             sequence.parent = self._pool.cache_block(block, sequence.parent, sequence.tokens[start : start + size])
             sequence.num_cached_blocks += 1
+
+
+def in_turns(sequences: Many[Sequence]) -> list[Sequence]:
+    """The first of each tenant, then the second of each, and so on."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for sequence in sequences:
+        turns.append(seen[sequence.tenant])
+        seen[sequence.tenant] += 1
+    order = sorted(range(len(turns)), key=turns.__getitem__)
+    return [sequences[i] for i in order]
 
 
 def append_tokens(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]) -> str:

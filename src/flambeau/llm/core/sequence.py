@@ -20,6 +20,7 @@ class IncrementalDetokenizer(Protocol):
 
     # How many of the tokens pushed last belong to the text; None while no stop string is complete.
     stopped_after: int | None
+    stopped_by: str  # the stop string that ended the text; empty: none did
 
     def push(self, token_ids: Ids[int]) -> str:
         """Return the text that is final now."""
@@ -32,6 +33,7 @@ class NoDetokenizer:
     """For an engine without a tokenizer: the text is empty."""
 
     stopped_after: int | None = None
+    stopped_by = ""
 
     def push(self, token_ids: Ids[int]) -> str:
         return ""
@@ -101,6 +103,9 @@ class Sequence:
     detokenizer: IncrementalDetokenizer
     grammar: TokenGrammar | None = None
     adapter: int = field(default=0, init=False)  # the number of the adapter that it is computed with; 0: none
+    tenant: str = ""  # whose request it is; tenants take turns
+    scores_prompt: bool = False  # log-probabilities of the prompt's tokens are asked for, as of the generated ones
+    prompt_infos: list[Any] = field(default_factory=list)  # of the prompt's tokens but the first, as computed so far
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_cached_blocks: int = 0  # full blocks in the prefix cache
@@ -135,6 +140,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether only the last token is left to compute."""
         return self.num_computed == len(self.tokens) - 1 and self.num_computed > 0
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether its prompt must be computed even where it is cached."""
+        return self.scores_prompt and len(self.prompt_infos) < self.num_prompt - 1
 
     @property
     def room(self) -> int:

@@ -168,7 +168,12 @@ class ModelExecutor:
         sequences, lengths = [chunk.sequence for chunk in chunks], [chunk.length for chunk in chunks]
         inputs = self._inputs.prefill(sequences, [sequence.num_computed for sequence in sequences], lengths)
         rows_N = (np.cumsum(lengths) - 1)[[chunk.is_last for chunk in chunks]]
-        return self._backend.prefill(inputs, to_tensor(rows_N))
+        scored = [row for chunk, end in zip(chunks, np.cumsum(lengths), strict=True) for row in scored_rows(chunk, end)]
+        if not scored:
+            return self._backend.prefill(inputs, to_tensor(rows_N))
+        logits_MV = self._backend.prefill(inputs, to_tensor(np.concatenate([scored, rows_N])))
+        add_prompt_infos(chunks, logits_MV[: len(scored)])
+        return logits_MV[len(scored) :]
 
     def _sample(self, sequences: Many[Sequence], logits_NV: Tensor) -> StepOutput:
         logits_N1V = logits_NV.unsqueeze(1)
@@ -182,6 +187,34 @@ class ModelExecutor:
         for sequence, num_proposed, new_ids in zip(sequences, proposal.lengths, ids, strict=True):
             self._speculator.record_accepted(sequence, num_proposed, len(new_ids) - 1)
         return [*map(SampledTokens, sequences, ids)]
+
+
+def scored_rows(chunk: Chunk, end: int) -> range:
+    """The rows of a chunk whose logits come before a token of its prompt, where their log-probabilities are asked for.
+
+    `end` is the row after the chunk's last.
+    """
+    sequence = chunk.sequence
+    if not sequence.needs_prompt_logits:
+        return range(0)
+    first = end - chunk.length
+    num_before = min(chunk.length, sequence.num_prompt - 1 - sequence.num_computed)
+    return range(first, first + max(0, num_before))
+
+
+def add_prompt_infos(chunks: Many[Chunk], logits_MV: Tensor) -> None:
+    """Add the log-probabilities of prompts; of one that was preempted, only those that it does not have yet."""
+    at = 0
+    for chunk in chunks:
+        number = len(scored_rows(chunk, chunk.length))
+        if not number:
+            continue
+        sequence = chunk.sequence
+        start = sequence.num_computed + 1
+        count = [sequence.params.logprobs or 0] * number
+        infos = token_infos(logits_MV[at : at + number], sequence.tokens[start : start + number], count)
+        sequence.prompt_infos += infos[len(sequence.prompt_infos) - start + 1 :]
+        at += number
 
 
 def add_token_infos(output: StepOutput, logits_SWV: Tensor) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flambeau.llm.text.chat_sandbox import Sandbox
 
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
+END_MARK = "\ufdd1"  # a noncharacter: where the text of a message ends
 USED = ("default", "tool_use")  # other named templates are ignored
 REMEDY = "copy it again from the model's source, or remove it from tokenizer_config.json or chat_template.jinja"
 
@@ -147,3 +148,28 @@ def plain_text(messages: Sequence[Message]) -> str:
     """A conversation for a model without a template: the contents of all messages, one per line."""
     texts = [joined_parts(message).get("content") for message in read_messages(messages)]
     return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def with_end_mark(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a mark after the text of the last one, where a model is to continue it."""
+    *others, last = read_messages(messages)
+    content = last.get("content")
+    if isinstance(content, list) and content:
+        *parts, part = content
+        content = [*parts, {**part, "text": part["text"] + END_MARK}]
+    elif isinstance(content, str):
+        content += END_MARK
+    else:
+        raise InvalidRequest("the last message has no text that the model could continue", "messages")
+    return [*others, {**last, "content": content}]
+
+
+def up_to_end_mark(text: str) -> str:
+    before, mark, _ = text.rpartition(END_MARK)
+    if not mark:
+        raise InvalidRequest(
+            "the model's chat template does not show the last message as it is, so it cannot be continued; end the "
+            "messages with one of the user",
+            "messages",
+        )
+    return before

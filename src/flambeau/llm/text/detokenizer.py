@@ -50,6 +50,7 @@ class Detokenizer:
         self.stopped = False
         self.stopped_after: int | None = None
         """How many tokens of the push that stopped were used; later ones are not part of the text."""
+        self.stopped_by = ""  # the stop string that ended the text
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return the text that is final now: complete characters that cannot begin a stop string."""
@@ -88,12 +89,13 @@ class Detokenizer:
         return text[:keep]
 
     def _cut(self, text: str, stop: str) -> str:
-        self.stopped, self._held = True, ""
+        self.stopped, self._held, self.stopped_by = True, "", stop
         return text if self._include_stop else text[: -len(stop)]
 
     def _stop_at_name(self, name: str) -> str:
         text = self.flush()
         ends_here, self.stopped = not self.stopped, True
+        self.stopped_by = self.stopped_by or name
         return text + name if ends_here and self._include_stop else text
 
 

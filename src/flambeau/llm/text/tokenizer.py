@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.llm.gguf_header import GgufHeader, gguf_path, read_header
-from flambeau.llm.text.chat_template import ChatTemplate, Message, plain_text, read_messages
+from flambeau.llm.text.chat_template import (
+    ChatTemplate,
+    Message,
+    plain_text,
+    read_messages,
+    up_to_end_mark,
+    with_end_mark,
+)
 from flambeau.llm.text.detokenizer import (
     ByteDecoder,
     CharacterDecoder,
@@ -164,12 +171,25 @@ class Tokenizer:
         return self.template.render(read_messages(messages), tools=tools, **options)
 
     def encode_chat(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **options: Any,
     ) -> list[int]:
-        """The prompt ids of a conversation. Messages cannot contain special tokens."""
+        """The prompt ids of a conversation. Messages cannot contain special tokens.
+
+        With `continue_final_message` the prompt ends with the text of the last message, and the model continues it.
+        """
         if self.template is None:
             return self._vocabulary.encode(plain_text(messages), add_special=True)
-        text = self.render_chat(self._mask(messages), tools=self._mask(tools), **self._mask(options))
+        masked, others = self._mask(messages), self._mask(options)
+        if continue_final_message:
+            masked, others = with_end_mark(masked), {**others, "add_generation_prompt": False}
+        text = self.render_chat(masked, tools=self._mask(tools), **others)
+        if continue_final_message:
+            text = up_to_end_mark(text)
         if self._vocabulary.finds_special and MASK not in text:
             return self._vocabulary.encode(text, add_special=False)
         return self._encode_parts(text)

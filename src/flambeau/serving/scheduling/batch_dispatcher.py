@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from flambeau.metrics.traffic import smoothed
 from flambeau.serving.job import Job
-from flambeau.serving.scheduling.batch_policy import BatchLimits, free_places, may_send_ahead, wait_s
+from flambeau.serving.scheduling.batch_policy import BatchLimits, free_places, held_tenants, may_send_ahead, wait_s
 from flambeau.serving.scheduling.dispatcher import NO_TICKET, Timer, Worker
 from flambeau.serving.scheduling.queue import JobQueue
 
@@ -44,6 +45,9 @@ class BatchDispatcher:
 
     def add(self, job: Job) -> str:
         """Queue a job. Jobs that arrive in one iteration of the event loop leave together when the model batches."""
+        if job.kind == "tokenize" and (worker := self._tokenizer()) is not None:
+            worker.send([job])
+            return ""
         if self._needs_ticket and not self._has_ticket():
             return NO_TICKET
         self._queue.put(job)
@@ -53,6 +57,11 @@ class BatchDispatcher:
             self._will_feed = True
             self._loop.call_soon(self._feed_soon)
         return ""
+
+    def _tokenizer(self) -> Worker | None:
+        """A worker that generates step by step: it tokenizes between two steps, however many jobs it has."""
+        workers = [worker for worker in self._workers if worker.places and worker.is_ready and not worker.is_retiring]
+        return min(workers, key=lambda worker: len(worker.batches), default=None)
 
     def _has_ticket(self) -> bool:
         return sum(free_places(worker, self._limits) for worker in self._workers) > len(self._queue)
@@ -64,6 +73,10 @@ class BatchDispatcher:
     def feed(self) -> None:
         queue, limits = self._queue, self._limits
         while num_waiting := len(queue):
+            if len(queue.last_arrivals) > 1:
+                queue.held = self._held()
+                if not queue.has_next:
+                    return
             worker = self._pick(num_waiting)
             if worker is None:
                 self._held_since = 0.0
@@ -79,6 +92,15 @@ class BatchDispatcher:
                     return
             worker.send(queue.take(limits.size), self._held_since)
             self._held_since = 0.0
+
+    def _held(self) -> Collection[str]:
+        """Tenants whose jobs wait, so that others find a place."""
+        workers = [worker for worker in self._workers if worker.places and worker.is_ready and not worker.is_retiring]
+        running: Counter[str] = Counter()
+        for worker in workers:
+            running.update(worker.tenants)
+        num_places = sum(worker.places for worker in workers)
+        return held_tenants(num_places, running, self._queue.last_arrivals, self._loop.time())
 
     def _pick(self, num_waiting: int) -> Worker | None:
         """The least busy worker that can take another batch."""

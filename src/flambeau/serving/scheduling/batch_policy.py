@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,9 @@ from typing import Protocol
 FAST_S = 0.002
 MAX_IN_FLIGHT_FAST = 4
 MAX_IN_FLIGHT_ALONE = 2
+# Of the places of a model that generates, one in so many is kept for other tenants of the last minute.
+KEPT_SHARE = 8
+RECENT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +78,17 @@ def may_send_ahead(
         return False
     is_fast = service_s is not None and service_s < FAST_S
     return num_in_flight < max(depth, MAX_IN_FLIGHT_FAST if is_fast else MAX_IN_FLIGHT_ALONE if is_only_worker else 1)
+
+
+def held_tenants(
+    num_places: int, running: Mapping[str, int], last_arrivals: Mapping[str, float], now: float
+) -> set[str]:
+    """Tenants that get no more places: those whose jobs would leave none for other tenants of the last minute.
+
+    So a request of another tenant need not wait until one of theirs is over.
+    """
+    num_recent = sum(now - arrival < RECENT_S for arrival in last_arrivals.values())
+    if num_recent < 2 or num_places < 2:
+        return set()
+    most = num_places - max(1, num_places // KEPT_SHARE)
+    return {name for name, number in running.items() if number >= most}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Protocol
 
 from flambeau.serving.job import Job
@@ -41,6 +41,10 @@ class Worker(Protocol):
 
     @property
     def num_batches(self) -> int: ...
+
+    @property
+    def tenants(self) -> Mapping[str, int]:
+        """The number of its jobs by tenant."""
 
     @property
     def has_suspect(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -143,6 +143,12 @@ class RemoteWorker:
     @property
     def num_batches(self) -> int:
         return len(self.batches)
+
+    @property
+    def tenants(self) -> Counter[str]:
+        """The number of its jobs by tenant."""
+        jobs = (job for job, _ in self._jobs.values())
+        return Counter(job.tenant.name for job in jobs if job is not None and job.tenant is not None)
 
     @property
     def is_idle(self) -> bool:

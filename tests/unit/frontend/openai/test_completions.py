@@ -40,7 +40,6 @@ def test_prompts_are_texts_or_token_ids_one_or_several(prompt, prompts):
         ({"best_of": 3, "n": 2}, "best_of", "may only be n (2)"),
         ({"logprobs": 21}, "logprobs", "<= 20"),
         ({"logprobs": True}, "logprobs", "a whole number"),
-        ({"echo": True, "logprobs": 1}, "echo", "not supported"),
         ({"messages": HELLO}, "messages", "/v1/chat/completions takes it; send a prompt here"),
         ({"input": "a"}, "input", "/v1/embeddings takes it"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),

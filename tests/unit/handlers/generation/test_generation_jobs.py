@@ -38,7 +38,9 @@ class FakeEngine:
     def has_work(self):
         return bool(self.script)
 
-    def add(self, name, ids, params, *, generated=None, seed=None, adapter="", turn=None):
+    def add(
+        self, name, ids, params, *, generated=None, seed=None, adapter="", turn=None, tenant="", scores_prompt=False
+    ):
         if self.error is not None:
             raise self.error
         self.added[name] = {"ids": ids, "n": params.n, "generated": generated, "seed": seed}

@@ -304,3 +304,32 @@ def test_a_stop_string_ends_the_sequence_where_it_is_complete():
     one.detokenizer = StopsAfterOne()
     assert append_tokens(one, [5, 6], {EOS}) == "text"
     assert (one.tokens, one.finish_reason) == ([1, 2, 3, 5], "stop")
+
+
+# ---- tenants ----
+
+
+def of(tenant: str, name: str, num_tokens: int) -> Sequence:
+    sequence = new(name, num_tokens)
+    sequence.tenant = tenant
+    return sequence
+
+
+def test_tenant_with_fewer_running_sequences_is_next():
+    plans = scheduler(max_num_seqs=3, max_step_tokens=8)
+    for i in range(4):
+        plans.add([of("a", f"a{i}", 4)])
+    plans.add([of("b", "b0", 4)])
+    assert chunks(run(plans)) == [("a0", 4), ("b0", 4)]
+    assert chunks(run(plans)) == [("a1", 4)]
+    assert names(plans.waiting) == ["a2", "a3"]
+
+
+def test_prompts_of_tenants_are_computed_in_turns():
+    plans = scheduler(max_step_tokens=8)
+    plans.add([of("a", "a0", 20)])
+    plans.add([of("a", "a1", 20)])
+    run(plans)
+    plans.add([of("b", "b0", 4)])
+    run(plans)
+    assert [name for name, _ in chunks(run(plans))][:2] == ["a0", "b0"]

@@ -127,6 +127,24 @@ def test_the_answer_is_begun_unless_told_otherwise(tmp_path):
     assert tokenizer_with(tmp_path, TURNS).render_chat(CHAT).endswith("<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_last_message_is_continued_as_by_transformers(tmp_path, name):
+    from transformers import PreTrainedTokenizerFast
+
+    ours = tokenizer_with(tmp_path, TEMPLATES[name])
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    messages = [*CHAT[:2], {"role": "assistant", "content": "Nay, I"}]
+    expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, continue_final_message=True)
+    assert ours.encode_chat(messages, continue_final_message=True) == expected
+    parts = [*CHAT[:2], {"role": "assistant", "content": [{"type": "text", "text": "Nay, I"}]}]
+    assert ours.encode_chat(parts, continue_final_message=True) == expected
+
+
+def test_message_that_a_template_does_not_show_cannot_be_continued(tmp_path):
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
+        tokenizer_with(tmp_path, "{{ messages | length }}").encode_chat(CHAT, continue_final_message=True)
+
+
 def test_other_variables_reach_the_template(tmp_path):
     tokenizer = tokenizer_with(tmp_path, "{{ 'thinks' if enable_thinking else 'speaks' }}{{ strftime_now('%Y')[:2] }}")
     assert tokenizer.render_chat(CHAT, enable_thinking=True) == "thinks20"

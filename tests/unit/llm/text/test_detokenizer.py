@@ -167,7 +167,7 @@ def test_tokens_after_the_stop_are_not_counted(tokenizers):
     assert stream.push(ids[:1]) == "a"
     assert stream.stopped_after is None
     assert stream.push(ids[1:]) == "b"
-    assert (stream.stopped, stream.stopped_after) == (True, 2)
+    assert (stream.stopped, stream.stopped_after, stream.stopped_by) == (True, 2, "#")
     assert (stream.push(ids), stream.flush()) == ("", "")
 
 

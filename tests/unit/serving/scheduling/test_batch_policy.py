@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.serving.scheduling.batch_policy import MAX_IN_FLIGHT_FAST, BatchLimits, may_send_ahead, wait_s
+from flambeau.serving.scheduling.batch_policy import (
+    MAX_IN_FLIGHT_FAST,
+    BatchLimits,
+    held_tenants,
+    may_send_ahead,
+    wait_s,
+)
 
 FAST, SLOW = 0.0001, 0.5
 
@@ -39,3 +45,16 @@ def test_only_worker_gets_one_batch_in_advance():
 def test_only_full_batches_are_sent_ahead():
     assert not ahead(3, 1, FAST, size=4)
     assert ahead(4, 1, FAST, size=4)
+
+
+def test_tenant_leaves_places_for_others_of_the_last_minute():
+    both = {"a": 0.0, "b": 5.0}
+    assert held_tenants(16, {"a": 14}, both, 10.0) == {"a"}
+    assert held_tenants(16, {"a": 13}, both, 10.0) == set()
+    assert held_tenants(4, {"a": 3}, both, 10.0) == {"a"}
+
+
+def test_tenant_that_is_alone_may_have_all_places():
+    assert held_tenants(16, {"a": 15}, {"a": 0.0}, 10.0) == set()
+    assert held_tenants(16, {"a": 15}, {"a": 60.0, "b": 0.0}, 60.0) == set()
+    assert held_tenants(1, {"a": 1}, {"a": 0.0, "b": 0.0}, 0.0) == set()

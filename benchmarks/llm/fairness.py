@@ -1,0 +1,145 @@
+"""One key sends many requests at once, another one a second: how long does the other wait for its first token?
+
+    python benchmarks/llm/fairness.py [--requests 1000] [--seconds 20] [--places 16] [--same-key]
+
+The model is the storyteller that ships with the package. The times alone and beside the load are of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "serving")]
+
+from server import find_ports  # noqa: E402
+
+import flambeau.examples.storyteller  # noqa: E402
+
+CONFIG = """
+minWorkers: 1
+maxWorkers: 1
+jobQueueSize: {queue}
+handler:
+  name: gpt_handler
+  model_path: {folder}
+  temperature: 0.8
+  max_num_seqs: {places}
+  num_blocks: 4096
+"""
+PROMPT = "Once upon a time in a land far away"
+STARTS_S = 120
+
+
+async def first_token_s(port: int, key: str, max_tokens: int) -> float:
+    """Stream one completion; the time to its first text. Raises for any status but 200."""
+    body = json.dumps({"model": "m", "prompt": PROMPT, "max_tokens": max_tokens, "stream": True, "ignore_eos": True})
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
+    writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+    first = 0.0
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError(f"{status.decode()} {(await reader.read()).decode()}")
+    async for line in reader:
+        if not first and line.startswith(b"data: {"):
+            first = time.perf_counter() - began
+    writer.close()
+    return first
+
+
+async def once_a_second(port: int, key: str, seconds: int) -> list[float]:
+    """A request each second, whether the one before has ended or not."""
+    tasks = []
+    for _ in range(seconds):
+        tasks.append(asyncio.create_task(first_token_s(port, key, 8)))
+        await asyncio.sleep(1)
+    return await asyncio.gather(*tasks)
+
+
+async def crowd(port: int, key: str, number: int) -> None:
+    """Many requests at once."""
+    await asyncio.gather(*(first_token_s(port, key, 64) for _ in range(number)), return_exceptions=True)
+
+
+async def measure(port: int, busy: str, calm: str, args: argparse.Namespace) -> dict[str, Any]:
+    for _ in range(3):
+        await first_token_s(port, calm, 8)
+    alone = await once_a_second(port, calm, args.seconds)
+    load = asyncio.create_task(crowd(port, busy, args.requests))
+    await asyncio.sleep(2)
+    beside = await once_a_second(port, calm, args.seconds)
+    lasted = not load.done()
+    load.cancel()
+    return {"alone": summary(alone), "beside": summary(beside), "load_lasted": lasted}
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    times = sorted(times)
+    p95 = times[min(len(times) - 1, int(0.95 * len(times)))]
+    return {"median_ms": 1000 * statistics.median(times), "p95_ms": 1000 * p95, "max_ms": 1000 * times[-1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--places", type=int, default=16)
+    parser.add_argument("--same-key", action="store_true", help="both are one key: what it was without turns")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        port = find_ports(3)  # the first of three
+        model = folder / "m"
+        model.mkdir()
+        target = Path(flambeau.examples.storyteller.__file__).parent / "target"
+        text = CONFIG.format(folder=target, places=args.places, queue=2 * args.requests)
+        (model / "model-config.yaml").write_text(text)
+        keys = {name: {"key": name[0] * 40} for name in ("management", "inference", "API")}
+        for name, secret in (("busy", "b" * 40), ("calm", "c" * 40)):
+            keys[name] = {"key": secret, "api": "inference"}
+        (folder / "key_file.json").touch(0o600)
+        (folder / "key_file.json").write_text(json.dumps(keys))
+        command = [
+            sys.executable, "-m", "flambeau", "serve", str(model), "--port", str(port), "--require-token",
+            "--management-port", str(port + 1), "--metrics-port", str(port + 2),
+        ]  # fmt: skip
+        with (folder / "log").open("wb") as log:
+            server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=os.environ)
+        try:
+            calm = "b" * 40 if args.same_key else "c" * 40
+            wait_ready(port, calm)
+            print(json.dumps(asyncio.run(measure(port, "b" * 40, calm, args)), indent=2))
+        except BaseException:
+            print((folder / "log").read_text()[-3000:], file=sys.stderr)
+            raise
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def wait_ready(port: int, key: str) -> None:
+    deadline = time.monotonic() + STARTS_S
+    while True:
+        try:
+            asyncio.run(first_token_s(port, key, 1))
+            return
+        except (OSError, RuntimeError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main()

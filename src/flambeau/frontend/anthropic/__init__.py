@@ -1,0 +1,1 @@
+"""Anthropic's Messages API for the models of this server, as a translation to chats."""

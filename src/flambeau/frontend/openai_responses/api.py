@@ -1,0 +1,111 @@
+"""ResponsesApi: /v1/responses, and their description."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from flambeau.errors import InvalidField
+from flambeau.frontend.http.bodies import take_bytes
+from flambeau.frontend.http.errors import JSON_TYPE, openai_error_body, respond_json
+from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.openai.api import operation
+from flambeau.frontend.openai.chat import generation_of, writer_of
+from flambeau.frontend.openai.errors import not_allowed, not_found
+from flambeau.frontend.openai.models import choose_model, with_adapter_of
+from flambeau.frontend.openai.requests import Object, read_request
+from flambeau.frontend.openai.responses import ResponseHead, generate
+from flambeau.frontend.openai_responses.requests import ResponsesRequest, items_of, messages_of, renamed, to_chat
+from flambeau.frontend.openai_responses.store import ResponseStore, StoredResponse
+from flambeau.frontend.openai_responses.writer import ResponseObjectWriter, new_id
+from flambeau.serving.server import Server
+
+OPERATIONS = [operation("/v1/responses", "createResponse", "Answer an input (OpenAI).", ResponsesRequest)]
+MAX_SHOWN = 100
+FORGOTTEN = "responses are kept for an hour, by the key that made them, and not beyond a restart"
+
+
+class ResponsesApi:
+    """Creates responses; those that are stored can be read, continued and deleted for a while."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._store = ResponseStore()
+
+    def v1(self, exchange: Exchange, segments: list[str]) -> None:
+        """/v1/responses, /v1/responses/{id} and /v1/responses/{id}/input_items."""
+        below, method = segments[2:], exchange.method
+        if method == "OPTIONS":
+            exchange.respond(200, b"")  # every response has the CORS headers
+        elif not below:
+            if method == "POST":
+                self._create(exchange)
+            else:
+                not_allowed(exchange, "POST")
+        elif below[1:] == ["input_items"]:
+            if method == "GET":
+                self._list_items(exchange, below[0])
+            else:
+                not_allowed(exchange, "GET")
+        elif len(below) > 1:
+            not_found(exchange)
+        elif method == "GET":
+            if (stored := self._find(exchange, below[0])) is not None:
+                exchange.respond(200, stored.document + b"\n", (JSON_TYPE,))
+        elif method == "DELETE":
+            self._delete(exchange, below[0])
+        else:
+            not_allowed(exchange, "GET", "DELETE")
+
+    def _create(self, exchange: Exchange) -> None:
+        server = self._server
+        request = read_request(take_bytes(exchange), ResponsesRequest)
+        items = items_of(request)
+        messages = [*self._earlier(request, exchange.key_name), *messages_of(items)]
+        if not messages:
+            raise InvalidField("input", "input must not be empty; send a text or a list of items")
+        chat = to_chat(request, messages)
+        try:
+            generation = generation_of(chat)
+        except InvalidField as error:
+            raise renamed(error) from None
+        model, version = choose_model(server.registry, request.model, "chat", takes_adapter=True)
+        generation = with_adapter_of(server.registry, request.model, model, generation)
+        head = ResponseHead.new("chatcmpl-", model, request.model)
+        keep = partial(self._keep, exchange.key_name, items, messages) if request.is_stored else None
+        writer = ResponseObjectWriter(writer_of(chat, head), request, keep)
+        generate(exchange, model, version, generation, writer, style=server.config.error_style)
+
+    def _earlier(self, request: ResponsesRequest, owner: str) -> list[Object]:
+        """The conversation that a request continues."""
+        id = request.previous_response_id
+        if id is None:
+            return []
+        stored = self._store.get(id, owner, time.monotonic())
+        if stored is None:
+            text = f"previous_response_id {id[:MAX_SHOWN]!r} is not known: {FORGOTTEN}. Send the whole input instead."
+            raise InvalidField("previous_response_id", text)
+        return stored.conversation()
+
+    def _keep(self, owner: str, items: list[Object], messages: list[Object], response: Object, answer: Object) -> None:
+        with_ids = [{"id": new_id("msg"), **item} for item in items]
+        self._store.put(response["id"], owner, response, with_ids, [*messages, answer], time.monotonic())
+
+    def _find(self, exchange: Exchange, id: str) -> StoredResponse | None:
+        """A stored response; without one, respond 404."""
+        stored = self._store.get(id, exchange.key_name, time.monotonic())
+        if stored is None:
+            text = f"There is no response {id[:MAX_SHOWN]!r}: {FORGOTTEN}."
+            exchange.respond(404, openai_error_body(404, text), (JSON_TYPE,))
+        return stored
+
+    def _list_items(self, exchange: Exchange, id: str) -> None:
+        if (stored := self._find(exchange, id)) is not None:
+            items = [*reversed(stored.items())]  # the newest first, as OpenAI lists them
+            ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": "", "last_id": ""}
+            respond_json(exchange, 200, {"object": "list", "data": items, **ids, "has_more": False})
+
+    def _delete(self, exchange: Exchange, id: str) -> None:
+        if self._find(exchange, id) is not None:
+            self._store.delete(id, exchange.key_name, time.monotonic())
+            respond_json(exchange, 200, {"id": id, "object": "response", "deleted": True})
