@@ -6,22 +6,20 @@ import json
 
 from flambeau.errors import JobFailed
 from flambeau.frontend.anthropic.messages import MessageWriter, content_of, tool_block
-from flambeau.frontend.openai.chat import ChatWriter, ToolChatWriter
+from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.responses import ResponseHead
-from flambeau.wire.generation import Piece
+from flambeau.wire.generation import CallPiece, Piece
 
 HEAD = ResponseHead("chatcmpl-1", 1, "m", "fp_1")
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+CALLS = [CallPiece(0, "weather", '{"city": "Oslo"}'), CallPiece(1, "weather", '{"city": "Oslo"}')]
 
 
-def new_writer(*, has_tools=False):
-    if has_tools:
-        return MessageWriter(ToolChatWriter(HEAD, 1, {"weather"}, has_logprobs=False, has_usage=True))
+def new_writer():
     return MessageWriter(ChatWriter(HEAD, 1, has_logprobs=False, has_usage=True))
 
 
-def last_piece(text="", reason="stop", stop=""):
-    return Piece(0, text, reason, None, 11, 7, 4, 0, 0, stop)
+def last_piece(text="", reason="stop", stop="", calls=()):
+    return Piece(0, text, reason, None, 11, 7, 4, calls=[*calls], stop=stop)
 
 
 def events_of(writer, *pieces):
@@ -78,10 +76,12 @@ def test_stream_begins_and_ends_each_block():
 
 
 def test_call_of_a_tool_is_a_block_of_its_own():
-    [text, call] = json.loads(new_writer(has_tools=True).whole([last_piece(f"Wait.{CALL}")]))["content"]
+    whole = new_writer().whole([last_piece("Wait.", "tool_calls", calls=CALLS[:1])])
+    [text, call] = json.loads(whole)["content"]
     assert text == {"type": "text", "text": "Wait."}
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Oslo"})
-    found = events_of(new_writer(has_tools=True), Piece(0, "Wait."), Piece(0, CALL), Piece(0, CALL), last_piece())
+    pieces = [Piece(0, "", calls=[call]) for call in CALLS]
+    found = events_of(new_writer(), Piece(0, "Wait."), *pieces, last_piece(reason="tool_calls"))
     starts = [event for event in found if event["type"] == "content_block_start"]
     assert [(start["index"], start["content_block"]["type"]) for start in starts] == [
         (0, "text"),

@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 
 from flambeau.errors import JobFailed
-from flambeau.frontend.openai.chat import ChatWriter, ToolChatWriter
+from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.responses import ResponseHead
 from flambeau.frontend.openai_responses.requests import ResponsesRequest
 from flambeau.frontend.openai_responses.writer import ResponseObjectWriter, message_of
-from flambeau.wire.generation import Piece
+from flambeau.wire.generation import CallPiece, Piece
 
 HEAD = ResponseHead("chatcmpl-1", 1, "m", "fp_1")
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+CALLS = [CallPiece(0, "weather", '{"city": "Oslo"}'), CallPiece(1, "weather", '{"city": "Oslo"}')]
 
 
-def new_writer(*, has_tools=False, on_done=None):
-    options = {"has_logprobs": False, "has_usage": True}
-    chat = ToolChatWriter(HEAD, 1, {"weather"}, **options) if has_tools else ChatWriter(HEAD, 1, **options)
+def new_writer(*, on_done=None):
+    chat = ChatWriter(HEAD, 1, has_logprobs=False, has_usage=True)
     return ResponseObjectWriter(chat, ResponsesRequest(input="a", instructions="Speak."), on_done)
 
 
-def last_piece(text="", reason="stop"):
-    return Piece(0, text, reason, None, 11, 7, 4, 0, 0)
+def last_piece(text="", reason="stop", calls=()):
+    return Piece(0, text, reason, None, 11, 7, 4, calls=[*calls])
 
 
 def events_of(writer, *pieces):
@@ -78,11 +77,12 @@ def test_stream_adds_and_ends_each_item():
 
 
 def test_calls_are_items_of_their_own():
-    [text, call] = json.loads(new_writer(has_tools=True).whole([last_piece(f"Wait.{CALL}")]))["output"]
+    [text, call] = json.loads(new_writer().whole([last_piece("Wait.", "tool_calls", CALLS[:1])]))["output"]
     assert text["content"][0]["text"] == "Wait."
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "weather", '{"city": "Oslo"}')
     assert call["call_id"].startswith("call_")
-    found = events_of(new_writer(has_tools=True), Piece(0, CALL), Piece(0, CALL), last_piece())
+    pieces = [Piece(0, "", calls=[call]) for call in CALLS]
+    found = events_of(new_writer(), *pieces, last_piece(reason="tool_calls"))
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
     assert [item["arguments"] for item in done] == ['{"city": "Oslo"}'] * 2
     assert len({item["call_id"] for item in done}) == 2
@@ -103,8 +103,8 @@ def test_thoughts_are_an_item_before_the_answer():
 
 def test_finished_response_is_passed_on_with_its_message():
     kept = []
-    writer = new_writer(has_tools=True, on_done=lambda *done: kept.append(done))
-    events = events_of(writer, last_piece(f"Wait.{CALL}"))
+    writer = new_writer(on_done=lambda *done: kept.append(done))
+    events = events_of(writer, last_piece("Wait.", "tool_calls", CALLS[:1]))
     [(response, message)] = kept
     assert response == events[-1]["response"]
     assert message["content"] == "Wait."
