@@ -37,6 +37,9 @@ class FakeWorker:
         self.outputs: list[Any] = []
         self.batches: deque[Any] = deque()
         self.pid, self.pids = -1, []
+        self.local_pids: list[int] = []
+        self.resident_bytes, self.resident_by_rank = 0, [0]
+        self.node = self.waiting = ""
         self.sent: list[list[Job]] = []
         self._on_free = on_free
         FakeWorker.all.append(self)

@@ -317,7 +317,7 @@ class Server:
 
     def _worker_pids(self) -> list[int]:
         slots = (slot for model in self.registry for slot in model.pool.slots)
-        return [pid for slot in slots if slot.worker for pid in slot.worker.pids if pid > 0]
+        return [pid for slot in slots if slot.worker for pid in slot.worker.local_pids]
 
     # ---- stopping ----
 

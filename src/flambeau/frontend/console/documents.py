@@ -16,7 +16,7 @@ from flambeau.logs.line_formats import masked
 from flambeau.metrics.system import resident_bytes
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.serving.workers.host_resources import count_cores, resident_bytes_of
+from flambeau.serving.workers.host_resources import count_cores
 from flambeau.serving.workers.supervisor import Slot
 from flambeau.wire.example_requests import is_json
 
@@ -87,7 +87,7 @@ def worker_document(slot: Slot, *, details: bool) -> dict[str, Any]:
         "state": operations.state_of(slot),
         "pid": worker.pid if worker else 0,
         "device": ", ".join(f"cuda:{device}" for device in slot.devices),
-        "bytes": resident_bytes_of(worker.pids) if worker and worker.pid else 0,
+        "bytes": worker.resident_bytes if worker else 0,
         "startedAt": slot.started_at,
         "restarts": slot.restarts,
         "running": sum(batch.remaining for batch in worker.batches) if worker else 0,
