@@ -290,6 +290,8 @@ def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_G
             {"rank": rank, "pid": pid, "memoryUsage": used}
             for rank, (pid, used) in enumerate(zip(pids, worker.resident_by_rank, strict=True))
         ]
+    if worker is not None and worker.node:
+        document["node"] = worker.node
     if worker is not None and worker.health:
         document["health"] = worker.health
     if slot.last_exit is not None:
@@ -303,6 +305,8 @@ def state_of(slot: Slot) -> str:
         return "failed"
     if slot.worker is None:
         return "waiting to restart"
+    if not slot.is_ready and (waiting := slot.worker.waiting):
+        return waiting
     return "ready" if slot.is_ready else "loading"
 
 

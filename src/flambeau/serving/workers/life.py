@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from flambeau.config.model import ModelConfig
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec
@@ -48,6 +49,13 @@ class WorkerLife(Protocol):
 NewLife = Callable[[WorkerSpec, Callable[[], ServerChannel], WorkerOutput], WorkerLife]
 
 
+class Placer(Protocol):
+    """Other machines for workers."""
+
+    def new_placement(self, model: str, config: ModelConfig) -> Placement:
+        """A place for the workers of one slot of a model."""
+
+
 class Placement(Protocol):
     """Where the workers of one slot run in a cluster. It stays when a worker is replaced."""
 
@@ -67,8 +75,9 @@ class Placement(Protocol):
         self, spec: WorkerSpec, new_channel: Callable[[], ServerChannel], output: WorkerOutput
     ) -> WorkerLife: ...
 
-    def on_start(self, started: Callable[[], None]) -> None:
-        """Call this once the next process has its machine and starts; waiting for a machine is not loading."""
+    @property
+    def acquired_at(self) -> float:
+        """When it got its machines, on the monotonic clock; 0 while it waits. Waiting is not loading."""
 
     def close(self) -> None:
         """Give its machines back."""

@@ -280,6 +280,14 @@ class WorkerPool:
 
 
 def surplus(slots: Sequence[Slot], number: int) -> list[Slot]:
-    """The slots to retire so that `number` are left: those without a ready worker first, the newest of them first."""
-    by_use = sorted(slots, key=lambda slot: (not slot.is_alive, slot.worker is None))  # stable: the oldest first
+    """The slots to retire so that `number` are left: those without a ready worker first, the newest of them first.
+
+    Of those on other machines, the ones go first whose machine has the fewest workers, so that machines fall idle.
+    """
+
+    def cost(slot: Slot) -> tuple[bool, bool, int]:
+        neighbors = slot.placement.num_neighbors if slot.placement is not None else 0
+        return not slot.is_alive, slot.worker is None, -neighbors
+
+    by_use = sorted(slots, key=cost)  # stable: the oldest first
     return by_use[number:]

@@ -164,6 +164,18 @@ class RemoteWorker:
         """Whether the process is gone. `is_ready` tells it a moment later, but costs no system call."""
         return self._process.has_exited
 
+    def seconds_loading(self) -> float:
+        """How long its process has been starting; 0 while it waits for a machine."""
+        if self.placement is None:
+            return self._now() - self._began
+        return self._now() - max(self._began, self.placement.acquired_at) if self.placement.acquired_at else 0.0
+
+    @property
+    def local_pid(self) -> int:
+        """The process id on this machine, or 0."""
+        pids = self._process.local_pids
+        return pids[0] if pids else 0
+
     @property
     def last_lines(self) -> tuple[str, ...]:
         """What it printed last."""

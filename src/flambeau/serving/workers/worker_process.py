@@ -27,11 +27,11 @@ from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load
 from flambeau.wire.stack_dumps import stack_lines
+from flambeau.wire.tls import TOKEN_VARIABLE
 
 logger = logging.getLogger(__name__)
 
 SOCKET_BUFFER_BYTES = 1 << 20
-TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which every user can read
 TOKEN_TIMEOUT_S = 10.0  # a worker sends its token as soon as it is connected
 KERNEL_KILLS_S = 5.0
 SILENT_EXIT = "it printed nothing: the handler or a library called os._exit or exit. Raise an exception instead"
@@ -51,6 +51,11 @@ class WorkerSpec:
     others: tuple[WorkerSpec, ...] = ()  # the other ranks, if this is rank 0 of a group
     keeps_step: bool = False  # every rank of the group gets every batch
     restore_files: Callable[[], None] | None = None  # unpacks files of the model again that were deleted
+
+    @property
+    def has_own_python(self) -> bool:
+        """Whether the model has an environment of its own."""
+        return self.python != sys.executable
 
     @property
     def ref(self) -> WorkerRef:
