@@ -241,6 +241,13 @@ MANAGEMENT = [
         query=_query(parameters.SLOW),
         errors=(400, 404, 405),
     ),
+    Operation(
+        path="/cluster",
+        method="get",
+        id="cluster",
+        summary="The other machines of this server, and where its workers run or what they wait for.",
+        errors=(400, 405),
+    ),
     _METRICS,
 ]
 METRICS = [_METRICS]

@@ -122,6 +122,10 @@ class SlotPlacement:
         return waiting_in_words(self.request.demand, self.request.num_nodes, waited_s, self._reason)
 
     @property
+    def agent_pids(self) -> list[int]:
+        return [seat.link.joined.pid for seat in self.seats if seat.link is not None and seat.link.joined is not None]
+
+    @property
     def num_neighbors(self) -> int:
         return min((self._cluster.num_on(seat.node) for seat in self.seats if seat.node), default=0)
 

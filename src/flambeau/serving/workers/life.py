@@ -68,6 +68,10 @@ class Placement(Protocol):
         """What it waits for, in words; empty if it has its machines."""
 
     @property
+    def agent_pids(self) -> list[int]:
+        """The process ids of its agents, each on its machine."""
+
+    @property
     def num_neighbors(self) -> int:
         """Workers of this server on its least used machine, itself included."""
 
