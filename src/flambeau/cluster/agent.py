@@ -32,14 +32,14 @@ from flambeau.wire.control import (
     Adopt,
     ControlChannel,
     Ended,
+    FilePiece,
     FindPort,
     FoundPort,
     Joined,
     Kill,
-    Output,
-    Piece,
     Prepare,
     Prepared,
+    Printed,
     Start,
     Started,
     ToAgent,
@@ -181,7 +181,7 @@ class Agent:
             self._channel.send(FoundPort(message.serial, free_port()))
         elif isinstance(message, Prepare):
             self._run(self._prepare(message))
-        elif isinstance(message, Piece) and (transfer := self._transfers.get(message.serial)) is not None:
+        elif isinstance(message, FilePiece) and (transfer := self._transfers.get(message.serial)) is not None:
             transfer.add(message.path, message.data)
 
     def _run(self, work: asyncio._CoroutineLike[None]) -> None:
@@ -286,7 +286,7 @@ class Agent:
     def _forward(self, worker: OwnWorker) -> None:
         for file in worker.files:
             while data := file.read():
-                self._channel.send(Output(worker.name, file.is_error, data, file.position))
+                self._channel.send(Printed(worker.name, file.is_error, data, file.position))
 
 
 class PinCheck(asyncio.Protocol):

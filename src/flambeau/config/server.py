@@ -185,7 +185,7 @@ class ClusterConfig:
 
     manager: str = ""  # ray, ray=HOST:PORT or local=NUMBER; empty: there are none
     worker_address: str = ""  # HOST:PORT, where their workers connect; empty: the address that reaches the cluster
-    heartbeat_s: float = 3.0  # after which a silent machine counts as lost
+    heartbeat_s: float = 3  # after which a silent machine counts as lost
 
     @property
     def kind(self) -> str:

@@ -138,7 +138,7 @@ class Prepare(Struct, array_like=True, tag=25, frozen=True):
     digest: str = ""  # of the contents; empty: answer whether they are at the same path
 
 
-class Piece(Struct, array_like=True, tag=26, frozen=True):
+class FilePiece(Struct, array_like=True, tag=26, frozen=True):
     """A piece of a model's files, in order; an empty path is the end."""
 
     serial: int
@@ -168,7 +168,7 @@ class Started(Struct, array_like=True, tag=32, frozen=True):
     files: list[str]  # of its standard output and errors
 
 
-class Output(Struct, array_like=True, tag=33, frozen=True):
+class Printed(Struct, array_like=True, tag=33, frozen=True):
     """What a worker has printed; `position` is the end of it in its file."""
 
     worker: str
@@ -213,8 +213,8 @@ class WantPieces(Struct, array_like=True, tag=38, frozen=True):
 
 ToPlacer = Place | Remove | AskNodes
 FromPlacer = Connected | Waiting | Lost | Nodes
-ToAgent = Start | Adopt | Kill | FindPort | Prepare | Piece
-FromAgent = Joined | Started | Output | Ended | Usage | FoundPort | Prepared | WantPieces
+ToAgent = Start | Adopt | Kill | FindPort | Prepare | FilePiece
+FromAgent = Joined | Started | Printed | Ended | Usage | FoundPort | Prepared | WantPieces
 
 to_placer_decoder: msgspec.msgpack.Decoder[ToPlacer] = msgspec.msgpack.Decoder(ToPlacer)
 from_placer_decoder: msgspec.msgpack.Decoder[FromPlacer] = msgspec.msgpack.Decoder(FromPlacer)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from msgspec import to_builtins
+
 from flambeau import __version__
 from flambeau.config.model import ModelConfig
 from flambeau.frontend import operations
@@ -176,6 +178,7 @@ OTHERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("hangTimeoutInSec", "hang_s", _seconds),
     ("envelope", "envelope", _plain),
     ("openai", "openai", _switch),
+    ("cluster", "cluster", lambda one: _plain(one and to_builtins(one))),
 )
 _KNOWN = frozenset(key for key, _, _ in (*MAIN, *OTHERS))
 

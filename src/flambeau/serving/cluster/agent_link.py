@@ -14,14 +14,14 @@ from flambeau.wire.control import (
     ControlChannel,
     Ended,
     FileInfo,
+    FilePiece,
     FindPort,
     FoundPort,
     FromAgent,
     Joined,
-    Output,
-    Piece,
     Prepare,
     Prepared,
+    Printed,
     Started,
     ToAgent,
     Usage,
@@ -41,7 +41,7 @@ class Hosted(Protocol):
 
     def on_started(self, message: Started) -> None: ...
 
-    def on_output(self, message: Output) -> None: ...
+    def on_output(self, message: Printed) -> None: ...
 
     def on_ended(self, message: Ended) -> None: ...
 
@@ -100,11 +100,11 @@ class AgentLink:
         for file in files:
             for start in range(0, file.size or 1, PIECE_BYTES):  # an empty file has one piece
                 data = await asyncio.to_thread(read_piece, folder / file.path, start)
-                self.send(Piece(serial, file.path, data))
+                self.send(FilePiece(serial, file.path, data))
                 await self.channel.drain()
                 if done.done():  # it cannot store them, or is gone
                     return await self._wait(serial, done)
-        self.send(Piece(serial, "", b""))
+        self.send(FilePiece(serial, "", b""))
         return await self._wait(serial, done)
 
     async def _ask(self, serial: int, message: ToAgent) -> FromAgent:
@@ -142,7 +142,7 @@ class AgentLink:
         elif (worker := self.workers.get(message.worker)) is not None:
             if isinstance(message, Started):
                 worker.on_started(message)
-            elif isinstance(message, Output):
+            elif isinstance(message, Printed):
                 worker.on_output(message)
             else:
                 worker.on_ended(message)

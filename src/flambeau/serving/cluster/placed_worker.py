@@ -19,7 +19,7 @@ from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec, exit_of
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.control import Adopt, Ended, Kill, Output, Start, Started
+from flambeau.wire.control import Adopt, Ended, Kill, Printed, Start, Started
 from flambeau.wire.messages import Failed
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class PlacedWorker:
     def on_started(self, message: Started) -> None:
         self.started = message
 
-    def on_output(self, message: Output) -> None:
+    def on_output(self, message: Printed) -> None:
         self.positions[message.is_error] = message.position
         self._streams[message.is_error].add(message.data)
 

@@ -1,4 +1,4 @@
-"""WorkerLife: what a RemoteWorker needs of its process, here or on another machine. Placement: where that is."""
+"""WorkerLife: what a RemoteWorker needs of its process, here or on another machine. NodePlacement: where that is."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ NewLife = Callable[[WorkerSpec, Callable[[], ServerChannel], WorkerOutput], Work
 class Placer(Protocol):
     """Other machines for workers."""
 
-    def new_placement(self, model: str, config: ModelConfig) -> Placement:
+    def new_placement(self, model: str, config: ModelConfig) -> NodePlacement:
         """A place for the workers of one slot of a model."""
 
 
-class Placement(Protocol):
+class NodePlacement(Protocol):
     """Where the workers of one slot run in a cluster. It stays when a worker is replaced."""
 
     @property

@@ -13,7 +13,7 @@ from functools import partial
 from flambeau.errors import MissingPackages
 from flambeau.serving.crash_recovery import WorkerExit, backoff_s, is_same_failure, should_abandon
 from flambeau.serving.events import ServerEvents, WorkerRef
-from flambeau.serving.workers.life import Placement
+from flambeau.serving.workers.life import NodePlacement
 from flambeau.serving.workers.remote_worker import RemoteWorker
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Slot:
 
     ref: WorkerRef
     devices: tuple[int, ...] = ()
-    placement: Placement | None = None  # on other machines; it stays as well
+    placement: NodePlacement | None = None  # on other machines; it stays as well
     worker: RemoteWorker | None = None
     task: asyncio.Task[None] | None = None
     failures: int = 0  # in a row
