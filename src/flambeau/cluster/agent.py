@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -298,8 +299,8 @@ class PinCheck(asyncio.Protocol):
         self._channel = channel
         self.problem: WrongServer | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, base: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, base)  # uvloop's transport does not inherit from it
         try:
             check_pin(transport.get_extra_info("ssl_object"), self._fingerprint)
         except WrongServer as error:

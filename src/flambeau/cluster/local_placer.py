@@ -129,6 +129,7 @@ def start_agent(place: Place, number: int, node: NodeInfo, gpus: str) -> subproc
         node=node.id,
         host=node.host,
         node_address=node.address,
+        heartbeat_s=place.heartbeat_s,
     )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
     popen = subprocess.Popen(

@@ -56,6 +56,7 @@ def placed_document(slot: Slot, model: str, *, details: bool) -> dict[str, Any]:
         "node": placement.node if placement is not None else "this machine",
     }
     if placement is not None:
+        document["nodeIds"] = placement.node_ids
         document["agents"] = placement.agent_pids
     if slot.last_exit is not None:
         document["lastFailure"] = failure_document(slot.last_exit, slot.bundle, details=details)

@@ -29,6 +29,7 @@ class Place(Struct, array_like=True, tag=1, frozen=True):
     tokens: list[str]  # secret, and good for one connection
     address: str
     fingerprint: str  # of the server's certificate
+    heartbeat_s: float = 3
     cpus: float = 1
     gpus: float = 0
     resources: dict[str, float] = {}

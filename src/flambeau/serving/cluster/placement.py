@@ -122,6 +122,10 @@ class SlotPlacement:
         return waiting_in_words(self.request.demand, self.request.num_nodes, waited_s, self._reason)
 
     @property
+    def node_ids(self) -> list[str]:
+        return [seat.node for seat in self.seats if seat.node] if self.acquired_at else []
+
+    @property
     def agent_pids(self) -> list[int]:
         return [seat.link.joined.pid for seat in self.seats if seat.link is not None and seat.link.joined is not None]
 
@@ -216,6 +220,7 @@ class SlotPlacement:
                 tokens=tokens,
                 address=self.port.address,
                 fingerprint=self.port.fingerprint,
+                heartbeat_s=self._cluster.config.heartbeat_s,
                 cpus=demand.cpus,
                 gpus=demand.gpus,
                 resources={**demand.resources},

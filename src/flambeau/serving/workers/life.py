@@ -68,6 +68,10 @@ class NodePlacement(Protocol):
         """What it waits for, in words; empty if it has its machines."""
 
     @property
+    def node_ids(self) -> list[str]:
+        """The cluster's ids of its machines."""
+
+    @property
     def agent_pids(self) -> list[int]:
         """The process ids of its agents, each on its machine."""
 
