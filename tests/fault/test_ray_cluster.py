@@ -162,9 +162,10 @@ def test_group_over_two_nodes_answers_and_restarts_as_one(server):
 def test_node_is_lost_under_load_and_streams(server, ray):
     register(server, "counting", 2)
     settled(server, 2, "counting")
-    order = {"n": 900, "pause": 0.005, "resume": True}
+    order = {"n": 2000, "pause": 0.005, "resume": True}
     streams = [Stream(server, "counting", order) for _ in range(2)]
     firsts = [(stream.response or stream.begin()).read(4) for stream in streams]
+    time.sleep(3)  # the placer prepares the next agents
     [victim, _] = settled(server)
     node = victim["nodeIds"][0]
     doomed = [w for w in cluster(server)["workers"] if w.get("nodeIds") == [node]]
@@ -180,7 +181,7 @@ def test_node_is_lost_under_load_and_streams(server, ray):
             timer.show("node killed, capacity back")
         for rest, first in zip(rests, firsts, strict=True):
             text, gap_s = rest.result()
-            assert (first + text).decode() == "".join(f"{i} " for i in range(900))
+            assert (first + text).decode() == "".join(f"{i} " for i in range(2000))
             print(f"\nnode killed, longest gap of a stream: {gap_s:.2f} s", flush=True)
     check(load)
     assert {worker["nodeIds"][0] for worker in settled(server)}.isdisjoint({node})
