@@ -136,16 +136,17 @@ class TlsWorkerChannel(WorkerChannel):
         count = self.socket.recv_into(self._encrypted, 0, flags)
         if not count:
             return False
+        received, tls = self._received, self._tls
         with self._sending:
-            self._received.write(self._encrypted[:count])
-        while True:
-            with self._sending:
-                try:
-                    size = cast(int, self._tls.read(READ_BYTES, self._frames.space()))  # into a buffer: a number
-                except ssl.SSLWantReadError:
-                    return True
-                except ssl.SSLZeroReturnError:
-                    return False
-            if not size:
+            received.write(self._encrypted[:count])
+            try:
+                while received.pending or tls.pending():
+                    size = cast(int, tls.read(READ_BYTES, self._frames.space()))  # into a buffer: a number
+                    if not size:
+                        return False
+                    self._take(size)
+            except ssl.SSLWantReadError:  # half a record
+                pass
+            except ssl.SSLZeroReturnError:
                 return False
-            self._take(size)
+        return True

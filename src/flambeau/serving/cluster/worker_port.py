@@ -14,15 +14,16 @@ from typing import cast
 
 from flambeau.certificates import self_signed
 from flambeau.errors import ConfigError
+from flambeau.serving.cluster.tls_connection import TlsConnection
 from flambeau.wire.tls import TOKEN_BYTES, fingerprint_of, keep_alive, server_context, split_address
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_S = 10.0  # for TLS and the token
+TOKEN_S = 10.0  # a process sends its token as soon as it is connected
 MAX_STRANGERS = 64  # connections that have not shown a token yet
 QUIET_S = 1.0  # between two lines about strangers
 
-NewProtocol = Callable[[], asyncio.BaseProtocol]
+NewProtocol = Callable[[], asyncio.BufferedProtocol]
 
 
 class WorkerPort:
@@ -32,9 +33,8 @@ class WorkerPort:
         self._host, self._port = split_address(address)
         self._heartbeat_s = heartbeat_s
         self._expected: dict[bytes, NewProtocol] = {}  # by the hash of a token, so that a look-up tells nothing of it
-        self._strangers: set[TokenCheck] = set()
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._accepting: asyncio.Task[None] | None = None
+        self._strangers: set[TlsConnection] = set()  # that have not shown a token yet
+        self._server: asyncio.Server | None = None
         self._refusals = Refusals()
         self.fingerprint = ""
 
@@ -52,30 +52,24 @@ class WorkerPort:
         self.fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))
         self._context = server_context(certificate, key)
         try:
-            self._listener = self._listen()
+            listener = self._listen()
         except OSError as error:
             raise ConfigError(
                 f"the worker port {self.address} cannot be opened: {error.strerror or error}; "
                 "choose an address of this machine and a free port with --worker-address HOST:PORT"
             ) from None
-        self._listener.setblocking(False)
-        self._port = self._listener.getsockname()[1]
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._port = listener.getsockname()[1]
+        self._server = await asyncio.get_running_loop().create_server(self._new_connection, sock=listener)
 
     def _listen(self) -> socket.socket:
         family, *_, place = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(place[:2], family=family, backlog=1024)
 
     async def close(self) -> None:
-        if self._accepting is None:
-            return
-        tasks = [self._accepting, *self._handshakes]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.close()
-        for stranger in [*self._strangers]:
-            stranger.close()
+        if self._server is not None:
+            self._server.close()
+            for stranger in [*self._strangers]:
+                stranger.raw.abort()
 
     def expect(self, new_protocol: NewProtocol) -> str:
         """A token that is good for one connection."""
@@ -87,105 +81,72 @@ class WorkerPort:
         """Accept this token no longer; harmless if it was used."""
         self._expected.pop(_hash(token.encode()), None)
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, peer = await loop.sock_accept(self._listener)
-            except OSError as error:  # such as too many open files
-                self._refusals.note("anyone", str(error))
-                await asyncio.sleep(QUIET_S)
-                continue
-            if len(self._strangers) + len(self._handshakes) >= MAX_STRANGERS:
-                self._refusals.note(peer[0], f"{MAX_STRANGERS} connections have not shown a token yet")
-                sock.close()
-                continue
-            task = loop.create_task(self._admit(sock, str(peer[0])))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+    def _new_connection(self) -> TlsConnection:
+        connection = TlsConnection(self._context, lambda: self._admit(connection), self._refuse)
+        self._strangers.add(connection)
+        return connection
 
-    async def _admit(self, sock: socket.socket, peer: str) -> None:
-        try:
-            keep_alive(sock, self._heartbeat_s)
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: TokenCheck(self._take, self._strangers, peer, self._refusals),
-                sock,
-                ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=1.0,
-            )
-        except (OSError, TimeoutError) as error:  # TLS errors are OSErrors
-            self._refusals.note(peer, f"no TLS handshake ({getattr(error, 'reason', None) or error or 'cut'})")
-            sock.close()
+    def _admit(self, connection: TlsConnection) -> asyncio.BufferedProtocol:
+        """The handshake is done; the token comes next."""
+        sock, peer = connection.raw.get_extra_info("socket"), connection.raw.get_extra_info("peername")
+        keep_alive(sock, self._heartbeat_s)
+        if len(self._strangers) > MAX_STRANGERS:
+            self._refuse(connection, f"{MAX_STRANGERS} connections have not shown a token yet")
+        return TokenCheck(self._take, lambda reason: self._settle(connection, reason), str(peer[0]))
+
+    def _settle(self, connection: TlsConnection, reason: str) -> None:
+        """A connection has shown its token, or is refused for a reason."""
+        if reason:
+            self._refuse(connection, reason)
+        self._strangers.discard(connection)
+
+    def _refuse(self, connection: TlsConnection, reason: str) -> None:
+        if connection in self._strangers:
+            self._strangers.discard(connection)
+            peer = connection.raw.get_extra_info("peername")
+            self._refusals.note(str(peer[0]) if peer else "somebody", reason)
+            connection.raw.abort()
 
     def _take(self, token: bytes) -> NewProtocol | None:
         return self._expected.pop(_hash(token), None)
 
 
-class TokenCheck(asyncio.Protocol):
-    """Reads the token of a new connection and hands it over, or closes it."""
+class TokenCheck(asyncio.BufferedProtocol):
+    """Reads the token of a new connection and hands it over to the protocol that waits for it."""
 
     def __init__(
-        self,
-        take: Callable[[bytes], NewProtocol | None],
-        strangers: set[TokenCheck],
-        peer: str,
-        refusals: Refusals,
+        self, take: Callable[[bytes], NewProtocol | None], on_settled: Callable[[str], None], peer: str
     ) -> None:
         self._take = take
-        self._strangers = strangers
+        self._on_settled = on_settled
         self._peer = peer
-        self._refusals = refusals
-        self._seen = b""
+        self._token = bytearray(TOKEN_BYTES)
+        self._size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._refuse, "it sent no token")
-        self._strangers.add(self)
+        self._timer = asyncio.get_running_loop().call_later(TOKEN_S, self._on_settled, "it sent no token")
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self in self._strangers:
-            self._refusals.note(self._peer, "it left without a token")
-        self._let_go()
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._token)[self._size :]  # not a byte of what follows
 
-    def data_received(self, data: bytes) -> None:
-        self._seen += data
-        if len(self._seen) < TOKEN_BYTES:
+    def buffer_updated(self, nbytes: int) -> None:
+        self._size += nbytes
+        if self._size < TOKEN_BYTES:
             return
-        token, rest = self._seen[:TOKEN_BYTES], self._seen[TOKEN_BYTES:]
-        new_protocol = self._take(token)
+        self._timer.cancel()
+        new_protocol = self._take(bytes(self._token))
         if new_protocol is None:
-            self._refuse("its token is not known, or was used before")
+            self._on_settled("its token is not known, or was used before")
             return
-        self._let_go()
+        self._on_settled("")
         protocol = new_protocol()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        if rest:
-            feed(protocol, rest)
 
-    def close(self) -> None:
-        self._let_go()
-        self._transport.abort()
-
-    def _refuse(self, reason: str) -> None:
-        self._refusals.note(self._peer, reason)
-        self.close()
-
-    def _let_go(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._strangers.discard(self)
-
-
-def feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
-    """Give a buffered protocol what arrived before it took over."""
-    assert isinstance(protocol, asyncio.BufferedProtocol)
-    while data:
-        space = memoryview(protocol.get_buffer(len(data)))
-        count = min(len(space), len(data))
-        space[:count] = data[:count]
-        protocol.buffer_updated(count)
-        data = data[count:]
+        self._on_settled("it left without a token")
 
 
 class Refusals:
