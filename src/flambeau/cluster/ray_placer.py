@@ -87,7 +87,11 @@ class RayPlacer:
         self._channel = channel
         await loop.connect_accepted_socket(lambda: channel, socket.socket(fileno=fd))
         channel.send(Connected(await loop.run_in_executor(self._thread, self._connect)))
-        tasks = [loop.create_task(self._serve(queue)), loop.create_task(self._watch()), closed]
+        tasks: list[asyncio.Future[Any]] = [
+            loop.create_task(self._serve(queue)),
+            loop.create_task(self._watch()),
+            closed,
+        ]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # an error ends the process, and the server starts another
