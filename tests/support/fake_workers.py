@@ -36,7 +36,10 @@ class FakeWorker:
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
         self.batches: deque[Any] = deque()
-        self.pid, self.pids = -1, []
+        self.pid, self.pids, self.local_pid = -1, [], -1
+        self.local_pids: list[int] = []
+        self.resident_bytes, self.resident_by_rank = 0, [0]
+        self.node = self.waiting = ""
         self.sent: list[list[Job]] = []
         self._on_free = on_free
         FakeWorker.all.append(self)
@@ -44,6 +47,9 @@ class FakeWorker:
     @property
     def is_idle(self) -> bool:
         return self.is_ready and not self.is_retiring and not self.batches
+
+    def seconds_loading(self) -> float:
+        return 3600.0
 
     async def run(self) -> WorkerExit:
         worker_exit = await self.ended
@@ -84,6 +90,9 @@ class ScriptedWorker(FakeWorker):
     def __init__(self, failure: WorkerExit | None = None) -> None:
         super().__init__()
         self._failure = failure
+
+    def seconds_loading(self) -> float:
+        return 3600.0
 
     async def run(self) -> WorkerExit:
         if self._failure is not None:

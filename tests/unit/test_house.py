@@ -17,6 +17,8 @@ from house import LAZY, LOAD, RULES, TYPE, House, knots, walk  # noqa: E402
 SERVER_SIDE = (
     "cli",
     "client",
+    "cluster",
+    "certificates",
     "handler_checks",
     "testing",
     "frontend",
@@ -46,7 +48,10 @@ ALLOWED = {  # who may import whom, at load time
         "errors",
         "(root)",
     },
+    "cluster": {"serving", "wire", "(root)"},
+    "certificates": set(),
     "frontend": {
+        "certificates",
         "serving",
         "config",
         "logs",
@@ -58,7 +63,7 @@ ALLOWED = {  # who may import whom, at load time
         "llm",
         "(root)",
     },
-    "serving": {"archive", "config", "logs", "metrics", "span_export", "wire", "errors", "(root)"},
+    "serving": {"archive", "certificates", "config", "logs", "metrics", "span_export", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "span_export", "wire", "errors", "file_import", "(root)"},
     "handler_checks": {"worker", "wire", "errors"},
     "client": {"http_client", "websocket_frames", "errors", "small_files"},

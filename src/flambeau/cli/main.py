@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from flambeau.cli.cluster_commands import cluster_app
 from flambeau.cli.key_commands import keys_app
 from flambeau.cli.llm_commands import llm_app
 from flambeau.cli.model_commands import archive_app, models_app
@@ -37,6 +38,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(archive_app, name="archive")
 app.add_typer(llm_app, name="llm")
 app.add_typer(keys_app, name="keys")
+app.add_typer(cluster_app, name="cluster")
 
 
 def print_version(is_given: bool) -> None:

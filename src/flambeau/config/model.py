@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from flambeau.config.placement import PlacementSettings, read_placement
 from flambeau.config.yaml_file import read_options as read_options
 from flambeau.errors import suggest
 
@@ -54,6 +55,7 @@ class ModelConfig:
     idle_s: float = 60  # after this long without a job, workers beyond min_workers retire
     scales_to_zero: bool = False  # the last worker retires too, and the next job starts it again
     envelope: str | None = None  # None: the server's; "": none
+    cluster: PlacementSettings | None = None  # where its workers run, if the server has a cluster; None: the defaults
     openai: bool = True  # False hides the model from the OpenAI API
     options: Mapping[str, Any] = field(default_factory=dict)
     # Where each field got its value: a file, a flag, a call; without an entry, it is the default.
@@ -102,6 +104,8 @@ class ModelConfig:
             changes["device_ids"] = tuple(ids)
         elif ids:
             read.warn("deviceIds must be a list of device numbers; this one is ignored")
+        if "cluster" in options:
+            changes["cluster"] = read_placement(options["cluster"], read.warn)
         return self.updated(changes, origin)
 
     def with_settings(self, settings: Mapping[str, Any], *, workers: bool) -> ModelConfig:
@@ -172,7 +176,7 @@ _SWITCHES = {
     "hangDetection": "detects_hangs",
 }
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
-_OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope")
+_OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope", "cluster")
 MODEL_KEYS = (*dict.fromkeys((*_SETTINGS, *_PLAIN, *_MILLISECONDS, *_SWITCHES, *_OTHERS)),)
 MIN_SIMILARITY = 0.9  # minimum similarity for a key to count as a misspelling
 

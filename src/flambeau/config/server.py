@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -179,6 +180,23 @@ class ErrorStyle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The other machines of a server."""
+
+    manager: str = ""  # ray, ray=HOST:PORT or local=NUMBER; empty: there are none
+    worker_address: str = ""  # HOST:PORT, where their workers connect; empty: the address that reaches the cluster
+    heartbeat_s: float = 3  # after which a silent machine counts as lost
+
+    @property
+    def kind(self) -> str:
+        return self.manager.partition("=")[0]
+
+    @property
+    def address(self) -> str:
+        return self.manager.partition("=")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Addresses, limits and paths of one server."""
 
@@ -187,6 +205,7 @@ class ServerConfig:
     metrics: Address | None = Address(port=8082)
     grpc: GrpcConfig = GrpcConfig()
     tls: Tls = Tls()
+    cluster: ClusterConfig = ClusterConfig()
     cors: tuple[tuple[str, str], ...] = ()  # headers added to every response
     keys: KeysConfig = KeysConfig()
     # Names of the server, `*.example.com` or `*`: where no key is needed, other Host names are refused, apart from
@@ -308,3 +327,15 @@ def check_protection(config: ServerConfig) -> None:
             "Turn authorization on, or allow this with --allow-unprotected (allow_unprotected=true)"
         )
     logger.warning("%s can be reached from other machines without a key; restrict access to this network", where)
+
+
+def check_cluster(config: ServerConfig) -> None:
+    """Raise unless a Ray cluster asks for tokens: whoever reaches it otherwise can run code on every machine."""
+    if config.cluster.kind != "ray" or os.environ.get("RAY_AUTH_MODE") == "token":
+        return
+    if not config.allow_unprotected:
+        raise ConfigError(
+            "the Ray cluster is not protected: whoever reaches its ports can run code on every machine. Start Ray and "
+            "this server with RAY_AUTH_MODE=token, or allow this with --allow-unprotected"
+        )
+    logger.warning("the Ray cluster is used without tokens (RAY_AUTH_MODE); restrict access to its network")

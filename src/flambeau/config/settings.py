@@ -13,6 +13,7 @@ from flambeau.config.model import MAX_RANKS, MAX_WORKERS
 from flambeau.config.server import MetricsConfig, ServerConfig
 from flambeau.config.value_types import (
     Choice,
+    ClusterManager,
     FilePath,
     ModelDefaults,
     ModelList,
@@ -380,6 +381,30 @@ SERVER_SETTINGS = (
         Setting("sequence_id_header", _header, "Header with the id of a sequence.", "sequence_headers.id"),
         Setting("sequence_start_header", _header, "Header that starts a sequence.", "sequence_headers.start"),
         Setting("sequence_end_header", _header, "Header that ends a sequence.", "sequence_headers.end"),
+    ),
+    *_group(
+        "Cluster",
+        Setting(
+            "cluster",
+            ClusterManager(),
+            "Place workers on the machines of a Ray cluster. Without an address, RAY_ADDRESS has it.",
+            "cluster.manager",
+            is_basic=True,
+        ),
+        Setting(
+            "worker_address",
+            Text(metavar="HOST:PORT", pattern=r"[^\s/]+:\d+", expected="HOST:PORT, an address of this machine"),
+            "Where workers of other machines connect, inside TLS.",
+            "cluster.worker_address",
+            unset="port 7075 of the address that reaches the cluster",
+            is_basic=True,
+        ),
+        Setting(
+            "worker_heartbeat",
+            Number(at_least=2, at_most=3600),
+            "Seconds after which a silent machine counts as lost.",
+            "cluster.heartbeat_s",
+        ),
     ),
     *_group(
         "Logs and metrics",

@@ -125,6 +125,29 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterManager:
+    """What manages the machines of a cluster, and where."""
+
+    expected: str = "ray, ray=HOST:PORT, or local=NUMBER for a trial on this machine"
+    metavar: str = "ray[=HOST:PORT]"
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError
+        if "ray://" in value:
+            raise ValueError(
+                "ray:// is the address of Ray Client, another protocol; name the head of the cluster instead, "
+                "--cluster ray=HOST:6379, or --cluster ray with the address in RAY_ADDRESS"
+            )
+        if re.fullmatch(r"ray(=[^=/\s]+:\d+)?|local=\d+(x\d+){0,2}", value) is None:
+            raise ValueError
+        return value
+
+    def show(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegularExpression:
     expected: str = "a regular expression"
     metavar: str = "PATTERN"

@@ -17,7 +17,6 @@ from msgspec import to_builtins
 from flambeau.config.model import MAX_WORKERS
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable, WorkersFailed
 from flambeau.logs.line_formats import masked
-from flambeau.metrics.system import resident_bytes
 from flambeau.serving import adapters
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.job import Job, ReplyCollector, RequestBody
@@ -25,7 +24,7 @@ from flambeau.serving.model import Model
 from flambeau.serving.registry import default_settings
 from flambeau.serving.server import Server
 from flambeau.serving.slow_requests import slowest_of
-from flambeau.serving.workers.host_resources import gpu_usage, resident_bytes_of
+from flambeau.serving.workers.host_resources import gpu_usage
 from flambeau.serving.workers.supervisor import Slot
 
 logger = logging.getLogger(__name__)
@@ -319,17 +318,20 @@ def worker_document(slot: Slot, *, details: bool, gpus: Mapping[int, str] = NO_G
         "id": str(slot.id),
         "startTime": f"{started:%Y-%m-%dT%H:%M:%S}.{started.microsecond // 1000:03d}Z",
         "status": "READY" if slot.is_ready else "UNLOADING",
-        "memoryUsage": resident_bytes_of(pids),
+        "memoryUsage": worker.resident_bytes if worker else 0,
         "pid": pids[0],
         "gpu": slot.device is not None,
         "gpuUsage": "N/A" if slot.device is None else gpus.get(slot.device, f"gpuId::{slot.device}"),
         "state": state_of(slot),
         "restarts": slot.restarts,
     }
-    if len(pids) > 1:
+    if worker is not None and len(pids) > 1:
         document["ranks"] = [
-            {"rank": rank, "pid": pid, "memoryUsage": resident_bytes(pid)} for rank, pid in enumerate(pids)
+            {"rank": rank, "pid": pid, "memoryUsage": used}
+            for rank, (pid, used) in enumerate(zip(pids, worker.resident_by_rank, strict=True))
         ]
+    if worker is not None and worker.node:
+        document["node"] = worker.node
     if worker is not None and worker.health:
         document["health"] = worker.health
     if slot.last_exit is not None:
@@ -343,6 +345,8 @@ def state_of(slot: Slot) -> str:
         return "failed"
     if slot.worker is None:
         return "waiting to restart"
+    if not slot.is_ready and (waiting := slot.worker.waiting):
+        return waiting
     return "ready" if slot.is_ready else "loading"
 
 

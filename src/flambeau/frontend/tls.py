@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 import tempfile
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
+from flambeau.certificates import key_to_pem, self_signed, to_pem
 from flambeau.config.server import Tls
 from flambeau.errors import ConfigError
 from flambeau.small_files import read_small
-
-SELF_SIGNED_DAYS = 365
 
 
 def server_context(tls: Tls, host: str) -> ssl.SSLContext:
@@ -84,45 +80,3 @@ def from_keystore(tls: Tls) -> tuple[bytes, bytes]:
         raise ConfigError(f"the key store {tls.keystore} holds no key with a certificate")
     chain = b"".join(to_pem(item) for item in (certificate, *others))
     return chain, key_to_pem(key)
-
-
-def self_signed(host: str) -> tuple[bytes, bytes]:
-    """A new self-signed certificate for this host, and its key."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    try:
-        names.append(x509.IPAddress(ipaddress.ip_address(host)))
-    except ValueError:
-        names.append(x509.DNSName(host))
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=SELF_SIGNED_DAYS))
-        .add_extension(x509.SubjectAlternativeName([*dict.fromkeys(names)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return to_pem(certificate), key_to_pem(key)
-
-
-def to_pem(certificate: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    pem: bytes = certificate.public_bytes(Encoding.PEM)
-    return pem
-
-
-def key_to_pem(key: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    pem: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return pem

@@ -73,7 +73,7 @@ class Model:
             f"model {name} version: {version}",
             config,
             new_worker=self._new_worker,
-            new_slot=self._factory.new_slot,
+            new_slot=self._new_slot,
             on_change=self._on_change,
             events=host.events,
             drain_timeout_s=host.config.drain_timeout_s,
@@ -244,6 +244,9 @@ class Model:
         if not self._is_reported:
             self._is_reported = True
             self._events.model_loaded(self.name)
+
+    def _new_slot(self) -> Slot:
+        return self._factory.new_slot(sum(slot.placement is None for slot in self.pool.slots))
 
     def _new_worker(self, slot: Slot) -> RemoteWorker:
         return self._factory.new_worker(

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from flambeau.config.model import ModelConfig
-from flambeau.config.server import ServerConfig
+from flambeau.config.server import ServerConfig, check_cluster
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
 from flambeau.logs.writer import AccessLog, Logs
 from flambeau.metrics.system import process_metrics
+from flambeau.serving.cluster.cluster import Cluster
 from flambeau.serving.crash_bundles import CrashBundles, default_folder
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.key_metrics import key_metrics
@@ -87,6 +88,7 @@ class Server:
         )
         self.tenants: Iterable[Tenant] = ()  # those who have keys
         self.segments: SegmentPool | None = None
+        self.cluster: Cluster | None = None
         self.is_draining = False
         self.missing: dict[str, str] = {}  # startup models that could not be registered, and why
         self.has_started = False  # the startup models have loaded or failed
@@ -103,12 +105,18 @@ class Server:
         gpus = range(await asyncio.to_thread(count_gpus))
         if self.config.number_of_gpus is not None:
             gpus = gpus[: self.config.number_of_gpus]
+        launcher = Launcher(count_cores())
+        if self.config.cluster.manager:
+            check_cluster(self.config)
+            self.cluster = Cluster(self.config.cluster, launcher)
+            await self.cluster.open()
         self._host = Host(
             config=self.config,
             gpus=gpus,
             worker_ids=itertools.count(self.config.first_worker_id),
             rendezvous_ports=RendezvousPorts(self.config.first_distribution_port),
-            launcher=Launcher(count_cores()),
+            launcher=launcher,
+            cluster=self.cluster,
             free_memory=self._free_memory,
             telemetry=self.telemetry,
             logs=self.logs,
@@ -127,6 +135,8 @@ class Server:
         await self._close(now=error is not None)
         if self._watching is not None:
             await self._watching.stop()
+        if self.cluster is not None:
+            await self.cluster.close()
         if self._host is not None:
             await asyncio.to_thread(self._host.launcher.close)
         await asyncio.to_thread(self.crash_bundles.close)
@@ -321,7 +331,7 @@ class Server:
 
     def _worker_pids(self) -> list[int]:
         slots = (slot for model in self.registry for slot in model.pool.slots)
-        return [pid for slot in slots if slot.worker for pid in slot.worker.pids if pid > 0]
+        return [pid for slot in slots if slot.worker for pid in slot.worker.local_pids]
 
     # ---- stopping ----
 

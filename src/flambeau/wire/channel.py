@@ -67,6 +67,11 @@ class ServerChannel(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close the channel at once, without waiting for what was sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
         self._loop = asyncio.get_running_loop()
@@ -147,12 +152,15 @@ class WorkerChannel:
         count = self.socket.recv_into(self._frames.space(), 0, flags)
         if not count:
             return False
+        self._take(count)
+        return True
+
+    def _take(self, count: int) -> None:
         try:
             for payload in self._frames.filled(count):
                 self._arrived.extend(decode_to_worker(payload))
         except BadFrame as error:  # nothing that follows can be trusted: the process ends, from any thread or callback
             raise SystemExit(f"the server sent a malformed frame ({error})") from None
-        return True
 
 
 _size = struct.Struct("<I")  # PREFIX bytes

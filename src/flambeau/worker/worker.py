@@ -20,6 +20,7 @@ from flambeau.wire import stack_dumps
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.log_records import WorkerFormatter
 from flambeau.wire.messages import Load, Samples
+from flambeau.wire.tls import HEARTBEAT_S, HEARTBEAT_VARIABLE, PIN_VARIABLE, TOKEN_VARIABLE, connect_worker
 from flambeau.worker.context import Context
 from flambeau.worker.execution_modes import MODES
 from flambeau.worker.failures import load_failed
@@ -36,26 +37,31 @@ MAX_FRAME_BYTES = (1 << 32) - 1  # the server limits what it sends
 
 def main(arguments: list[str]) -> int:
     """Run a worker; the exit status is 0 when the server stopped it."""
-    die_with_parent()
+    if PIN_VARIABLE not in os.environ:  # a placed worker lives as long as its channel, whatever becomes of its agent
+        die_with_parent()
     faulthandler.enable(all_threads=False)
     stack_dumps.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Bare messages: the server adds the time and the name of the worker.
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
-    sock = connect(dict(zip(arguments[::2], arguments[1::2], strict=True)))
-    threading.Thread(target=exit_with_server, args=(sock.fileno(),), daemon=True, name="exit-with-server").start()
-    return serve(WorkerChannel(sock, MAX_FRAME_BYTES))
+    channel = connect(dict(zip(arguments[::2], arguments[1::2], strict=True)))
+    fd = channel.socket.fileno()
+    threading.Thread(target=exit_with_server, args=(fd,), daemon=True, name="exit-with-server").start()
+    return serve(channel)
 
 
-def connect(options: dict[str, str]) -> socket.socket:
+def connect(options: dict[str, str]) -> WorkerChannel:
     if "--fd" in options:
-        return socket.socket(fileno=int(options["--fd"]))
+        return WorkerChannel(socket.socket(fileno=int(options["--fd"])), MAX_FRAME_BYTES)
+    if (pin := os.environ.pop(PIN_VARIABLE, "")) and (token := os.environ.pop(TOKEN_VARIABLE, "")):
+        heartbeat_s = float(os.environ.pop(HEARTBEAT_VARIABLE, HEARTBEAT_S))
+        return connect_worker(options["--connect"], pin, token, heartbeat_s)
     host, _, port = options["--connect"].rpartition(":")
     sock = socket.create_connection((host, int(port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(os.environ.pop("FLAMBEAU_WORKER_TOKEN").encode())
-    return sock
+    sock.sendall(os.environ.pop(TOKEN_VARIABLE).encode())
+    return WorkerChannel(sock, MAX_FRAME_BYTES)
 
 
 def die_with_parent() -> None:

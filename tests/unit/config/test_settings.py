@@ -15,6 +15,7 @@ from flambeau.config.server import SECRET_VARIABLES, ServerConfig
 from flambeau.config.settings import DEFAULTS, EVERY, LLM_SERVE, SERVE, SERVER_SETTINGS
 from flambeau.config.value_types import (
     Choice,
+    ClusterManager,
     FilePath,
     ModelDefaults,
     ModelEntry,
@@ -114,6 +115,10 @@ def sample(setting):
         return kind.words[-1]
     if isinstance(kind, ModelDefaults):
         return '{"m": {"workers": 2}}'
+    if isinstance(kind, ClusterManager):
+        return "ray=head:6379"
+    if setting.name == "worker_address":
+        return "10.0.0.1:7000"
     return "/some/path" if isinstance(kind, FilePath | ModelList) else "some"
 
 

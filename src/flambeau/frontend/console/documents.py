@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from msgspec import to_builtins
+
 from flambeau import __version__
 from flambeau.config.model import ModelConfig
 from flambeau.frontend import operations
@@ -16,7 +18,7 @@ from flambeau.logs.line_formats import masked
 from flambeau.metrics.system import resident_bytes
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
-from flambeau.serving.workers.host_resources import count_cores, resident_bytes_of
+from flambeau.serving.workers.host_resources import count_cores
 from flambeau.serving.workers.supervisor import Slot
 from flambeau.wire.example_requests import is_json
 
@@ -87,7 +89,7 @@ def worker_document(slot: Slot, *, details: bool) -> dict[str, Any]:
         "state": operations.state_of(slot),
         "pid": worker.pid if worker else 0,
         "device": ", ".join(f"cuda:{device}" for device in slot.devices),
-        "bytes": resident_bytes_of(worker.pids) if worker and worker.pid else 0,
+        "bytes": worker.resident_bytes if worker else 0,
         "startedAt": slot.started_at,
         "restarts": slot.restarts,
         "running": sum(batch.remaining for batch in worker.batches) if worker else 0,
@@ -176,6 +178,7 @@ OTHERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("hangTimeoutInSec", "hang_s", _seconds),
     ("envelope", "envelope", _plain),
     ("openai", "openai", _switch),
+    ("cluster", "cluster", lambda one: _plain(one and to_builtins(one))),
 )
 _KNOWN = frozenset(key for key, _, _ in (*MAIN, *OTHERS))
 

@@ -259,6 +259,13 @@ MANAGEMENT = [
         answers=_DONE,
         errors=(400, 404, 405),
     ),
+    Operation(
+        path="/cluster",
+        method="get",
+        id="cluster",
+        summary="The other machines of this server, and where its workers run or what they wait for.",
+        errors=(400, 405),
+    ),
     _METRICS,
 ]
 METRICS = [_METRICS]

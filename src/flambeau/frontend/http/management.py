@@ -8,6 +8,7 @@ from typing import Any
 from flambeau.config.server import ServerConfig
 from flambeau.frontend import operations
 from flambeau.frontend.authorization import Keys
+from flambeau.frontend.cluster_document import cluster_document
 from flambeau.frontend.http.api_descriptions import management_document
 from flambeau.frontend.http.bodies import bytes_of, check_parameters, media_type_of, read_fields, read_lenient
 from flambeau.frontend.http.errors import JSON_TYPE, respond_json
@@ -59,7 +60,7 @@ class ManagementApi:
         }
 
     def routes(self) -> dict[str, Endpoint]:
-        return {"models": self.models, "slow": self.slow, ANYTHING: unknown_path}
+        return {"models": self.models, "slow": self.slow, "cluster": self.cluster, ANYTHING: unknown_path}
 
     def slow(self, exchange: Exchange, segments: list[str]) -> None:
         """GET /slow: the slowest requests of the last hour."""
@@ -70,6 +71,15 @@ class ManagementApi:
         else:
             values = read_parameters(SLOW, query_of(exchange))
             respond_json(exchange, 200, operations.slow_requests(self._server, values["model"], values["limit"]))
+
+    async def cluster(self, exchange: Exchange, segments: list[str]) -> None:
+        """GET /cluster: the other machines of this server, and its workers there."""
+        if len(segments) > 1:
+            not_found(exchange)
+        elif exchange.method not in ("GET", "HEAD"):
+            not_allowed(exchange)
+        else:
+            respond_json(exchange, 200, await cluster_document(self._server))
 
     async def models(self, exchange: Exchange, segments: list[str]) -> None:
         name = segments[1] if len(segments) > 1 else None

@@ -125,7 +125,10 @@ class BatchDispatcher:
         limit = contention.limit
         if limit is None:
             return False
-        return sum(bool(worker.batches) and worker.pid not in contention.sleeping for worker in self._workers) >= limit
+        return (
+            sum(bool(worker.batches) and worker.local_pid not in contention.sleeping for worker in self._workers)
+            >= limit
+        )
 
     def _may_send_beside(self, worker: Worker) -> bool:
         """Whether a concurrent worker may get one more job; a job suspected of a crash runs alone."""
@@ -181,7 +184,7 @@ class BusyWorker(Protocol):
     """The part of a worker that CPU contention needs."""
 
     @property
-    def pid(self) -> int: ...
+    def local_pid(self) -> int: ...
 
     @property
     def num_batches(self) -> int: ...
@@ -207,13 +210,13 @@ class CpuContention:
         now = time.monotonic() if now is None else now
         samples, shares = {}, {}
         for worker in workers:
-            cpu_s = self._read_cpu_s(worker.pid) if worker.num_batches else None
+            cpu_s = self._read_cpu_s(worker.local_pid) if worker.num_batches else None
             if cpu_s is None:
                 continue
-            samples[worker.pid] = (now, cpu_s)
-            if worker.pid in self._samples and now > self._samples[worker.pid][0]:
-                before, cpu_s_before = self._samples[worker.pid]
-                shares[worker.pid] = min(1.0, max(0.0, cpu_s - cpu_s_before) / (now - before))
+            samples[worker.local_pid] = (now, cpu_s)
+            if worker.local_pid in self._samples and now > self._samples[worker.local_pid][0]:
+                before, cpu_s_before = self._samples[worker.local_pid]
+                shares[worker.local_pid] = min(1.0, max(0.0, cpu_s - cpu_s_before) / (now - before))
         self._samples = samples
         self.sleeping = frozenset(pid for pid, share in shares.items() if share < SLEEPING_BELOW)
         for share in shares.values():

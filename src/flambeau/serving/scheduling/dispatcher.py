@@ -55,7 +55,7 @@ class Worker(Protocol):
         """How long a batch takes, smoothed; None before the first."""
 
     @property
-    def pid(self) -> int: ...
+    def local_pid(self) -> int: ...
 
     def send(self, jobs: Sequence[Job], held_since: float = 0.0) -> None:
         """Send these jobs as one batch; it may have waited for more jobs since a point in time."""

@@ -27,14 +27,17 @@ class DeviceAllocator:
         gpus: range,
         devices_in_use: Callable[[], Iterable[int | None]],
         rendezvous_ports: RendezvousPorts,
+        *,
+        is_placed: bool = False,
     ) -> None:
-        self._ranks = RankLayout.of(config)
+        """`is_placed`: its workers run on other machines, apart from some."""
+        self._ranks = RankLayout.of(config, may_span=is_placed)
         self._level = config.parallel_level if config.parallel_type else 0
         self._candidates = candidates_of(config, gpus)
-        for text in unmet_wishes(config, gpus):
+        for text in () if is_placed else unmet_wishes(config, gpus):
             logger.warning("model %s: %s", model, text)
         self._max_workers: int | None = None  # None: no limit
-        if self._candidates and self._level:
+        if self._candidates and self._level and not is_placed:
             self._max_workers = num_groups(len(self._candidates), self._level, model)
         self._devices_in_use = devices_in_use
         self._ports = rendezvous_ports
@@ -48,7 +51,7 @@ class DeviceAllocator:
 
     def take_id(self) -> int | None:
         """The first of several ids in a row, one for each rank; None if the worker needs only one id."""
-        return self._ports.take_id(self._level) if self._level else None
+        return self._ports.take_id(self._ranks.count if self._ranks else self._level) if self._level else None
 
     def place(self) -> tuple[int, ...]:
         """The devices of the next worker."""
@@ -72,6 +75,10 @@ class DeviceAllocator:
         if self._ranks is None:
             return spec
         return self._ranks.split(spec, self._ports.take_port(spec.id))
+
+    def split(self, spec: WorkerSpec) -> WorkerSpec:
+        """Split a worker of other machines into ranks; where they meet is known when they have their machines."""
+        return spec if self._ranks is None else self._ranks.split(spec, 0)
 
 
 def candidates_of(config: ModelConfig, gpus: range) -> Sequence[int]:

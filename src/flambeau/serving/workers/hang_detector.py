@@ -62,7 +62,7 @@ class HangDetector:
     async def _check(self, worker: RemoteWorker) -> None:
         silent_s = worker.seconds_silent()
         watch = self._watches.get(worker)
-        pids = [pid for pid in worker.pids if pid > 0]
+        pids = worker.local_pids
         has_stopped = any(map(is_stopped, pids))
         if silent_s < self.interval_s and not has_stopped:  # the usual case: idle, or quick
             if watch is not None:

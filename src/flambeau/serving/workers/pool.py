@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import WorkersFailed
@@ -280,6 +280,21 @@ class WorkerPool:
 
 
 def surplus(slots: Sequence[Slot], number: int) -> list[Slot]:
-    """The slots to retire so that `number` are left: those without a ready worker first, the newest of them first."""
-    by_use = sorted(slots, key=lambda slot: (not slot.is_alive, slot.worker is None))  # stable: the oldest first
-    return by_use[number:]
+    """The slots to retire so that `number` are left: those without a ready worker first, the newest of them first.
+
+    Of those on other machines, the ones go first whose machine has the fewest workers, so that machines fall idle.
+    """
+    left, retired = [*slots], list[Slot]()
+    load = {slot.placement.node: slot.placement.num_neighbors for slot in slots if slot.placement is not None}
+    while len(left) > number:
+        # min takes the first of equals, so the newest goes before the oldest.
+        slot = min(reversed(left), key=lambda slot: (slot.is_alive, slot.worker is not None, _neighbors(slot, load)))
+        left.remove(slot)
+        retired.append(slot)
+        if slot.placement is not None:
+            load[slot.placement.node] -= 1
+    return retired[::-1]
+
+
+def _neighbors(slot: Slot, load: Mapping[str, int]) -> int:
+    return load[slot.placement.node] if slot.placement is not None else 0

@@ -10,10 +10,9 @@ from dataclasses import replace
 from functools import partial
 
 from flambeau.serving.crash_recovery import WorkerExit
-from flambeau.serving.events import ServerEvents
-from flambeau.serving.workers.launcher import Launcher
+from flambeau.serving.workers.life import NewLife
 from flambeau.serving.workers.worker_output import WorkerOutput
-from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
+from flambeau.serving.workers.worker_process import WorkerSpec
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import (
     Cancel,
@@ -45,13 +44,11 @@ class RankGroup:
         on_messages: Callable[[list[ToServer]], None],
         on_closed: Callable[[str], None],
         output: WorkerOutput,
-        events: ServerEvents,
-        launcher: Launcher,
+        new_life: NewLife,
     ) -> None:
         self._specs = (spec, *spec.others)
         self._processes = [
-            WorkerProcess(s, partial(self._new_channel, rank), output.of_rank(rank), events, launcher)
-            for rank, s in enumerate(self._specs)
+            new_life(s, partial(self._new_channel, rank), output.of_rank(rank)) for rank, s in enumerate(self._specs)
         ]
         self._channels: dict[int, ServerChannel] = {}
         self._ready: dict[int, Ready] = {}
@@ -72,6 +69,18 @@ class RankGroup:
     def pids(self) -> list[int]:
         """The process ids, by rank."""
         return [process.pid for process in self._processes]
+
+    @property
+    def local_pids(self) -> list[int]:
+        return [pid for process in self._processes for pid in process.local_pids]
+
+    @property
+    def resident_by_rank(self) -> list[int]:
+        return [process.resident_bytes for process in self._processes]
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(self.resident_by_rank)
 
     @property
     def has_exited(self) -> bool:
@@ -141,7 +150,11 @@ class RankGroup:
         self._channels[rank] = channel
         return channel
 
+    def on_channel_closed(self) -> None:
+        """Each rank has a channel of its own."""
+
     def _on_end(self, rank: int, fault: str) -> None:
+        self._processes[rank].on_channel_closed()
         if fault:
             self.kill(WorkerExit(reason=f"rank {rank} {fault}"))
         if not self._is_closed:

@@ -21,6 +21,7 @@ from flambeau.serving.workers.worker_process import WorkerSpec
 logger = logging.getLogger(__name__)
 
 LAST_PORT = 65535
+MAX_NODES = 1024
 _KNOWN = (
     "nnodes",
     "nproc-per-node",
@@ -42,14 +43,14 @@ class RankLayout:
     threads: int
 
     @classmethod
-    def of(cls, config: ModelConfig) -> RankLayout | None:
-        """The layout in a model's settings; None: one process."""
+    def of(cls, config: ModelConfig, *, may_span: bool = False) -> RankLayout | None:
+        """The layout in a model's settings; None: one process. `may_span`: several machines."""
         if config.parallel_type in ("", "custom") or config.parallel_level < 1:
             return None
-        _check(config.torchrun)
+        _check(config.torchrun, may_span=may_span)
         threads = config.torchrun.get("OMP_NUMBER_THREADS", 1)
         return cls(
-            count=config.parallel_level,
+            count=config.parallel_level * num_nodes(config),
             keeps_step=keeps_step(config),
             threads=threads if isinstance(threads, int) and threads > 0 else 1,
         )
@@ -103,12 +104,20 @@ def keeps_step(config: ModelConfig) -> bool:
     return config.parallel_type in ("tp", "pptp") and config.parallel_level > 0
 
 
-def _check(torchrun: Mapping[str, Any]) -> None:
+def num_nodes(config: ModelConfig) -> int:
+    """The machines of a worker: `nnodes` of torchrun."""
+    nodes = config.torchrun.get("nnodes", 1)
+    return nodes if isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 0 else 1
+
+
+def _check(torchrun: Mapping[str, Any], *, may_span: bool) -> None:
     nodes = torchrun.get("nnodes", 1)
-    if str(nodes) not in ("1", "1:1"):
+    if may_span and (not isinstance(nodes, int) or not 0 < nodes <= MAX_NODES) and str(nodes) != "1:1":
+        raise ConfigError(f"torchrun: nnodes is {nodes!r}; it must be a whole number from 1 to {MAX_NODES}")
+    if str(nodes) not in ("1", "1:1") and not may_span:
         raise ConfigError(
             f"torchrun: nnodes is {nodes}; the processes of a worker all run on this machine, so set nnodes: 1 and "
-            "choose their number with nproc-per-node"
+            "choose their number with nproc-per-node, or start the server with a cluster (--cluster ray)"
         )
     if unknown := [key for key in torchrun if key not in _KNOWN]:
         logger.warning("torchrun: %s is not known; known are %s", ", ".join(map(str, unknown)), ", ".join(_KNOWN))

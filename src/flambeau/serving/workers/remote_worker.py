@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from flambeau.errors import InvalidInput, JobFailed, ReplyNotRead
 from flambeau.metrics.traffic import ModelTraffic, smoothed
@@ -21,6 +22,7 @@ from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import private_bytes_of
 from flambeau.serving.workers.in_flight import Batch, InFlight
 from flambeau.serving.workers.launcher import Launcher
+from flambeau.serving.workers.life import NewLife, NodePlacement, WorkerLife
 from flambeau.serving.workers.rank_group import RankGroup
 from flambeau.serving.workers.worker_output import KEPT_LINES, WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
@@ -63,6 +65,7 @@ class RemoteWorker:
         output: WorkerOutput,
         events: ServerEvents,
         launcher: Launcher,
+        placement: NodePlacement | None = None,
         step_times: StepTimes | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -110,13 +113,15 @@ class RemoteWorker:
         self._reports_batches = events.reports_batches
         self._name = spec.name
         self._channel: ServerChannel | RankGroup | None = None
-        self._process: WorkerProcess | RankGroup
+        self.placement = placement
+        new_life: NewLife = partial(WorkerProcess, events=events, launcher=launcher)
+        if placement is not None:
+            new_life = placement.new_life
+        self._process: WorkerLife | RankGroup
         if spec.others:
-            self._channel = self._process = RankGroup(
-                spec, self._receive, self._on_channel_closed, output, events, launcher
-            )
+            self._channel = self._process = RankGroup(spec, self._receive, self._on_channel_closed, output, new_life)
         else:
-            self._process = WorkerProcess(spec, self._new_channel, output, events, launcher)
+            self._process = new_life(spec, self._new_channel, output)
 
     # ---- life cycle ----
 
@@ -127,13 +132,50 @@ class RemoteWorker:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of all its ranks."""
-        return self._process.pids
+        """The process ids of all its ranks, each on its machine."""
+        return self._process.pids if isinstance(self._process, RankGroup) else [self._process.pid]
+
+    @property
+    def local_pids(self) -> list[int]:
+        """Those of its processes that run on this machine."""
+        return self._process.local_pids
+
+    @property
+    def resident_by_rank(self) -> list[int]:
+        """The resident memory of each process, as last known."""
+        process = self._process
+        return process.resident_by_rank if isinstance(process, RankGroup) else [process.resident_bytes]
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._process.resident_bytes
+
+    @property
+    def node(self) -> str:
+        """The machines it runs on; empty: this one."""
+        return self.placement.node if self.placement is not None else ""
+
+    @property
+    def waiting(self) -> str:
+        """The machine that it waits for, in words; empty if it waits for none."""
+        return self.placement.waiting if self.placement is not None else ""
 
     @property
     def has_exited(self) -> bool:
         """Whether the process is gone. `is_ready` tells it a moment later, but costs no system call."""
         return self._process.has_exited
+
+    def seconds_loading(self) -> float:
+        """How long its process has been starting; 0 while it waits for a machine."""
+        if self.placement is None:
+            return self._now() - self._began
+        return self._now() - max(self._began, self.placement.acquired_at) if self.placement.acquired_at else 0.0
+
+    @property
+    def local_pid(self) -> int:
+        """The process id on this machine, or 0."""
+        pids = self._process.local_pids
+        return pids[0] if pids else 0
 
     @property
     def last_lines(self) -> tuple[str, ...]:
@@ -185,7 +227,7 @@ class RemoteWorker:
 
     def kill_with_stacks(self, cause: WorkerExit) -> None:
         """Kill the process a moment later, when it has written its stacks; at once if it cannot."""
-        dumps = [dump for pid in self.pids if pid > 0 and (dump := StackDump(pid)).is_requested]
+        dumps = [dump for pid in self.local_pids if (dump := StackDump(pid)).is_requested]
         if dumps:
             self.is_ending = True
             asyncio.get_running_loop().call_later(DUMP_S, self._kill_with, cause, dumps, MAX_DUMP_WAITS)
@@ -305,7 +347,7 @@ class RemoteWorker:
                 self._traffic.engine.add(self._name, message)
 
     def _on_ready(self, message: Ready) -> None:
-        if isinstance(self._process, WorkerProcess):  # a group notes it for each rank
+        if not isinstance(self._process, RankGroup):  # a group notes it for each rank
             self._process.note_ready()
         self.is_concurrent = self._in_flight.is_concurrent = message.is_concurrent
         self.is_continuous = message.is_continuous
@@ -317,7 +359,7 @@ class RemoteWorker:
         self.depth = self._in_flight.depth = message.depth
         self.shares_memory = message.can_share_memory
         self.is_ready = True
-        self.loaded_bytes = private_bytes_of(self.pids)
+        self.loaded_bytes = private_bytes_of(self.local_pids)
         self.ready_at = self._now()
         self.load_s = self.ready_at - self._began
         self._traffic.loaded(self._name, self.load_s)
@@ -401,7 +443,7 @@ class RemoteWorker:
 
     def _on_failed(self, failed: Failed) -> None:
         if not failed.job_ids:
-            assert isinstance(self._process, WorkerProcess)  # a group keeps the failure itself
+            assert not isinstance(self._process, RankGroup)  # a group keeps the failure itself
             self._process.load_failure = failed
             self._events.load_failed(self._name, failed.message, "" if failed.is_final else failed.detail)
             return
@@ -460,6 +502,7 @@ class RemoteWorker:
     def _on_channel_closed(self, fault: str) -> None:
         """The worker is exiting or sent an invalid frame; it gets a moment to exit by itself."""
         self.is_ready = False
+        self._process.on_channel_closed()
         if not self._closed.done():
             self._closed.set_result(None)
         if fault:

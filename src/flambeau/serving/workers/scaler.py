@@ -82,6 +82,6 @@ class Scaler:
             )
 
     def _has_room(self) -> bool:
-        sizes = [resident_bytes_of(worker.pids) for worker in self._pool.workers if worker.is_ready]
+        sizes = [resident_bytes_of(worker.local_pids) for worker in self._pool.workers if worker.is_ready]
         self._worker_bytes = max([self._worker_bytes, *sizes])
         return has_room(available_bytes(), self._worker_bytes)

@@ -8,10 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from flambeau.errors import MissingPackages
 from flambeau.serving.crash_recovery import WorkerExit, backoff_s, is_same_failure, should_abandon
 from flambeau.serving.events import ServerEvents, WorkerRef
+from flambeau.serving.workers.life import NodePlacement
 from flambeau.serving.workers.remote_worker import RemoteWorker
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ class Slot:
 
     ref: WorkerRef
     devices: tuple[int, ...] = ()
+    placement: NodePlacement | None = None  # on other machines; it stays as well
     worker: RemoteWorker | None = None
     task: asyncio.Task[None] | None = None
     failures: int = 0  # in a row
@@ -158,7 +161,7 @@ class Supervisor:
         slot.started_at = worker.started_at
         self._events.worker_starting(slot.ref)
         self._on_started(worker)
-        timer = asyncio.get_running_loop().call_later(self._startup_timeout_s, self._on_slow_start, slot, worker)
+        timer = StartupTimer(worker, self._startup_timeout_s, partial(self._on_slow_start, slot, worker))
         worker.ready.add_done_callback(lambda ready: self._on_ready(slot, timer, ready))
         try:
             worker_exit = await worker.run()
@@ -175,7 +178,7 @@ class Supervisor:
             reason = f"the model was not loaded within startupTimeout, {self._startup_timeout_s:g} s"
             worker.kill_with_stacks(WorkerExit(reason=reason, while_loading=True))
 
-    def _on_ready(self, slot: Slot, timer: asyncio.TimerHandle, ready: asyncio.Future[None]) -> None:
+    def _on_ready(self, slot: Slot, timer: StartupTimer, ready: asyncio.Future[None]) -> None:
         timer.cancel()
         if not ready.cancelled():
             self.load_s = time.time() - slot.started_at
@@ -195,3 +198,25 @@ class Supervisor:
             slot.task.cancel()
         if slot.task is not None:
             await asyncio.wait([slot.task])
+        if slot.placement is not None:
+            slot.placement.close()
+
+
+class StartupTimer:
+    """Calls `on_late` when a worker has taken too long to load. The time that it waits for a machine does not count."""
+
+    def __init__(self, worker: RemoteWorker, timeout_s: float, on_late: Callable[[], None]) -> None:
+        self._worker = worker
+        self._timeout_s = timeout_s
+        self._on_late = on_late
+        self._handle = asyncio.get_running_loop().call_later(timeout_s, self._check)
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _check(self) -> None:
+        left_s = self._timeout_s - self._worker.seconds_loading()
+        if left_s > 0.01:
+            self._handle = asyncio.get_running_loop().call_later(left_s, self._check)
+        else:
+            self._on_late()

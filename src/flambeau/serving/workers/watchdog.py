@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from flambeau.config.model import ModelConfig
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.workers.host_resources import family_bytes, resident_bytes_of
+from flambeau.serving.workers.host_resources import family_bytes
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker
 
@@ -92,7 +92,7 @@ class LivenessCheck:
         if worker.seconds_silent() > timeout_s:
             if not worker.is_ending:
                 self._on_stalled(worker)
-        elif limit_mb is not None and (used := resident_bytes_of(worker.pids)) > limit_mb << 20:
+        elif limit_mb is not None and (used := worker.resident_bytes) > limit_mb << 20:
             self._on_oversized(worker, used, "")
 
     def _on_stalled(self, worker: RemoteWorker) -> None:
@@ -106,7 +106,7 @@ class LivenessCheck:
         if (limit_mb := self._memory_limit_mb) is None:
             return
         for worker in [*self._pool.workers]:
-            used = await asyncio.to_thread(family_bytes, worker.pids, limit_mb << 20)
+            used = await asyncio.to_thread(family_bytes, worker.local_pids, limit_mb << 20)
             if used > limit_mb << 20:
                 self._on_oversized(worker, used, " with its children")
 

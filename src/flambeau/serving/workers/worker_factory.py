@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from flambeau.archive.packages import missing_packages
 from flambeau.config.model import ModelConfig
+from flambeau.config.placement import PlacementSettings
 from flambeau.config.server import ServerConfig
 from flambeau.errors import MissingPackages
 from flambeau.logs.writer import Logs
@@ -25,12 +27,15 @@ from flambeau.serving.workers.device_allocator import DeviceAllocator, threads_p
 from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import count_cores
 from flambeau.serving.workers.launcher import Launcher
+from flambeau.serving.workers.life import Placer
 from flambeau.serving.workers.ranks import RendezvousPorts
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.supervisor import Slot
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec, environment_for
 from flambeau.wire.messages import Load, Samples, Shared
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,7 @@ class Host:
     crash_bundles: CrashBundles
     probe: Callable[[], Shared | None]
     devices_in_use: Callable[[], Iterator[int | None]]
+    cluster: Placer | None = None  # other machines
 
 
 class WorkerFactory:
@@ -61,7 +67,15 @@ class WorkerFactory:
         self._source = source
         self._host = host
         self._num_cores = count_cores()
-        self._devices = DeviceAllocator(name, config, host.gpus, host.devices_in_use, host.rendezvous_ports)
+        self._cluster = host.cluster
+        self._settings = config.cluster or PlacementSettings()
+        if self._cluster is None and config.cluster is not None:
+            text = "%s: cluster in its model-config.yaml is ignored: the server has no cluster (--cluster)"
+            logger.info(text, name)
+        is_placed = self._cluster is not None
+        self._devices = DeviceAllocator(
+            name, config, host.gpus, host.devices_in_use, host.rendezvous_ports, is_placed=is_placed
+        )
         self.config = self._devices.config
         self.environment = SERVER_ENVIRONMENT
 
@@ -74,9 +88,13 @@ class WorkerFactory:
         """The envelope around the handler: the model's, or else the server's."""
         return self._host.config.service_envelope if self.config.envelope is None else self.config.envelope
 
-    def new_slot(self) -> Slot:
+    def new_slot(self, num_here: int = 0) -> Slot:
+        """A slot on another machine if there are any; the first ones may stay here."""
         number = self._devices.take_id() or next(self._host.worker_ids)
-        return Slot(WorkerRef(number, self._name, self._version), self._devices.place())
+        ref = WorkerRef(number, self._name, self._version)
+        if self._cluster is None or num_here < self._settings.here:
+            return Slot(ref, self._devices.place())
+        return Slot(ref, placement=self._cluster.new_placement(self._name, self.config))
 
     def new_worker(
         self,
@@ -99,7 +117,11 @@ class WorkerFactory:
         def on_printed(samples: list[Sample]) -> None:
             telemetry.add_samples(samples, self._name)
 
-        spec = self._devices.apply(self._spec(slot, self._load(slot), num_workers), slot.devices)
+        spec = self._spec(slot, self._load(slot), num_workers)
+        if slot.placement is None:
+            spec = self._devices.apply(spec, slot.devices)
+        else:
+            spec = self._devices.split(replace(spec, environment=self._node_variables(spec.environment)))
         output = WorkerOutput(self._host.logs, spec.name, on_printed, events, self._name)
         return RemoteWorker(
             spec,
@@ -111,8 +133,14 @@ class WorkerFactory:
             output=output,
             events=events,
             launcher=self._host.launcher,
+            placement=slot.placement,
             step_times=step_times,
         )
+
+    def _node_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """As many threads as the worker has CPUs there."""
+        threads = str(max(1, int(self._settings.cpus)))
+        return {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
     def _check_packages(self) -> None:
         """Raise MissingPackages if the handler is built in and cannot be imported; a worker would only tell it later.
@@ -120,6 +148,8 @@ class WorkerFactory:
         An interpreter of the model's own is not examined.
         """
         environment, folder = self.environment, self._source.folder
+        if self._cluster is not None:  # the packages of its machine count
+            return
         if environment.python != sys.executable or (folder / f"{self._handler}.py").is_file():
             return
         path = [str(folder), *([str(environment.packages)] if environment.packages else []), *sys.path]

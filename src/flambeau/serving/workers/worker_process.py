@@ -19,6 +19,7 @@ from typing import cast
 
 from flambeau.config.server import SECRET_VARIABLES, SequenceHeaders
 from flambeau.errors import FlambeauError
+from flambeau.metrics.system import resident_bytes
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
@@ -26,11 +27,11 @@ from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Failed, Load
 from flambeau.wire.stack_dumps import stack_lines
+from flambeau.wire.tls import TOKEN_VARIABLE
 
 logger = logging.getLogger(__name__)
 
 SOCKET_BUFFER_BYTES = 1 << 20
-TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which every user can read
 TOKEN_TIMEOUT_S = 10.0  # a worker sends its token as soon as it is connected
 KERNEL_KILLS_S = 5.0
 SILENT_EXIT = "it printed nothing: the handler or a library called os._exit or exit. Raise an exception instead"
@@ -50,6 +51,11 @@ class WorkerSpec:
     others: tuple[WorkerSpec, ...] = ()  # the other ranks, if this is rank 0 of a group
     keeps_step: bool = False  # every rank of the group gets every batch
     restore_files: Callable[[], None] | None = None  # unpacks files of the model again that were deleted
+
+    @property
+    def has_own_python(self) -> bool:
+        """Whether the model has an environment of its own."""
+        return self.python != sys.executable
 
     @property
     def ref(self) -> WorkerRef:
@@ -87,8 +93,12 @@ class WorkerProcess:
         return self._process.pid if self._process else 0
 
     @property
-    def pids(self) -> list[int]:
-        return [self.pid]
+    def local_pids(self) -> list[int]:
+        return [self.pid] if self._process else []
+
+    @property
+    def resident_bytes(self) -> int:
+        return resident_bytes(self.pid) if self._process else 0
 
     @property
     def has_exited(self) -> bool:
@@ -186,6 +196,9 @@ class WorkerProcess:
         if self._process is not None:
             self._process.note_ready()
 
+    def on_channel_closed(self) -> None:
+        """The exit of the process tells more."""
+
     def kill(self, cause: WorkerExit) -> None:
         """Kill the process and its children; one that has not started yet is killed then."""
         if self._process is None:
@@ -195,44 +208,62 @@ class WorkerProcess:
             kill_group(self.pid)
 
     def _exit_from(self, code: int) -> WorkerExit:
-        """Combine the exit status, the reported failure and the reason of a kill."""
-        words, by_signal = describe_exit(code)
-        lines = self._output.tail.lines()
-        if (failure := self.load_failure) is not None:
-            if failure.is_final:  # its message suffices
-                logger.debug("%s could not load its model:\n%s", self._spec.name, failure.detail)
-                lines = ()
-            return WorkerExit(
-                reason=f"the model could not be loaded: {failure.message}",
-                exit_code=code,
-                out_of_memory=failure.status == 507,
-                while_loading=True,
-                is_final=failure.is_final,
-                needs_install=failure.needs_install,
-                last_lines=lines if failure.is_final else tuple(failure.detail.strip().splitlines()[-12:]) or lines,
-            )
-        if self._kill_cause is not None:
-            return WorkerExit(
-                reason=self._kill_cause.reason,
-                exit_code=code,
-                signal=by_signal,
-                out_of_memory=self._kill_cause.out_of_memory,
-                by_server=True,
-                spares_jobs=self._kill_cause.spares_jobs,
-                while_loading=self._kill_cause.while_loading,
-                is_hung=self._kill_cause.is_hung,
-                stacks=self._kill_cause.stacks,
-                last_lines=(*lines, *stack_lines(self._kill_cause.stacks)),
-            )
-        by_kernel = by_signal == signal.SIGKILL and self._kernel_kills.has_new
-        if by_kernel:
-            words += ", by the kernel because memory ran out"
-        elif by_signal == signal.SIGKILL:
-            words += ", probably from outside: an operator, or the kernel's out-of-memory killer"
-        out_of_memory = by_kernel or code == 137  # 137: SIGKILL, as a shell reports it
-        if code > 0 and not lines:
-            lines = (SILENT_EXIT,)
-        return WorkerExit(reason=words, exit_code=code, signal=by_signal, out_of_memory=out_of_memory, last_lines=lines)
+        return exit_of(
+            self._spec.name,
+            code,
+            failure=self.load_failure,
+            kill_cause=self._kill_cause,
+            lines=self._output.tail.lines(),
+            has_kernel_kill=lambda: self._kernel_kills.has_new,
+        )
+
+
+def exit_of(
+    name: str,
+    code: int,
+    *,
+    failure: Failed | None,
+    kill_cause: WorkerExit | None,
+    lines: tuple[str, ...],
+    has_kernel_kill: Callable[[], bool],
+) -> WorkerExit:
+    """Combine the exit status, the reported failure and the reason of a kill."""
+    words, by_signal = describe_exit(code)
+    if failure is not None:
+        if failure.is_final:  # its message suffices
+            logger.debug("%s could not load its model:\n%s", name, failure.detail)
+            lines = ()
+        return WorkerExit(
+            reason=f"the model could not be loaded: {failure.message}",
+            exit_code=code,
+            out_of_memory=failure.status == 507,
+            while_loading=True,
+            is_final=failure.is_final,
+            needs_install=failure.needs_install,
+            last_lines=lines if failure.is_final else tuple(failure.detail.strip().splitlines()[-12:]) or lines,
+        )
+    if kill_cause is not None:
+        return WorkerExit(
+            reason=kill_cause.reason,
+            exit_code=code,
+            signal=by_signal,
+            out_of_memory=kill_cause.out_of_memory,
+            by_server=True,
+            spares_jobs=kill_cause.spares_jobs,
+            while_loading=kill_cause.while_loading,
+            is_hung=kill_cause.is_hung,
+            stacks=kill_cause.stacks,
+            last_lines=(*lines, *stack_lines(kill_cause.stacks)),
+        )
+    by_kernel = by_signal == signal.SIGKILL and has_kernel_kill()
+    if by_kernel:
+        words += ", by the kernel because memory ran out"
+    elif by_signal == signal.SIGKILL:
+        words += ", probably from outside: an operator, or the kernel's out-of-memory killer"
+    out_of_memory = by_kernel or code == 137  # 137: SIGKILL, as a shell reports it
+    if code > 0 and not lines:
+        lines = (SILENT_EXIT,)
+    return WorkerExit(reason=words, exit_code=code, signal=by_signal, out_of_memory=out_of_memory, last_lines=lines)
 
 
 class TokenGate(asyncio.Protocol):

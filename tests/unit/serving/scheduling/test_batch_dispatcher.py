@@ -34,7 +34,7 @@ async def test_two_workers_that_generate_share_the_jobs():
 
 @dataclass
 class Worker:
-    pid: int
+    local_pid: int
     num_batches: int = 1
     cpu_s: float = 0.0
 
@@ -45,7 +45,7 @@ class Samples:
     def __init__(self, *workers):
         self.workers = workers
         self.now = 0.0
-        self.contention = CpuContention(2, lambda pid: next(w.cpu_s for w in workers if w.pid == pid))
+        self.contention = CpuContention(2, lambda pid: next(w.cpu_s for w in workers if w.local_pid == pid))
         self.contention.sample(workers, self.now)
 
     def pass_time(self, *shares):

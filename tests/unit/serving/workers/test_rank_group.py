@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.workers.rank_group import Lockstep, RankGroup
-from flambeau.serving.workers.worker_process import WorkerSpec
+from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Samples, Stop, cancelled
 
 LOAD = Load("m", "1.0", "/", "h.py", 1, None, True, True, 1)
@@ -18,7 +19,9 @@ def new_group(told, *, keeps_step):
     other = WorkerSpec(id=2, load=LOAD, environment={}, max_frame_bytes=1)
     spec = WorkerSpec(id=1, load=LOAD, environment={}, max_frame_bytes=1, others=(other,), keeps_step=keeps_step)
     output = SimpleNamespace(of_rank=lambda rank: None)
-    return RankGroup(spec, told.extend, lambda fault: None, output, ServerEvents(), None)
+    return RankGroup(
+        spec, told.extend, lambda fault: None, output, partial(WorkerProcess, events=ServerEvents(), launcher=None)
+    )
 
 
 @pytest.mark.parametrize(

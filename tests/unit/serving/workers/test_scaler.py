@@ -23,7 +23,7 @@ class Pool:
         self.load_s = 0.1
         self.has_failed_for_good = False
         self.limits = ScalingLimits(minimum=1, maximum=3)
-        self.workers = [SimpleNamespace(batches=[1], is_retiring=False, is_ready=True, pids=[1])]
+        self.workers = [SimpleNamespace(batches=[1], is_retiring=False, is_ready=True, local_pids=[1])]
         self.calls = []
 
     def scale(self, minimum, maximum):

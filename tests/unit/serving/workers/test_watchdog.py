@@ -17,7 +17,8 @@ from support.fake_workers import until
 class Worker:
     def __init__(self, silent_s=0.0):
         self.spec = SimpleNamespace(ref=WorkerRef(1, "m", "1.0"))
-        self.pids = [1]
+        self.pids = self.local_pids = [1]
+        self.resident_bytes = 0
         self.has_answered = True
         self.is_ending = False
         self.silent_s = silent_s
@@ -48,9 +49,9 @@ def test_stalled_worker_is_ended(caplog):
     assert [(record.event, record.levelname) for record in caplog.records] == [("worker_stalled", "ERROR")]
 
 
-def test_worker_that_takes_too_much_memory_is_ended(monkeypatch):
-    monkeypatch.setattr(watchdog_module, "resident_bytes_of", lambda pids: 300 << 20)
+def test_worker_that_takes_too_much_memory_is_ended():
     worker = Worker()
+    worker.resident_bytes = 300 << 20
     check(worker, memory_limit_mb=200)
     assert worker.causes == ["it used 300 MB of memory; workerMemoryLimitMb is 200"]
 

@@ -1,0 +1,27 @@
+"""The arguments of `flambeau cluster …`."""
+
+from __future__ import annotations
+
+import typer
+
+from flambeau.cli.options import DEFAULT_MANAGEMENT, Json, Management, ModelName
+
+cluster_app = typer.Typer(
+    help="Show the machines of a running server's cluster.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@cluster_app.command("nodes")
+def cluster_nodes(as_json: Json = False, url: Management = DEFAULT_MANAGEMENT) -> None:
+    """List the machines and how many workers each has."""
+    from flambeau.cli import cluster_client as work
+
+    work.nodes(url, as_json=as_json)
+
+
+@cluster_app.command("why")
+def cluster_why(model: ModelName, as_json: Json = False, url: Management = DEFAULT_MANAGEMENT) -> None:
+    """Show where each worker of a model runs, what it waits for, and why the last one ended."""
+    from flambeau.cli import cluster_client as work
+
+    work.why(url, model, as_json=as_json)

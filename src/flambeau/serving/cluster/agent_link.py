@@ -1,0 +1,160 @@
+"""AgentLink: the server's end of an agent, which starts workers on another machine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from flambeau.errors import PlacementFailed
+from flambeau.wire.control import (
+    ControlChannel,
+    Ended,
+    FileInfo,
+    FilePiece,
+    FindPort,
+    FoundPort,
+    FromAgent,
+    Joined,
+    Prepare,
+    Prepared,
+    Printed,
+    Started,
+    ToAgent,
+    Usage,
+    WantPieces,
+    from_agent_decoder,
+)
+from flambeau.wire.model_files import digest_of, list_files
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20  # the event loop encrypts one in about a millisecond
+ANSWER_S = 60.0  # for an agent to answer what takes no time
+
+
+class Hosted(Protocol):
+    """A worker process that an agent watches."""
+
+    def on_started(self, message: Started) -> None: ...
+
+    def on_output(self, message: Printed) -> None: ...
+
+    def on_ended(self, message: Ended) -> None: ...
+
+    def on_usage(self, resident_bytes: int, *, is_stopped: bool) -> None: ...
+
+
+class AgentLink:
+    """Messages of one agent, by worker; questions and their answers."""
+
+    def __init__(self, on_joined: Callable[[AgentLink], None], on_closed: Callable[[AgentLink], None]) -> None:
+        self.joined: Joined | None = None
+        self.workers: dict[str, Hosted] = {}
+        self._on_joined = on_joined
+        self._on_closed = on_closed
+        self._serials = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[FromAgent]] = {}
+        self.channel: ControlChannel[FromAgent] = ControlChannel(from_agent_decoder, self._on_message, self._closed)
+
+    @property
+    def is_open(self) -> bool:
+        return self.joined is not None and self.channel.is_open
+
+    def send(self, message: ToAgent) -> None:
+        self.channel.send(message)
+
+    def close(self) -> None:
+        self.channel.close()
+
+    async def find_port(self) -> int:
+        """A free port of its machine."""
+        serial = next(self._serials)
+        async with asyncio.timeout(ANSWER_S):
+            answer = await self._ask(serial, FindPort(serial))
+        assert isinstance(answer, FoundPort)
+        return answer.port
+
+    async def prepare(self, folder: Path) -> str:
+        """Where the files of a model are on its machine; they are sent if it has none. Raises PlacementFailed."""
+        files = await asyncio.to_thread(list_files, folder)
+        serial = next(self._serials)
+        answer = await self._ask(serial, Prepare(serial, str(folder), files))
+        if isinstance(answer, Prepared) and not answer.folder:
+            digest = await asyncio.to_thread(digest_of, folder)
+            serial = next(self._serials)
+            answer = await self._ask(serial, Prepare(serial, str(folder), files, digest))
+            if isinstance(answer, WantPieces):
+                answer = await self._send_files(serial, folder, files)
+        assert isinstance(answer, Prepared)
+        if not answer.folder:
+            raise PlacementFailed(f"its model could not be stored on {self._host}: {answer.reason}")
+        return answer.folder
+
+    async def _send_files(self, serial: int, folder: Path, files: list[FileInfo]) -> FromAgent:
+        logger.info("sending %s to %s, %d MB", folder, self._host, sum(file.size for file in files) >> 20)
+        done = self._answers[serial] = asyncio.get_running_loop().create_future()
+        for file in files:
+            for start in range(0, file.size or 1, PIECE_BYTES):  # an empty file has one piece
+                data = await asyncio.to_thread(read_piece, folder / file.path, start)
+                self.send(FilePiece(serial, file.path, data))
+                await self.channel.drain()
+                if done.done():  # it cannot store them, or is gone
+                    return await self._wait(serial, done)
+        self.send(FilePiece(serial, "", b""))
+        return await self._wait(serial, done)
+
+    async def _ask(self, serial: int, message: ToAgent) -> FromAgent:
+        answer = self._answers[serial] = asyncio.get_running_loop().create_future()
+        self.send(message)
+        if not self.channel.is_open:
+            answer.set_exception(self._gone())
+        return await self._wait(serial, answer)
+
+    async def _wait(self, serial: int, answer: asyncio.Future[FromAgent]) -> FromAgent:
+        try:
+            return await answer
+        finally:
+            self._answers.pop(serial, None)
+
+    @property
+    def _host(self) -> str:
+        return self.joined.host if self.joined is not None else "a machine"
+
+    def _gone(self) -> PlacementFailed:
+        return PlacementFailed(f"the agent on {self._host} was lost")
+
+    def _on_message(self, message: FromAgent) -> None:
+        if isinstance(message, Joined):
+            self.joined = message
+            self._on_joined(self)
+        elif isinstance(message, FoundPort | Prepared | WantPieces):
+            answer = self._answers.get(message.serial)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+        elif isinstance(message, Usage):
+            for name, resident_bytes, is_stopped in message.workers:
+                if name in self.workers:
+                    self.workers[name].on_usage(resident_bytes, is_stopped=is_stopped)
+        elif (worker := self.workers.get(message.worker)) is not None:
+            if isinstance(message, Started):
+                worker.on_started(message)
+            elif isinstance(message, Printed):
+                worker.on_output(message)
+            else:
+                worker.on_ended(message)
+
+    def _closed(self, reason: str) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(self._gone())
+        self._on_closed(self)
+
+
+def read_piece(path: Path, start: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read(PIECE_BYTES)

@@ -1,0 +1,222 @@
+"""A real Ray cluster of two nodes on this machine: whatever dies, the clients do not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+
+import pytest
+
+from support.ray_cluster import VARIABLES, RayCluster
+from support.running import HANDLERS, Load, RunningServer, free_ports, is_running
+from support.streams import Stream
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'flambeau[ray]'"),
+]
+GPU = "minWorkers: 1\nmaxWorkers: 1\ndeviceType: gpu\ncluster: {cpus: 0.1}\n"
+GROUP = (
+    "minWorkers: 1\nmaxWorkers: 1\nparallelType: tp\ndeviceType: cpu\nstartupTimeout: 300\n"
+    "torchrun: {nnodes: 2, nproc-per-node: 1}\ncluster: {cpus: 0.5}\n"
+)
+PLAIN = "minWorkers: 2\nmaxWorkers: 2\ncluster: {cpus: 0.5}\n"
+MODELS = {
+    "napper": ("napper.py", PLAIN),
+    "counting": ("counting.py", PLAIN),
+    "variables": ("tensor_parallel.py", GROUP),
+}
+
+
+class Timer:
+    """Prints how long something took; the figures of docs/decisions/0020 come from here."""
+
+    def __init__(self):
+        self.began = time.monotonic()
+
+    def show(self, what):
+        print(f"\n{what}: {time.monotonic() - self.began:.2f} s", flush=True)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    cluster = RayCluster(free_ports(1)[0])
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    for name, (handler, config) in {**MODELS, "seen": ("scripted.py", GPU)}.items():
+        folder = store / name
+        folder.mkdir()
+        (folder / "handler.py").write_text((HANDLERS / handler).read_text())
+        (folder / "model-config.yaml").write_text(config)
+    return store
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, store, ray):
+    server = RunningServer(
+        tmp_path_factory.mktemp("ray") / "server.log",
+        *(str(store / "napper"), "--model-store", str(store), "--workers", "2"),
+        *("--cluster", f"ray={ray.address}", "--worker-address", "127.0.0.1:0"),
+        env=VARIABLES,
+    ).wait_ready()
+    yield server
+    assert server.stop(timeout=40) == 0
+
+
+def cluster(server):
+    return server.manage("GET", "/cluster").json
+
+
+def workers(server, model="napper"):
+    return [worker for worker in cluster(server)["workers"] if worker["model"] == model]
+
+
+def settled(server, number=2, model="napper"):
+    def found():
+        those = workers(server, model)
+        is_settled = len(those) == number and all(w["state"] == "ready" and w["agents"] for w in those)
+        return those if is_settled else None
+
+    return server.until(found)
+
+
+def register(server, name, number=1):
+    reply = server.manage("POST", f"/models?url={name}&initial_workers={number}&synchronous=true", timeout=120)
+    assert reply.status == 200, reply.text
+
+
+def nap(server):
+    return lambda: server.predict("napper", {"sleep_s": 0.02})
+
+
+def check(load):
+    assert load.errors == []
+    assert {reply.status for reply in load.replies} == {200}
+
+
+def noticed(server, number=1, model="napper"):
+    """Wait until a worker is not ready; `describe` asks the server alone."""
+    server.until(lambda: sum(w["status"] == "READY" for w in server.describe(model)["workers"]) == number)
+
+
+def ready_pids(server, model="napper"):
+    return {w["pid"] for w in server.describe(model)["workers"] if w["status"] == "READY"}
+
+
+def test_workers_are_spread_over_the_nodes(server, ray):
+    nodes = [worker["nodeIds"][0] for worker in settled(server)]
+    assert len({*nodes}) == 2
+    assert {*nodes} <= {*ray.raylets}
+
+
+def test_killed_worker_is_replaced(server):
+    [victim, _] = settled(server)
+    with Load(nap(server), 4) as load:
+        timer = Timer()
+        os.kill(victim["pids"][0], signal.SIGKILL)
+        noticed(server)
+        timer.show("worker killed, noticed")
+        server.until(lambda: len(ready_pids(server) - {victim["pids"][0]}) == 2)
+        timer.show("worker killed, capacity back")
+    check(load)
+    assert settled(server)[0]["agents"] == victim["agents"]
+
+
+def test_worker_goes_on_when_its_agent_is_killed(server):
+    before = settled(server)
+    with Load(nap(server), 4) as load:
+        timer = Timer()
+        os.kill(before[0]["agents"][0], signal.SIGKILL)
+        server.until(lambda: server.logged("the agent on", "was lost"))
+        timer.show("agent killed, noticed")
+        server.until(lambda: settled(server)[0]["agents"] != before[0]["agents"])
+        timer.show("agent killed, another one has adopted the worker")
+    check(load)
+    assert [worker["pids"] for worker in settled(server)] == [worker["pids"] for worker in before]
+
+
+def test_group_over_two_nodes_answers_and_restarts_as_one(server):
+    register(server, "variables")
+    [worker] = settled(server, 1, "variables")
+    assert len({*worker["nodeIds"]}) == 2
+    x = [1.0, 2.0, 3.0, 4.0]
+    product = server.predict("variables", {"x": x}).json["product"]
+    assert product == [80.0, 90.0, 100.0, 110.0]
+    timer = Timer()
+    os.kill(worker["pids"][1], signal.SIGKILL)
+    server.until(lambda: not is_running(worker["pids"][0]))
+    timer.show("rank killed, the other one ended")
+    assert server.predict("variables", {"x": x}, timeout=120).json["product"] == product
+    timer.show("rank killed, answers again")
+    assert server.manage("DELETE", "/models/variables").status == 200
+
+
+def test_node_is_lost_under_load_and_streams(server, ray):
+    register(server, "counting", 2)
+    settled(server, 2, "counting")
+    order = {"n": 2000, "pause": 0.005, "resume": True}
+    streams = [Stream(server, "counting", order) for _ in range(2)]
+    firsts = [(stream.response or stream.begin()).read(4) for stream in streams]
+    time.sleep(3)  # the placer prepares the next agents
+    [victim, _] = settled(server)
+    node = victim["nodeIds"][0]
+    doomed = [w for w in cluster(server)["workers"] if w.get("nodeIds") == [node]]
+    with Load(nap(server), 4) as load:
+        timer = Timer()
+        for pid in (ray.raylets[node], *(pid for w in doomed for pid in (*w["agents"], *w["pids"]))):
+            os.kill(pid, signal.SIGKILL)
+        noticed(server)
+        timer.show("node killed, noticed")
+        with ThreadPoolExecutor(2) as pool:
+            rests = [pool.submit(read_rest, stream) for stream in streams]
+            server.until(lambda: len(ready_pids(server) - {*victim["pids"]}) == 2)
+            timer.show("node killed, capacity back")
+        for rest, first in zip(rests, firsts, strict=True):
+            text, gap_s = rest.result()
+            assert (first + text).decode() == "".join(f"{i} " for i in range(2000))
+            print(f"\nnode killed, longest gap of a stream: {gap_s:.2f} s", flush=True)
+    check(load)
+    assert {worker["nodeIds"][0] for worker in settled(server)}.isdisjoint({node})
+    assert server.manage("DELETE", "/models/counting").status == 200
+
+
+def read_rest(stream):
+    """The rest of a stream, and the longest time between two pieces of it."""
+    text, gap_s, last = b"", 0.0, time.monotonic()
+    while chunk := stream.response.read1(4096):
+        now = time.monotonic()
+        text, gap_s, last = text + chunk, max(gap_s, now - last), now
+    stream.leave()
+    return text, gap_s
+
+
+def test_cluster_is_lost_and_comes_back(server, ray):
+    before = settled(server)
+    port = int(ray.address.rpartition(":")[2])
+    with Load(nap(server), 4) as load:
+        ray.kill()
+        server.until(lambda: not workers_with_agents(server))
+        time.sleep(3)
+        assert ready_pids(server) == {pid for worker in before for pid in worker["pids"]}
+        again = RayCluster(port)
+        try:
+            server.until(lambda: len(workers_with_agents(server)) == 2, timeout=90)
+            victim = settled(server)[0]["pids"][0]
+            os.kill(victim, signal.SIGKILL)
+            server.until(lambda: len(ready_pids(server) - {victim}) == 2)
+        finally:
+            server.stop(timeout=40) if load.errors else None
+    check(load)
+    again.stop()
+
+
+def workers_with_agents(server):
+    return [worker for worker in workers(server) if worker["agents"]]
