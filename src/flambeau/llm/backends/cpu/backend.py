@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.backends import inductor
-from flambeau.llm.backends.cpu.attention import MAX_PROMPT, choose_attention
+from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
 from flambeau.llm.backends.eager import EagerBackend
@@ -74,8 +74,7 @@ class CpuBackend:
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        num_tokens, num_sequences = inputs.ids_T.shape[0], inputs.context_lens_S.shape[0]
-        if self._network is not None and num_tokens <= MAX_PROMPT * num_sequences:
+        if self._network is not None:
             return self._network.run(inputs, rows_N)
         return self._eager.prefill(inputs, rows_N)
 

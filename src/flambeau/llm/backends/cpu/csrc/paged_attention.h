@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "matrix.h"
 #include "threads.h"
 #include "vectors.h"
 
@@ -17,15 +18,24 @@ namespace flambeau {
 constexpr int64_t kTokensPerTask = 16;  // of one sequence
 constexpr int64_t kBlocksAhead = 2, kLineBytes = 64;
 
-template <typename scalar>
+// `stored` is the type of the cache; all sums are in float32.
+template <typename stored>
 struct PagedStep {
-  const scalar *q, *k, *v;      // [T, H, D], [T, G, D] twice
-  scalar *keys, *values, *out;  // [P, K, G, D] twice, [T, H, D]
+  const float *q, *k, *v;   // [T, H, D], [T, G, D] twice
+  stored *keys, *values;    // [P, K, G, D]
+  float* out;               // [T, H, D]
   // From one token to the next; the heads of a token are contiguous.
   int64_t q_stride, k_stride, v_stride;
   const int64_t *positions, *slots, *starts, *tables;  // [T], [T], [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window;
-  float scale;
+  float scale, softcap;  // a softcap of 0: none
+
+  template <typename other>
+  PagedStep<other> with() const {
+    return {q, k, v, static_cast<other*>(keys), static_cast<other*>(values), out, q_stride, k_stride, v_stride, positions,
+            slots, starts, tables, num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window, scale,
+            softcap};
+  }
 
   int64_t first_seen(int64_t place) const { return window > 0 ? std::max<int64_t>(0, place + 1 - window) : 0; }
 };
@@ -50,17 +60,17 @@ inline void softmax(float* scores, int64_t length) {
 }
 
 // Prefetches the rows of a block: blocks are scattered, so the hardware cannot predict the next one.
-template <int64_t size, typename scalar>
-inline void prefetch(const scalar* cache, int64_t block, int64_t block_size, int64_t stride) {
-  const scalar* row = cache + block * block_size * stride;
+template <int64_t size, typename stored>
+inline void prefetch(const stored* cache, int64_t block, int64_t block_size, int64_t stride) {
+  const stored* row = cache + block * block_size * stride;
   for (int64_t i = 0; i < block_size; ++i, row += stride)
-    for (size_t at = 0; at < size * sizeof(scalar); at += kLineBytes)
+    for (size_t at = 0; at < size * sizeof(stored); at += kLineBytes)
       __builtin_prefetch(reinterpret_cast<const char*>(row) + at);
 }
 
 // Calls visit(place, rows, count) for each run of places from begin to end whose rows are contiguous.
-template <int64_t size, typename scalar, typename Visit>
-inline void for_each_run(const scalar* cache, const int64_t* table, int64_t block_size, int64_t stride,
+template <int64_t size, typename stored, typename Visit>
+inline void for_each_run(const stored* cache, const int64_t* table, int64_t block_size, int64_t stride,
                          int64_t begin, int64_t end, const Visit& visit) {
   const int64_t last = (end - 1) / block_size;
   for (int64_t place = begin; place < end;) {
@@ -72,8 +82,8 @@ inline void for_each_run(const scalar* cache, const int64_t* table, int64_t bloc
   }
 }
 
-template <int parts, typename scalar>
-inline Floats product_of(const Floats* query, const scalar* key) {
+template <int parts, typename stored>
+inline Floats product_of(const Floats* query, const stored* key) {
   Floats product = query[0] * load(key);
   for (int i = 1; i < parts; ++i) product += query[i] * load(key + i * kLanes);
   return product;
@@ -81,8 +91,8 @@ inline Floats product_of(const Floats* query, const scalar* key) {
 
 // One token and some heads that share keys and values, which are loaded once for all; parts = D / kLanes. Each head
 // has `room` scores.
-template <int parts, int heads, typename scalar>
-void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, const int64_t* table, int64_t kv_head,
+template <int parts, int heads, typename stored>
+void attend_heads(const PagedStep<stored>& step, const float* q, float* out, const int64_t* table, int64_t kv_head,
                   int64_t place, float* scores, int64_t room) {
   constexpr int64_t size = parts * kLanes;
   const int64_t stride = step.kv_heads * size, begin = step.first_seen(place), end = place + 1;
@@ -90,7 +100,7 @@ void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, c
   for (int h = 0; h < heads; ++h)
     for (int i = 0; i < parts; ++i) query[h][i] = load(q + h * size + i * kLanes) * step.scale;
   for_each_run<size>(step.keys + kv_head * size, table, step.block_size, stride, begin, end,
-       [&](int64_t at, const scalar* key, int64_t count) {
+       [&](int64_t at, const stored* key, int64_t count) {
          float* score = scores + at - begin;
          for (; count >= 4; count -= 4, score += 4, key += 4 * stride)
            for (int h = 0; h < heads; ++h) {
@@ -102,9 +112,11 @@ void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, c
          for (; count > 0; --count, ++score, key += stride)
            for (int h = 0; h < heads; ++h) score[h * room] = sum(product_of<parts>(query[h], key));
        });
+  if (step.softcap > 0)
+    for (int64_t i = 0; i < heads * room; ++i) scores[i] = step.softcap * std::tanh(scores[i] / step.softcap);
   for (int h = 0; h < heads; ++h) softmax(scores + h * room, end - begin);
   for_each_run<size>(step.values + kv_head * size, table, step.block_size, stride, begin, end,
-       [&](int64_t at, const scalar* value, int64_t count) {
+       [&](int64_t at, const stored* value, int64_t count) {
          const float* weight = scores + at - begin;
          for (; count > 0; --count, value += stride, ++weight)
            for (int i = 0; i < parts; ++i) {
@@ -113,13 +125,12 @@ void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, c
            }
        });
   for (int h = 0; h < heads; ++h)
-    for (int i = 0; i < parts; ++i)
-      for (int lane = 0; lane < kLanes; ++lane) narrow(total[h][i][lane], out + h * size + i * kLanes + lane);
+    for (int i = 0; i < parts; ++i) std::memcpy(out + h * size + i * kLanes, &total[h][i], sizeof total[h][i]);
 }
 
 // All heads of a group, as many at a time as fit into registers.
-template <int parts, typename scalar>
-void attend_group(const PagedStep<scalar>& step, int64_t t, const int64_t* table, int64_t kv_head) {
+template <int parts, typename stored>
+void attend_group(const PagedStep<stored>& step, int64_t t, const int64_t* table, int64_t kv_head) {
   constexpr int64_t size = parts * kLanes, most = std::clamp(8 / parts, 1, 4);
   static thread_local std::vector<float> scores;
   const int64_t group = step.heads / step.kv_heads, place = step.positions[t];
@@ -136,8 +147,8 @@ void attend_group(const PagedStep<scalar>& step, int64_t t, const int64_t* table
   while (head < (kv_head + 1) * group) attend(std::integral_constant<int, 1>{});
 }
 
-template <int parts, typename scalar>
-void attend_paged(const PagedStep<scalar>& step, int num_threads) {
+template <int parts, typename stored>
+void attend_paged(const PagedStep<stored>& step, int num_threads) {
   constexpr int64_t size = parts * kLanes;
   const int64_t row = step.kv_heads * size;
   struct Task {
@@ -148,8 +159,8 @@ void attend_paged(const PagedStep<scalar>& step, int num_threads) {
     for (int64_t t = step.starts[s]; t < step.starts[s + 1]; t += kTokensPerTask)
       tasks.push_back({s, t, std::min(t + kTokensPerTask, step.starts[s + 1])});
   for (int64_t t = 0; t < step.num_tokens; ++t) {
-    std::copy_n(step.k + t * step.k_stride, row, step.keys + step.slots[t] * row);
-    std::copy_n(step.v + t * step.v_stride, row, step.values + step.slots[t] * row);
+    for (int64_t i = 0; i < row; ++i) narrow(step.k[t * step.k_stride + i], step.keys + step.slots[t] * row + i);
+    for (int64_t i = 0; i < row; ++i) narrow(step.v[t * step.v_stride + i], step.values + step.slots[t] * row + i);
   }
   // The heads of a place are adjacent in memory: one thread reads them all, unless there are too few tasks.
   const int64_t count = tasks.size(), splits = count < 4 * num_threads ? step.kv_heads : 1;
@@ -162,8 +173,8 @@ void attend_paged(const PagedStep<scalar>& step, int num_threads) {
 }
 
 // Runs the kernel for this head size; false if there is none.
-template <typename scalar>
-bool attend_paged(const PagedStep<scalar>& step, int64_t head_size, int num_threads) {
+template <typename stored>
+bool attend_paged(const PagedStep<stored>& step, int64_t head_size, int num_threads) {
   switch (head_size) {
     case 16: return attend_paged<1>(step, num_threads), true;
     case 32: return attend_paged<2>(step, num_threads), true;
@@ -172,6 +183,16 @@ bool attend_paged(const PagedStep<scalar>& step, int64_t head_size, int num_thre
     case 96: return attend_paged<6>(step, num_threads), true;
     case 128: return attend_paged<8>(step, num_threads), true;
     case 256: return attend_paged<16>(step, num_threads), true;
+    default: return false;
+  }
+}
+
+// The same for a cache of any type.
+inline bool attend_paged(const PagedStep<void>& step, int64_t kind, int64_t head_size, int num_threads) {
+  switch (kind) {
+    case kFloat32: return attend_paged(step.with<float>(), head_size, num_threads);
+    case kBfloat16: return attend_paged(step.with<bfloat>(), head_size, num_threads);
+    case kFloat16: return attend_paged(step.with<half>(), head_size, num_threads);
     default: return false;
   }
 }
