@@ -13,6 +13,8 @@ import torch
 
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -33,8 +35,10 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -149,7 +153,7 @@ def load_network(
         model = load(build=lambda _: build(local), shard=Shard(arch, ranks.rank, ranks.size))
         add_all_reduce(model)
     # 3. Faster versions of quantized layers.
-    use_fast_layers(model, dtype)
+    use_faster_layers(model, config, device, dtype)
     # 4. The draft model, then the cache in the memory that is left.
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
@@ -163,6 +167,15 @@ def load_network(
         num_blocks=num_blocks,
         draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
     )
+
+
+def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Replace quantized layers by those of the CPU kernels, else by PyTorch's."""
+    kinds = (Int8Linear, Int4Linear)
+    if device.type == "cpu" and config.compile and any(isinstance(layer, kinds) for layer in model.modules()):
+        if kernels.load():  # which may build them first
+            pack_layers(model, kinds)
+    use_fast_layers(model, dtype)
 
 
 def with_positions(arch: Architecture, max_model_len: int | None) -> Architecture:
@@ -200,7 +213,7 @@ def load_draft(
             "vocabulary of the model whose tokens it proposes"
         )
     draft = load_model(path, device=device, dtype=dtype)
-    use_fast_layers(draft, dtype)
+    use_faster_layers(draft, config, device, dtype)
     return draft
 
 

@@ -24,14 +24,14 @@ from flambeau.llm.backends.cpu.bindings import (
     index_pointers,
     kernels,
 )
-from flambeau.llm.backends.cpu.packed_linear import PackedLinear, pack_floats, packed, quantized_head
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear, pack_int8, packed
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt8Linear
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.row_scaled import Int8Linear, quantize_int8
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear)
 # Parts beyond Llama's that the kernels compute.
@@ -120,29 +120,20 @@ class CpuNetwork:
         return self._pointer(tables.cos), self._pointer(tables.sin)
 
     def _matrix(self, layer: Any) -> CMatrix:
-        if type(layer) is nn.Linear and layer.weight.dtype == torch.float32 and not self._packs_float32:
-            bias = None if layer.bias is None else self._pointer(layer.bias.detach())
-            sizes = layer.in_features, layer.out_features, 1
-            return CMatrix(KINDS.index("plain"), self._pointer(layer.weight.detach()), bias, *sizes)
-        one = packed(layer)
-        assert one is not None
-        self._references.append(one)
-        return one.matrix
+        one = packed(layer, packs_float32=self._packs_float32)
+        if one is not None:
+            self._references.append(one)
+            return one.matrix
+        bias = None if layer.bias is None else self._pointer(layer.bias.detach())
+        weight = self._pointer(layer.weight.detach())
+        return CMatrix(KINDS.index("plain"), weight, bias, layer.in_features, layer.out_features, 1)
 
     def _head(self, model: Transformer) -> CMatrix:
         """The last layer; with 8-bit weights if the others have integer weights."""
-        head: Any = model.model.embed_tokens if model.lm_head is None else model.lm_head
-        if type(head) not in (nn.Embedding, nn.Linear):
-            return self._matrix(head)
-        if has_integer_weights(model):
-            one = quantized_head(head.weight)
-            one.bias = getattr(head, "bias", None)
-        elif self._packs_float32 or head.weight.dtype != torch.float32:
-            one = pack_floats(head.weight, getattr(head, "bias", None))
-        else:
-            return self._matrix(head if type(head) is nn.Linear else linear_of(head.weight))
-        self._references.append(one)
-        return one.matrix
+        head: Any = linear_of(model.model.embed_tokens.weight) if model.lm_head is None else model.lm_head
+        if type(head) is nn.Linear and has_integer_weights(model):
+            head = pack_int8(*quantize_int8(head.weight), head.bias)
+        return self._matrix(head)
 
     def _pointer(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
 from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt8Linear
-from flambeau.llm.quantize.row_scaled import Int8Linear, quantize_int8
+from flambeau.llm.quantize.row_scaled import Int8Linear
 
 LANES = 16  # of csrc/vectors.h
 PANEL = 2 * LANES
@@ -58,8 +58,16 @@ class PackedLinear(nn.Module):
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
-def packed(layer: Any) -> PackedLinear | None:
-    """The same layer for the kernels; None: they do not know its kind."""
+def pack_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...], *, packs_float32: bool = True) -> None:
+    """Replace the layers of these kinds, one by one; a network can be used meanwhile."""
+    for name in [name for name, _ in model.named_modules()]:  # names only: replaced layers must be freed
+        layer = model.get_submodule(name)
+        if type(layer) in kinds and (other := packed(layer, packs_float32=packs_float32)) is not None:
+            model.set_submodule(name, other)
+
+
+def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
+    """The same layer for the kernels; None: they do not know its kind, or it would need 32 bits for each weight."""
     if type(layer) is PackedLinear:
         return layer
     if type(layer) is Int4Linear:
@@ -67,7 +75,7 @@ def packed(layer: Any) -> PackedLinear | None:
     if type(layer) in (Int8Linear, CpuInt8Linear):
         return pack_int8(layer.weight, layer.scale, layer.bias)
     if type(layer) is nn.Linear and layer.weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
-        return pack_floats(layer.weight, layer.bias)
+        return pack_floats(layer.weight, layer.bias, packs_float32=packs_float32)
     return None
 
 
@@ -80,10 +88,14 @@ def narrowest(weight_OI: Tensor) -> torch.dtype:
 
 
 @torch.inference_mode()
-def pack_floats(weight_OI: Tensor, bias: Tensor | None = None) -> PackedLinear:
+def pack_floats(
+    weight_OI: Tensor, bias: Tensor | None = None, *, packs_float32: bool = True
+) -> PackedLinear | None:
     """Panels [P, I, 32] of the narrowest exact type; pairs of columns 16 apart for bfloat16."""
     weight_OI = weight_OI.detach()
     dtype = narrowest(weight_OI)
+    if dtype == torch.float32 and not packs_float32:
+        return None
     columns_PNI = padded_rows(weight_OI.to(dtype)).view(-1, PANEL, weight_OI.shape[1])
     panels = columns_PNI.transpose(1, 2).contiguous()
     if dtype == torch.bfloat16:
@@ -138,11 +150,6 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     copy = torch.frombuffer(pages, dtype=torch.int32)[: size_bytes // 4]
     copy[: len(words)] = words
     return copy
-
-
-def quantized_head(weight_VE: Tensor) -> PackedLinear:
-    """The last layer with 8-bit weights."""
-    return pack_int8(*quantize_int8(weight_VE.detach()))
 
 
 def rounded_inputs(x: Tensor, group_size: int) -> Tensor:
