@@ -14,6 +14,7 @@ import torch
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.network import has_integer_weights
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
@@ -157,15 +158,16 @@ def load_network(
     # 4. The draft model, then the cache in the memory that is left.
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
-    num_blocks = num_blocks_for(local, config, device, dtype, drafting, weight_bytes=weight_bytes)
+    cached = cache_dtype(model, device, dtype)
+    num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
-    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
+    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     return LoadedNetwork(
         arch=arch,
         backend=make_backend(model, cache, config) if ranks is None else eager_backend(model, cache),
         num_blocks=num_blocks,
-        draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
+        draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
     )
 
 
@@ -176,6 +178,12 @@ def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.de
         if kernels.load():  # which may build them first
             pack_layers(model, kinds)
     use_fast_layers(model, dtype)
+
+
+def cache_dtype(model: Transformer, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type of cached keys and values: the network's, but float16 on a CPU if weights have fewer bits than that."""
+    is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
+    return torch.float16 if is_narrow else dtype
 
 
 def with_positions(arch: Architecture, max_model_len: int | None) -> Architecture:

@@ -38,8 +38,6 @@ def paged_attention(
     softcap: float,
 ) -> Tensor:
     """Write the keys and values of these tokens to the cache, then attend; a window or softcap of 0 means none."""
-    if not q_THD.dtype == k_TGD.dtype == v_TGD.dtype == keys.dtype:
-        raise ValueError(f"queries, keys and values of {q_THD.dtype} do not go with a cache of {keys.dtype}")
     q, k, v = (with_contiguous_heads(x.float()) for x in (q_THD, k_TGD, v_TGD))
     out_THD = torch.empty_like(q, memory_format=torch.contiguous_format)
     pointers = [tensor.data_ptr() for tensor in (q, k, v, keys, values, out_THD)]
@@ -51,7 +49,7 @@ def paged_attention(
     step = CPagedStep(*pointers, *strides, *places, *counts, window, scale, softcap)
     if not library.flambeau_attend(step, CACHE_KINDS[keys.dtype], q.shape[2], torch.get_num_threads()):
         raise ValueError(f"there is no kernel for heads of {q.shape[2]}")
-    return out_THD.to(keys.dtype)
+    return out_THD.to(q_THD.dtype)
 
 
 def empty_output(q_THD: Tensor, *others: object) -> Tensor:

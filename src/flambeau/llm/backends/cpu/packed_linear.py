@@ -8,7 +8,6 @@ Shapes: … any leading dimensions · I inputs · O outputs · P panels of 32 ou
 
 from __future__ import annotations
 
-import mmap
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
+from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt8Linear
 from flambeau.llm.quantize.row_scaled import Int8Linear
@@ -23,9 +23,7 @@ from flambeau.llm.quantize.row_scaled import Int8Linear
 LANES = 16  # of csrc/vectors.h
 PANEL = 2 * LANES
 INT8_GROUP = 64  # inputs that are rounded together where the weights have no groups
-PADDING_LINES = 64  # kernels prefetch beyond the end
-LINE_WORDS = 16
-HUGE_PAGE_BYTES = 2 << 20
+PADDING_WORDS = 1024  # kernels prefetch beyond the end
 
 
 class PackedLinear(nn.Module):
@@ -38,7 +36,7 @@ class PackedLinear(nn.Module):
         self.kind, self.in_features, self.out_features, self.group_size = kind, in_features, out_features, group_size
         self.panels: Tensor
         self.bias: Tensor | None
-        self.register_buffer("panels", in_huge_pages(panels))
+        self.register_buffer("panels", with_room(panels))
         self.register_buffer("bias", None if bias is None else bias.detach().float().contiguous())
 
     @property
@@ -138,16 +136,10 @@ def padded_rows(weight_OI: Tensor) -> Tensor:
     return F.pad(weight_OI, (0, 0, 0, -len(weight_OI) % PANEL)).contiguous()
 
 
-def in_huge_pages(tensor: Tensor) -> Tensor:
-    """A copy as words at the start of a page, with room for prefetching; in huge pages where the system has them."""
+def with_room(tensor: Tensor) -> Tensor:
+    """A copy as words, with room for prefetching."""
     words = tensor.contiguous().view(-1).view(torch.int32)
-    size_bytes = 4 * (len(words) + PADDING_LINES * LINE_WORDS)
-    if size_bytes < HUGE_PAGE_BYTES // 2:
-        return torch.cat((words, words.new_zeros(PADDING_LINES * LINE_WORDS)))
-    pages = mmap.mmap(-1, -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    copy = torch.frombuffer(pages, dtype=torch.int32)[: size_bytes // 4]
+    copy = zeros_in_huge_pages((len(words) + PADDING_WORDS,), torch.int32)
     copy[: len(words)] = words
     return copy
 
