@@ -44,7 +44,7 @@ def flambeau(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompts
     from flambeau.llm.sampling_params import SamplingParams
 
     torch.set_num_threads(threads)
-    options = {"quantization": kind} if kind in ("int8", "int4") else {}
+    options = {"quantization": kind} if kind in ("int8", "int4") else {"dtype": kind}
     config = EngineConfig(
         device="cpu", max_num_seqs=MAX_STREAMS, max_model_len=CONTEXT, prefix_cache=False, kv_cache_bytes=2 << 30, **options
     )

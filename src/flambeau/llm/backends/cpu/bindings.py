@@ -41,7 +41,7 @@ class CPagedStep(ctypes.Structure):
     )
 
 
-KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4")  # of a matrix, in the order of csrc/matrix.h
+KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs")  # as in csrc/matrix.h
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/network.h
 
 

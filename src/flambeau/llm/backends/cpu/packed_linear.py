@@ -1,7 +1,8 @@
 """PackedLinear: a linear layer whose weights are in the order in which the C++ kernels read them.
 
 Weights are float32, bfloat16, float16, int8 (a scale for each output) or int4 (a scale and a minimum for each group).
-With integer weights, inputs are rounded to 8 bits in groups of at most 128 numbers of a row: see `rounded_inputs`.
+With integer weights, inputs are rounded to 8 bits in groups of at most 128 numbers of a row: see `rounded_inputs`. In a
+network of bfloat16 they are rounded to bfloat16, as its own layers do. All sums are in float32, or exact.
 
 Shapes: … any leading dimensions · I inputs · O outputs · P panels of 32 outputs · G groups of a row
 """
@@ -80,7 +81,7 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
 def narrowest(weight_OI: Tensor) -> torch.dtype:
     """The smallest type that represents the weights exactly."""
     for dtype in (torch.bfloat16, torch.float16):
-        if weight_OI.dtype == dtype or torch.equal(weight_OI.to(dtype).float(), weight_OI.float()):
+        if torch.equal(weight_OI.to(dtype).float(), weight_OI.float()):
             return dtype
     return torch.float32
 
@@ -91,6 +92,8 @@ def pack_floats(
 ) -> PackedLinear | None:
     """Panels [P, I, 32] of the narrowest exact type; pairs of columns 16 apart for bfloat16."""
     weight_OI = weight_OI.detach()
+    if weight_OI.dtype == torch.bfloat16:
+        return pack_pairs(weight_OI, bias)
     dtype = narrowest(weight_OI)
     if dtype == torch.float32 and not packs_float32:
         return None
@@ -99,6 +102,15 @@ def pack_floats(
     if dtype == torch.bfloat16:
         panels = panels.unflatten(2, (2, LANES)).transpose(2, 3).contiguous()
     return PackedLinear(str(dtype).removeprefix("torch."), panels, weight_OI.shape[1], weight_OI.shape[0], bias)
+
+
+@torch.inference_mode()
+def pack_pairs(weight_OI: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """Panels [P, I/2, 32] of words with two weights of a column, for a network whose numbers are bfloat16."""
+    out_features, in_features = weight_OI.shape
+    words = padded_rows(F.pad(weight_OI, (0, in_features % 2))).view(torch.int32)
+    panels = words.view(-1, PANEL, words.shape[1]).transpose(1, 2)
+    return PackedLinear("bfloat16_pairs", panels, in_features, out_features, bias)
 
 
 @torch.inference_mode()

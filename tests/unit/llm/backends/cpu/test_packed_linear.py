@@ -48,12 +48,14 @@ def test_float_weights_give_the_results_of_float32(dtype, shape, bias):
         torch.testing.assert_close(fast(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(96, 40), (37, 65)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_layers_of_16_bits_are_summed_in_float32(dtype):
-    layer = linear(96, 40, bias=True).to(dtype)
-    x = torch.randn(3, 96).to(dtype)
-    expected = F.linear(x.float(), layer.weight.float(), layer.bias.float()).to(dtype)
-    torch.testing.assert_close(packed(layer)(x), expected, atol=1e-6, rtol=2**-7)
+def test_layers_of_16_bits_are_summed_in_float32(dtype, shape):
+    layer = linear(*shape, bias=True).to(dtype)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[0]).to(dtype)
+        expected = F.linear(x.float(), layer.weight.float(), layer.bias.float()).to(dtype)
+        torch.testing.assert_close(packed(layer)(x), expected, atol=1e-6, rtol=2**-7)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (37, 65)])
@@ -88,12 +90,13 @@ def test_rounding_inputs_costs_about_a_hundredth_of_the_output(kind, outlier, al
     assert error.norm() / layer(x).norm() < allowed
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 network", "int8", "int4"])
 def test_a_row_gets_the_same_bits_in_any_batch(kind):
     layer = linear(192, 70)
     if kind == "bfloat16":
         rounded_to(torch.bfloat16, layer)
     layers = {"int8": Int8Linear.from_linear(layer), "int4": Int4Linear.from_linear(layer, 64)}
+    layers["bfloat16 network"] = linear(192, 70).bfloat16()
     fast, x = packed(layers.get(kind, layer)), torch.randn(27, 192)
     together = fast(x)
     assert torch.equal(torch.cat([fast(row.unsqueeze(0)) for row in x]), together)

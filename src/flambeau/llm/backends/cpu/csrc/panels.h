@@ -14,7 +14,7 @@ namespace flambeau {
 
 constexpr int64_t kPanel = 2 * kLanes;
 constexpr int64_t kLine = kLanes;       // words of a cache line
-constexpr int64_t kLinesAhead = 32;     // prefetched from memory
+constexpr int64_t kLinesAhead = 128;    // prefetched from memory
 constexpr int64_t kBytesPerTask = 1 << 18;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRowsAtOnce = 8;  // sums in 16 of 32 registers
