@@ -16,6 +16,9 @@ from flambeau.llm.adapters.lora_weights import AdapterTarget
 from flambeau.llm.adapters.merge import check_merge, merge_on_load
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.network import has_integer_weights
+from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -37,8 +40,10 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -172,13 +177,14 @@ def load_network(
     if ranks is not None:
         add_all_reduce(model)
     # 3. Faster versions of quantized layers.
-    use_fast_layers(model, dtype)
+    use_faster_layers(model, config, device, dtype)
     # 4. The draft model, then the cache in the memory that is left.
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
-    num_blocks = num_blocks_for(local, config, device, dtype, drafting, weight_bytes=weight_bytes)
+    cached = cache_dtype(model, device, dtype)
+    num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
-    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=dtype)
+    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
     backend = (
@@ -191,8 +197,23 @@ def load_network(
         backend=backend,
         num_blocks=num_blocks,
         adapters=adapters,
-        draft=make_draft(draft, num_blocks, config, device, dtype) if draft else None,
+        draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
     )
+
+
+def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Replace quantized layers by those of the CPU kernels, else by PyTorch's."""
+    kinds = (Int8Linear, Int4Linear)
+    is_quantized = any(isinstance(layer, kinds) for layer in model.modules())
+    if device.type == "cpu" and config.compile and is_quantized and kernels.load():  # which may build them first
+        pack_layers(model, kinds)
+    use_fast_layers(model, dtype)
+
+
+def cache_dtype(model: Transformer, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type of cached keys and values: the network's, but float16 on a CPU if weights have fewer bits than that."""
+    is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
+    return torch.float16 if is_narrow else dtype
 
 
 def with_positions(arch: Architecture, max_model_len: int | None) -> Architecture:
@@ -230,7 +251,7 @@ def load_draft(
             "vocabulary of the model whose tokens it proposes"
         )
     draft = load_model(path, device=device, dtype=dtype)
-    use_fast_layers(draft, dtype)
+    use_faster_layers(draft, config, device, dtype)
     return draft
 
 

@@ -29,7 +29,7 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "checkpoints": {"models", "quantize"},
     "executor": {"core", "models", "sampling", "speculation"},
     "backends": {"executor", "models", "sampling"},
-    "backends/cpu": {"backends", "executor", "models"},
+    "backends/cpu": {"backends", "executor", "models", "quantize"},
     "backends/cuda": {"backends", "core", "executor", "models", "quantize", "sampling"},
 }
 

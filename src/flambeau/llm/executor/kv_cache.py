@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError, NoRoom
+from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.models.architecture import Architecture
 
 HOST_FRACTION = 0.25  # of the available memory of a CPU machine, which other processes need too …
@@ -36,13 +37,21 @@ class KVCache:
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_size)
-        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(arch.num_layers)]
-        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(arch.num_layers)]
+        self.keys = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
+        self.values = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots_T, k_TGD)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots_T, v_TGD)
+        keys, values = self.keys[layer], self.values[layer]
+        keys.flatten(0, 1).index_copy_(0, slots_T, k_TGD.to(keys.dtype))
+        values.flatten(0, 1).index_copy_(0, slots_T, v_TGD.to(values.dtype))
+
+
+def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros on the device."""
+    if torch.device(device).type == "cpu":
+        return zeros_in_huge_pages(shape, dtype)
+    return torch.zeros(shape, device=device, dtype=dtype)
 
 
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:

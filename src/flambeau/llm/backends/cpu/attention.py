@@ -17,6 +17,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Attend
 
 HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # as listed in csrc/paged_attention.h
+CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # places in bindings.KINDS
 # Longer prompts are faster through SDPA: at 64 tokens 93 us here and 119 there, at 128 tokens 299 and 241.
 # The limit between the two is a guess; measured on a busy machine.
 MAX_PROMPT = 96
@@ -34,11 +35,10 @@ def paged_attention(
     tables_SB: Tensor,
     scale: float,
     window: int,
+    softcap: float,
 ) -> Tensor:
-    """Write the keys and values of these tokens to the cache, then attend; a window of 0 means none."""
-    q, k, v = with_contiguous_heads(q_THD), with_contiguous_heads(k_TGD), with_contiguous_heads(v_TGD)
-    if not q.dtype == k.dtype == v.dtype == keys.dtype:
-        raise ValueError(f"queries, keys and values of {q.dtype} do not go with a cache of {keys.dtype}")
+    """Write the keys and values of these tokens to the cache, then attend; a window or softcap of 0 means none."""
+    q, k, v = (with_contiguous_heads(x.float()) for x in (q_THD, k_TGD, v_TGD))
     out_THD = torch.empty_like(q, memory_format=torch.contiguous_format)
     pointers = [tensor.data_ptr() for tensor in (q, k, v, keys, values, out_THD)]
     strides = q.stride(0), k.stride(0), v.stride(0)
@@ -46,11 +46,10 @@ def paged_attention(
     counts = q.shape[0], tables_SB.shape[0], q.shape[1], k.shape[1], keys.shape[1], tables_SB.shape[1]
     library = kernels.library
     assert library is not None
-    attend = library.flambeau_attend if keys.dtype == torch.float32 else library.flambeau_attend_bfloat16
-    step = CPagedStep(*pointers, *strides, *places, *counts, window, scale)
-    if not attend(step, q.shape[2], torch.get_num_threads()):
+    step = CPagedStep(*pointers, *strides, *places, *counts, window, scale, softcap)
+    if not library.flambeau_attend(step, CACHE_KINDS[keys.dtype], q.shape[2], torch.get_num_threads()):
         raise ValueError(f"there is no kernel for heads of {q.shape[2]}")
-    return out_THD
+    return out_THD.to(q_THD.dtype)
 
 
 def empty_output(q_THD: Tensor, *others: object) -> Tensor:
@@ -62,7 +61,7 @@ def empty_output(q_THD: Tensor, *others: object) -> Tensor:
 operators: Any = torch.library.Library("flambeau", "FRAGMENT")  # type: ignore[no-untyped-call]
 operators.define(
     "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor positions, Tensor slots, "
-    "Tensor starts, Tensor tables, float scale, int window) -> Tensor"
+    "Tensor starts, Tensor tables, float scale, int window, float softcap) -> Tensor"
 )
 operators.impl("paged_attention", paged_attention, "CPU")
 operators._register_fake("paged_attention", empty_output)
@@ -76,7 +75,7 @@ def with_contiguous_heads(x: Tensor) -> Tensor:
 def can_attend(cache: KVCache) -> bool:
     """Whether the kernel is loaded and supports this cache."""
     keys = cache.keys[0]
-    is_known = keys.dtype in (torch.float32, torch.bfloat16) and keys.shape[-1] in HEAD_SIZES
+    is_known = keys.dtype in CACHE_KINDS and keys.shape[-1] in HEAD_SIZES
     return is_known and keys.device.type == "cpu" and kernels.library is not None
 
 
@@ -109,11 +108,11 @@ class CpuAttention:
     ) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if softcap is not None or sinks is not None or has_alibi:  # which the kernel does not know
+        if sinks is not None or has_alibi:  # which the kernel does not know
             return PagedAttention(cache, inputs)(
                 layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks, has_alibi=has_alibi
             )
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
         cached = cache.keys[layer], cache.values[layer]
-        y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0)
+        y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0, softcap or 0.0)
         return y

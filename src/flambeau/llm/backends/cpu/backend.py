@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Hashable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
-from flambeau.llm.backends.cpu.attention import MAX_PROMPT, choose_attention
+from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
+from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute, can_pack_float32
+from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
@@ -77,8 +78,7 @@ class CpuBackend:
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        num_tokens, num_sequences = inputs.ids_T.shape[0], inputs.context_lens_S.shape[0]
-        if self._network is not None and num_tokens <= MAX_PROMPT * num_sequences:
+        if self._network is not None:
             return self._network.run(inputs, rows_N)
         return self._eager.prefill(inputs, rows_N)
 
@@ -109,11 +109,13 @@ class CpuBackend:
     def _build_kernels(self) -> Decode:
         if not kernels.load():
             return self._eager.decode
+        pack_layers(self.model, (nn.Linear,), packs_float32=can_pack_float32(self.model))
         self._network = CpuNetwork(self.model, self.cache, self._adapters)
         self._switch_to("CPU kernels")
         return self._network.run
 
     def _compile_with_inductor(self, query_len: int, num_sequences: int) -> Decode:
         kernels.load()
+        log.info("%s: compiling a decode step with Inductor; this may take a minute or more", self._name)
         example = inductor.dummy_inputs(num_sequences, query_len, 2, self.device)
         return inductor.compile_step(self.model, self.cache, query_len, choose_attention, example)

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
-from ctypes import POINTER, c_bool, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
@@ -37,21 +37,31 @@ class CPagedStep(ctypes.Structure):
         *((name, c_int64) for name in ("num_tokens", "num_sequences", "heads", "kv_heads")),
         *((name, c_int64) for name in ("block_size", "table_width", "window")),
         ("scale", c_float),
+        ("softcap", c_float),
     )
 
 
-class CMatrix(ctypes.Structure):
-    """A weight, packed or plain: `Matrix`."""
+KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs")  # as in csrc/matrix.h
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/network.h
 
-    _fields_ = (("packed", c_void_p), ("plain", c_void_p), ("size", c_int64), ("width", c_int64))
+
+class CMatrix(ctypes.Structure):
+    """The weights of a linear layer: `Matrix`."""
+
+    _fields_ = (
+        ("kind", c_int64),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        *((name, c_int64) for name in ("size", "width", "group")),
+    )
 
 
 class CLayer(ctypes.Structure):
     """The weights and the cache of one layer: `Layer`."""
 
     _fields_ = (
-        ("attention_norm", c_void_p),
-        ("mlp_norm", c_void_p),
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "cos", "sin")),
         *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
         ("keys", c_void_p),
         ("values", c_void_p),
@@ -63,13 +73,15 @@ class CNetwork(ctypes.Structure):
     """A whole network: `Network`."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_size", "intermediate")),
+        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_size", "rotary_size", "intermediate")),
         *((name, c_int64) for name in ("block_size", "num_layers")),
+        *((name, c_int64) for name in ("activation", "has_gate", "cache_kind", "embedding_kind")),
         ("layers", POINTER(CLayer)),
-        *((name, c_void_p) for name in ("embedding", "cos", "sin", "last_norm")),
+        ("embedding", c_void_p),
+        ("last_norm", c_void_p),
         ("head", CMatrix),
-        ("epsilon", c_float),
-        ("scale", c_float),
+        *((name, c_float) for name in ("epsilon", "scale", "softcap")),
+        *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale", "logit_softcap")),
     )
 
 
@@ -108,8 +120,15 @@ class KernelLibrary:
         self._was_tried = False
         self.library: ctypes.CDLL | None = None
 
+    @property
+    def instructions(self) -> str:
+        """The instruction set that the loaded library uses for small integers."""
+        assert self.library is not None
+        name: bytes = self.library.flambeau_instructions()
+        return name.decode()
+
     def load(self) -> bool:
-        """Load it, after building it if needed (about ten seconds); False and one warning if that fails."""
+        """Load it, after building it if needed (about 15 seconds); False and one warning if that fails."""
         with self._lock:
             if not self._was_tried:
                 self._was_tried = True
@@ -124,8 +143,11 @@ def load_library() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("the CPU kernels are not available, plain PyTorch is used: %s", first_error_line(error))
         return None
-    for function in (library.flambeau_attend, library.flambeau_attend_bfloat16):
-        function.argtypes, function.restype = (POINTER(CPagedStep), c_int64, c_int), c_bool
+    library.flambeau_attend.argtypes = (POINTER(CPagedStep), c_int64, c_int64, c_int)
+    library.flambeau_attend.restype = c_bool
+    library.flambeau_multiply.argtypes = (POINTER(CMatrix), c_void_p, c_void_p, c_int64, c_int)
+    library.flambeau_multiply.restype = None
+    library.flambeau_instructions.restype = c_char_p
     library.flambeau_step.argtypes = (POINTER(CNetwork), POINTER(CTokens), c_void_p, c_int64, c_void_p, c_int)
     library.flambeau_argmax.argtypes = library.flambeau_step.argtypes
     library.flambeau_argmax_steps.argtypes = (
@@ -178,7 +200,7 @@ def built_library(folder: Path, compiler: str = "", flags: Sequence[str] = FLAGS
 
 def build(library: Path, compiler: str, flags: Sequence[str]) -> None:
     """Compile the sources; the library appears complete or not at all."""
-    log.info("building the CPU kernels with %s", compiler)
+    log.info("building the CPU kernels with %s: about 15 seconds, once for this machine", compiler)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch) / "operators.so"
         command = [compiler, *flags, str(SOURCES / "operators.cpp"), "-o", str(built)]

@@ -1,9 +1,9 @@
-"""CpuNetwork: a whole step of a plain Llama-shaped network in one call of the C++ kernels; tested against EagerBackend.
+"""CpuNetwork: a whole step of a decoder in one call of the C++ kernels; tested against EagerBackend.
 
-Weights that bfloat16 represents exactly are packed as bfloat16: half the memory is read, with the results of float32.
+Weights that bfloat16 or float16 represents exactly are packed as such: half the memory is read, with the results of
+float32. With integer weights, the last layer has 8-bit weights too.
 
-Shapes: N columns, or rows · K their length · T tokens of the step · S sequences · J further tokens of each ·
-V vocabulary
+Shapes: N rows · T tokens of the step · S sequences · J further tokens of each · V vocabulary
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import LoraPart
-from flambeau.llm.backends.cpu.attention import HEAD_SIZES
+from flambeau.llm.backends.cpu.attention import CACHE_KINDS, HEAD_SIZES
 from flambeau.llm.backends.cpu.bindings import (
+    ACTIVATIONS,
+    KINDS,
     CLayer,
     CLoraLayer,
     CLoraPart,
@@ -27,14 +29,36 @@ from flambeau.llm.backends.cpu.bindings import (
     index_pointers,
     kernels,
 )
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear, pack_int8, packed
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer, is_unmodified
+from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.packed_layers import CpuInt8Linear
+from flambeau.llm.quantize.row_scaled import Int8Linear, quantize_int8
 
-LANES = 16  # of csrc/vectors.h
-# Size of the packed copies beside the network's own weights; larger networks are not packed.
-PACKED_LIMIT_BYTES = 512 * 2**20
-MATRICES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")  # of csrc/network.h
+INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear)
+# Parts beyond Llama's that the kernels compute.
+EXTRAS = frozenset(
+    {
+        "norm_offset",
+        "norm_places",
+        "has_gate",
+        "activation",
+        "rotary_size",
+        "local_rope_theta",
+        "attention_scale",
+        "attention_softcap",
+        "logit_softcap",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+        "head_bias",
+    }
+)
+# Float32 weights that no smaller type represents stay as they are in larger networks, mapped from their files.
+PACKED_FLOAT32_BYTES = 1 << 30
 
 
 class CpuNetwork:
@@ -42,48 +66,83 @@ class CpuNetwork:
 
     def __init__(self, model: Transformer, cache: KVCache, adapters: AdapterStore | None = None) -> None:
         arch, body = model.arch, model.model
-        self._can_pack = 2 * sum(parameter.numel() for parameter in model.parameters()) <= PACKED_LIMIT_BYTES
         self._references: list[Any] = [cache]  # keeps alive what the structures point to
-        layers = [self._layer(layer, arch.window(i) or 0, cache, i) for i, layer in enumerate(body.layers)]
+        self._packs_float32 = can_pack_float32(model)
+        layers = [self._layer(model, layer, cache, i) for i, layer in enumerate(body.layers)]
         self._references.append(array := (CLayer * len(layers))(*layers))
+        embedding = body.embed_tokens.weight
         self._network = CNetwork(
             arch.hidden_size,
             arch.num_heads,
             arch.num_kv_heads,
             arch.head_size,
+            arch.rotary_size or arch.head_size,
             arch.intermediate_size,
             cache.block_size,
             len(layers),
+            ACTIVATIONS.index(arch.activation),
+            arch.has_gate,
+            CACHE_KINDS[cache.keys[0].dtype],
+            CACHE_KINDS[embedding.dtype],
             array,
-            *(self._pointer(t) for t in (body.embed_tokens.weight, model.rotation.cos, model.rotation.sin)),
-            self._pointer(body.norm.weight),
-            self._matrix(body.embed_tokens if model.lm_head is None else model.lm_head),
+            self._pointer(embedding),
+            self._norm(body.norm, arch),
+            self._head(model),
             arch.norm_epsilon,
-            arch.head_size**-0.5,
+            arch.head_size**-0.5 if arch.attention_scale is None else arch.attention_scale,
+            arch.attention_softcap or 0.0,
+            # Rounded as the network's numbers are.
+            float(torch.tensor(arch.embedding_scale, dtype=embedding.dtype)),
+            arch.residual_scale,
+            arch.logit_scale,
+            arch.logit_softcap or 0.0,
         )
         self._width = arch.vocab_size
         assert kernels.library is not None
         self._library = kernels.library
-        self._lora = None if adapters is None else LoraTable(adapters, arch.num_layers)
+        self._lora = None if adapters is None else LoraTable(adapters, arch.num_layers, matrix_names(arch))
 
-    def _layer(self, layer: Any, window: int, cache: KVCache, number: int) -> CLayer:
-        attention, mlp = layer.self_attn, layer.mlp
-        norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    def _layer(self, model: Transformer, layer: Any, cache: KVCache, number: int) -> CLayer:
+        arch, attention, mlp = model.arch, layer.self_attn, layer.mlp
+        up = mlp.gate_up_proj if arch.has_gate else mlp.up_proj
         return CLayer(
-            *map(self._pointer, norms),
-            *map(self._matrix, (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)),
+            *(self._norm(getattr(layer, name, None), arch) for name in norm_names(arch)),
+            self._norm(attention.q_norm, arch),
+            self._norm(attention.k_norm, arch),
+            *(self._rotation(model, attention)),
+            *map(self._matrix, (attention.qkv_proj, attention.o_proj, up, mlp.down_proj)),
             *map(self._pointer, (cache.keys[number], cache.values[number])),
-            window,
+            arch.window(number) or 0,
         )
 
-    def _matrix(self, linear: Any) -> CMatrix:
-        weight_NK: Tensor = linear.weight.detach()
-        is_packed = self._can_pack and torch.equal(weight_NK.bfloat16().float(), weight_NK)
-        pointer = self._pointer(pack(weight_NK) if is_packed else weight_NK)
-        width, size = weight_NK.shape
-        return CMatrix(pointer if is_packed else None, None if is_packed else pointer, size, width)
+    def _norm(self, norm: Any, arch: Architecture) -> int | None:
+        return None if norm is None else self._pointer(norm.weight.detach().float() + arch.norm_offset)
+
+    def _rotation(self, model: Transformer, attention: Any) -> tuple[int | None, int | None]:
+        if not attention.is_rotated:
+            return None, None
+        local = model.rotation.local
+        tables = local if attention.is_local and local is not None else model.rotation
+        return self._pointer(tables.cos), self._pointer(tables.sin)
+
+    def _matrix(self, layer: Any) -> CMatrix:
+        one = packed(layer, packs_float32=self._packs_float32)
+        if one is not None:
+            self._references.append(one)
+            return one.matrix
+        bias = None if layer.bias is None else self._pointer(layer.bias.detach())
+        weight = self._pointer(layer.weight.detach())
+        return CMatrix(KINDS.index("plain"), weight, bias, layer.in_features, layer.out_features, 1)
+
+    def _head(self, model: Transformer) -> CMatrix:
+        """The last layer; with 8-bit weights if the others have integer weights."""
+        head: Any = linear_of(model.model.embed_tokens.weight) if model.lm_head is None else model.lm_head
+        if type(head) is nn.Linear and has_integer_weights(model):
+            head = pack_int8(*quantize_int8(head.weight), head.bias)
+        return self._matrix(head)
 
     def _pointer(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
         self._references.append(tensor)
         return tensor.data_ptr()
 
@@ -118,8 +177,8 @@ class CpuNetwork:
 class LoraTable:
     """Pointers to the weights of all adapters; built again when one was loaded or unloaded."""
 
-    def __init__(self, store: AdapterStore, num_layers: int) -> None:
-        self._store, self._num_layers = store, num_layers
+    def __init__(self, store: AdapterStore, num_layers: int, names: tuple[str, ...]) -> None:
+        self._store, self._num_layers, self._names = store, num_layers, names
         self._numbers: tuple[int, ...] = ()
         self._table: Any = None
         self._references: list[Any] = []
@@ -137,18 +196,18 @@ class LoraTable:
 
     def _build(self) -> None:
         self._numbers, self._references = tuple(self._store.adapters), []
-        layers = [CLoraLayer()] * (self._num_layers * len(MATRICES))  # without an adapter
+        layers = [CLoraLayer()] * (self._num_layers * len(self._names))  # without an adapter
         for adapter in self._store.adapters.values():
             for i in range(self._num_layers):
-                layers += [self._layer(adapter.parts.get(f"model.layers.{i}.{name}", [])) for name in MATRICES]
+                layers += [self._layer(adapter.parts.get(f"model.layers.{i}.{name}", [])) for name in self._names]
         self._table = (CLoraLayer * len(layers))(*layers)
 
     def _layer(self, parts: list[LoraPart]) -> CLoraLayer:
         found = []
         for part in parts:
-            b_RO = part.b_OR.t().contiguous()
-            self._references += [part.a_RI, b_RO]
-            found.append(CLoraPart(part.a_RI.data_ptr(), b_RO.data_ptr(), len(part.a_RI), part.start, len(part.b_OR)))
+            a_RI, b_RO = part.a_RI.float().contiguous(), part.b_OR.t().float().contiguous()
+            self._references += [a_RI, b_RO]
+            found.append(CLoraPart(a_RI.data_ptr(), b_RO.data_ptr(), len(a_RI), part.start, len(part.b_OR)))
         self._references.append(array := (CLoraPart * len(found))(*found))
         return CLoraLayer(array, len(found))
 
@@ -165,20 +224,49 @@ def to_ctokens(inputs: StepInputs, lora: LoraTable | None = None) -> CTokens:
     return tokens
 
 
+def matrix_names(arch: Architecture) -> tuple[str, str, str, str]:
+    """The layers whose matrices csrc/network.h multiplies with, in its order."""
+    up = "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj"
+    return "self_attn.qkv_proj", "self_attn.o_proj", up, "mlp.down_proj"
+
+
+def norm_names(arch: Architecture) -> tuple[str, str, str, str]:
+    """The norms of a layer: before attention and the feed-forward layer, and after each."""
+    if arch.norm_places == "before":
+        return "input_layernorm", "post_attention_layernorm", "", ""
+    return (
+        "input_layernorm",
+        "pre_feedforward_layernorm",
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+    )
+
+
+def linear_of(weight: Tensor) -> nn.Linear:
+    """A linear layer with these weights."""
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    return linear
+
+
+def has_integer_weights(model: Transformer) -> bool:
+    return any(
+        isinstance(layer, INTEGER_LAYERS) or (isinstance(layer, PackedLinear) and layer.kind in ("int8", "int4"))
+        for layer in model.modules()
+    )
+
+
+def can_pack_float32(model: Transformer) -> bool:
+    return 4 * sum(p.numel() for p in model.parameters() if p.dtype == torch.float32) <= PACKED_FLOAT32_BYTES
+
+
 def can_compute(model: Transformer, cache: KVCache) -> bool:
-    """Whether the kernels support a network: float32 on a CPU; no biases, experts, quantized or sharded layers."""
+    """Whether the kernels support a network: on a CPU; no experts, layer norms, parallel or sharded layers."""
     arch, keys = model.arch, cache.keys[0]
-    has_extras = arch.qk_norm or arch.qkv_bias or arch.output_bias or arch.mlp_bias or bool(arch.unrotated_layers)
-    if arch.extras or has_extras or arch.num_experts or keys.device.type != "cpu" or keys.dtype != torch.float32:
+    if not set(arch.extras) <= EXTRAS or arch.num_experts:
         return False
-    are_float = all(p.dtype == torch.float32 and p.is_contiguous() for p in model.parameters())
-    return are_float and arch.head_size in HEAD_SIZES and all(is_unmodified(module) for module in model.modules())
-
-
-def pack(weight_NK: Tensor) -> Tensor:
-    """Panels [N/32, K, 16] of words with two columns each, as csrc/packed_linear.h reads them; padded with zeros."""
-    width, size = weight_NK.shape
-    bits = torch.zeros(-(-width // (2 * LANES)) * 2 * LANES, size, dtype=torch.int32)
-    bits[:width] = weight_NK.bfloat16().view(torch.int16).to(torch.int32) & 0xFFFF
-    low, high = bits.view(-1, 2, LANES, size).unbind(1)
-    return (low | high << 16).transpose(1, 2).contiguous()
+    if keys.device.type != "cpu" or keys.dtype not in CACHE_KINDS or arch.head_size not in HEAD_SIZES:
+        return False
+    known = (PackedLinear, *INTEGER_LAYERS)
+    return all(is_unmodified(module, known) for module in model.modules())

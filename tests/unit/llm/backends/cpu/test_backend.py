@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu import bindings
@@ -24,10 +23,11 @@ def test_a_plain_network_says_the_same_once_the_kernels_are_there(caplog):
     if not bindings.kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     model, asked = random_model(head_size=16), prompts(5)
+    expected = expected_tokens(model, asked)  # before the layers are packed
     backend = CpuBackend(model, room(model, 5))
     assert backend.wait_until_compiled(timeout_s=250)
     assert backend._network is not None
-    assert greedy(backend, asked, 8) == expected_tokens(model, asked)
+    assert greedy(backend, asked, 8) == expected
     switched = [record.args for record in caplog.records if record.name == "flambeau.llm.backends.cpu.backend"]
     assert switched == [("the model", "CPU kernels")]
     assert backend.decode_path == "CPU kernels"
@@ -36,7 +36,7 @@ def test_a_plain_network_says_the_same_once_the_kernels_are_there(caplog):
 
 def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, monkeypatch):
     caplog.set_level("INFO")
-    model = random_model(qkv_bias=True)
+    model = random_model(norm="layer")
     plain = EagerBackend(model, room(model, 3))
     monkeypatch.setattr(CpuBackend, "_compile_with_inductor", lambda *_: plain.decode)
     backend = CpuBackend(model, room(model, 3), steps_before_compiling=2, name="the draft")
@@ -53,10 +53,9 @@ def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, mon
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler's own
-def test_a_network_with_biases_is_compiled_while_steps_go_on(monkeypatch):
+def test_a_network_that_the_kernels_do_not_know_is_compiled_while_steps_go_on(monkeypatch):
     monkeypatch.setattr(inductor, "CPU_OPTIONS", {})  # half the time to compile
-    model, asked = random_model(head_size=16, num_layers=1, qkv_bias=True), prompts(3)
-    torch.nn.init.normal_(model.model.layers[0].self_attn.qkv_proj.bias)
+    model, asked = random_model(head_size=16, num_layers=1, norm="layer"), prompts(3)
     expected = expected_tokens(model, asked)
     backend = CpuBackend(model, room(model, 3), steps_before_compiling=0)
     rounds = 0
@@ -77,9 +76,7 @@ def test_a_compiler_that_fails_is_named_once_and_steps_go_on(monkeypatch, caplog
         raise RuntimeError("no such backend\nand a long story")
 
     monkeypatch.setattr(inductor, "compile_step", fail)
-    model, asked = random_model(qkv_bias=True), prompts(3)
-    torch.nn.init.zeros_(model.model.layers[0].self_attn.qkv_proj.bias)
-    torch.nn.init.zeros_(model.model.layers[1].self_attn.qkv_proj.bias)
+    model, asked = random_model(norm="layer"), prompts(3)
     backend = CpuBackend(model, room(model, 3), steps_before_compiling=0)
     for _ in range(2):
         assert greedy(backend, asked, 4) == expected_tokens(model, asked, 4)

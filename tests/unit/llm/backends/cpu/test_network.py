@@ -9,8 +9,12 @@ import pytest
 import torch
 
 from flambeau.llm.backends.cpu import bindings, network
+from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.quantizer import quantize
+from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling.sampler import NO_TOKEN, argmax_tokens
 from support.llm_steps import prompts, random_model, room, step_inputs
 
@@ -149,7 +153,14 @@ def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"qkv_bias": True}, {"qk_norm": True}, {"num_experts": 4, "expert_size": 8}, {"head_size": 8}]
+    "changes",
+    [
+        {"norm": "layer"},
+        {"is_parallel": True},
+        {"num_experts": 4, "expert_size": 8},
+        {"has_alibi": True},
+        {"head_size": 8},
+    ],
 )
 def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
     model = random_model(**{"head_size": 16, **changes})
@@ -158,3 +169,71 @@ def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
     assert network.can_compute(plain, room(plain, 1))
     plain.model.layers[1].mlp.down_proj = torch.nn.Identity()
     assert not network.can_compute(plain, room(plain, 1))
+
+
+def logits_of_both(model, dtype=torch.float32):
+    """The logits of the kernels and of the plain network: prompts of several lengths, then drafted tokens."""
+    asked = [*prompts(4), [5 + i % 60 for i in range(24)]]
+    first, cache = step_inputs({i: (0, ids) for i, ids in enumerate(asked)}), room(model, 5, dtype=dtype)
+    native, eager = network.CpuNetwork(model, cache), EagerBackend(model, copy_of(model, cache, dtype))
+    drafted = step_inputs({i: (len(ids), [7 + i, 11, 13]) for i, ids in enumerate(asked)}, query_len=3)
+    rows_N = first.query_starts[1:] - 1
+    found = torch.cat((native.run(first, rows_N), native.run(drafted)))
+    return found, torch.cat((eager.prefill(first, rows_N), eager.decode(drafted))).float()
+
+
+FAMILIES = {
+    "Qwen 2": {"qkv_bias": True},
+    "Qwen 3": {"qk_norm": True},
+    "biases everywhere": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "head_bias": True},
+    "SmolLM 3": {"unrotated_layers": frozenset({1})},
+    "Gemma": {"norm_offset": 1.0, "activation": "gelu_tanh", "embedding_scale": 5.6},
+    "Gemma 2": {"norm_places": "both", "attention_softcap": 5.0, "logit_softcap": 3.0, "windows": (None, 5)},
+    "Gemma 3": {"norm_places": "both", "qk_norm": True, "windows": (None, 5), "local_rope_theta": 100.0},
+    "norms after": {"norm_places": "after"},
+    "Granite": {"residual_scale": 0.3, "logit_scale": 0.2, "attention_scale": 0.1, "embedding_scale": 2.0},
+    "a part of each head is rotated": {"rotary_size": 8},
+    "no gate": {"has_gate": False, "activation": "relu_squared"},
+    "gelu": {"activation": "gelu"},
+    "relu": {"activation": "relu", "has_gate": False},
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", FAMILIES)
+def test_networks_of_other_families_give_the_twins_logits(family):
+    model = random_model(head_size=16, **FAMILIES[family])
+    generator = torch.Generator().manual_seed(3)
+    for weight in model.parameters():
+        if weight.dim() == 1:
+            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    assert network.can_compute(model, room(model, 1)), model.arch.extras
+    found, expected = logits_of_both(model)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=2e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_network_of_16_bits_gives_the_twins_logits_within_its_rounding(dtype):
+    model = random_model(head_size=16).to(dtype)
+    found, expected = logits_of_both(model, dtype)
+    assert (found - expected).norm() / expected.norm() < 4 * torch.finfo(dtype).eps
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantized_network_gives_the_logits_of_its_layers(kind):
+    model = quantize(random_model(head_size=16, intermediate_size=64), kind, group_size=32, lm_head=True)
+    found, plain = logits_of_both(model, torch.float16)
+    assert (found - plain).norm() / plain.norm() < 0.03  # the plain layers do not round their inputs
+    pack_layers(model, (Int8Linear, Int4Linear))
+    again, layer_by_layer = logits_of_both(model, torch.float16)
+    assert torch.equal(again, found)
+    torch.testing.assert_close(again, layer_by_layer, atol=0.05, rtol=0.05)  # inputs near a limit round either way
+
+
+@needs_kernels
+def test_the_last_layer_has_8_bits_if_the_others_have_integer_weights():
+    model = quantize(random_model(head_size=16, intermediate_size=64, tied_embeddings=True), "int4", group_size=32)
+    found, plain = logits_of_both(model)
+    assert 0 < (found - plain).norm() / plain.norm() < 0.03

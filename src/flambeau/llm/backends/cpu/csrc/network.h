@@ -1,41 +1,39 @@
-// A whole step of a plain Llama-shaped network in one call: no biases, no experts, no normalized queries.
+// A whole step of a decoder in one call: RMS norms, rotary positions, no experts, one layer after the other.
 //
 // Shapes: T tokens of the step, E hidden, H heads, G key-value heads, D head size, F intermediate, V vocabulary.
 #pragma once
 #include <cstdint>
 #include <vector>
 
-#include "linear.h"
 #include "lora.h"
-#include "packed_linear.h"
+#include "matrix.h"
 #include "paged_attention.h"
 
 namespace flambeau {
 
-struct Matrix {  // [width, size], packed or plain
-  const uint32_t* packed = nullptr;
-  const float* plain = nullptr;
-  int64_t size = 0, width = 0;
-
-  void multiply(const float* x, float* out, int64_t num_rows, bool adds, int num_threads) const {
-    if (packed) return multiply_packed(x, packed, out, num_rows, size, width, adds, num_threads);
-    flambeau::multiply(x, plain, out, num_rows, size, width, adds, num_threads);
-  }
-};
+enum Activation : int64_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared };
 
 struct Layer {
-  const float *attention_norm, *mlp_norm;
+  const float *attention_norm, *mlp_norm;            // before them, or null
+  const float *attention_post_norm, *mlp_post_norm;  // after them, or null
+  const float *q_norm, *k_norm;                      // of each head, or null
+  const float *cos, *sin;                            // [places, rotary_size / 2], or null: not rotated
   Matrix qkv, out, gate_up, down;
-  float *keys, *values;
+  void *keys, *values;
   int64_t window;
 };
 
 struct Network {
-  int64_t hidden, heads, kv_heads, head_size, intermediate, block_size, num_layers;
+  int64_t hidden, heads, kv_heads, head_size, rotary_size, intermediate, block_size, num_layers;
+  int64_t activation, has_gate, cache_kind, embedding_kind;
   const Layer* layers;
-  const float *embedding, *cos, *sin, *last_norm;  // [V, E], [places, D / 2] twice, [E]
+  const void* embedding;   // [V, E]
+  const float* last_norm;  // [E]
   Matrix head;
-  float epsilon, scale;
+  float epsilon, scale, softcap;  // of attention; a softcap of 0: none
+  float embedding_scale, residual_scale, logit_scale, logit_softcap;
+
+  int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 };
 
 struct Tokens {
@@ -56,9 +54,9 @@ inline void normalize(const float* x, const float* weight, float* out, int64_t s
   for (int64_t i = 0; i < size; ++i) out[i] = x[i] * factor * weight[i];
 }
 
-// Rotary positions of the heads of one token: the two halves of a head are the two coordinates.
-inline void rope(float* heads, int64_t count, const float* cos, const float* sin, int64_t half) {
-  for (float* head = heads; head < heads + count * 2 * half; head += 2 * half)
+// Rotary positions of the heads of one token: the two halves of what is rotated are the two coordinates.
+inline void rope(float* heads, int64_t count, int64_t size, const float* cos, const float* sin, int64_t half) {
+  for (float* head = heads; head < heads + count * size; head += size)
     for (int64_t i = 0; i < half; ++i) {
       const float first = head[i], second = head[half + i];
       head[i] = first * cos[i] - second * sin[i];
@@ -66,37 +64,94 @@ inline void rope(float* heads, int64_t count, const float* cos, const float* sin
     }
 }
 
-inline void gate(const float* gate_up, float* out, int64_t size) {
-  for (int64_t i = 0; i < size; ++i) {
-    const float x = gate_up[i], bounded = std::min(std::max(x, -87.0f), 87.0f);
-    out[i] = x / (1.0f + exponential(-bounded)) * gate_up[size + i];
+inline float silu(float x) { return x / (1.0f + exponential(-std::min(std::max(x, -87.0f), 87.0f))); }
+
+inline float gelu_tanh(float x) {  // with tanh(y) = 1 - 2 / (exp(2 y) + 1)
+  const float y = 0.7978845608f * (x + 0.044715f * x * x * x);
+  return x * (1.0f - 1.0f / (1.0f + exponential(std::min(std::max(2.0f * y, -87.0f), 87.0f))));
+}
+
+// out[i] = activate(gate[i]), times up[i] unless that is null.
+template <typename Activate>
+inline void activate(const float* gate, const float* up, float* out, int64_t size, const Activate& function) {
+  if (up) {
+    for (int64_t i = 0; i < size; ++i) out[i] = function(gate[i]) * up[i];
+  } else {
+    for (int64_t i = 0; i < size; ++i) out[i] = function(gate[i]);
   }
 }
+
+inline void activate(int64_t kind, const float* gate, const float* up, float* out, int64_t size) {
+  switch (kind) {
+    case kSilu: return activate(gate, up, out, size, silu);
+    case kGeluTanh: return activate(gate, up, out, size, gelu_tanh);
+    case kGelu: return activate(gate, up, out, size, [](float x) { return 0.5f * x * (1 + std::erf(x * 0.70710678f)); });
+    case kRelu: return activate(gate, up, out, size, [](float x) { return x < 0 ? 0 : x; });  // NaN stays
+    default: return activate(gate, up, out, size, [](float x) { return x < 0 ? 0 : x * x; });
+  }
+}
+
+template <typename stored>
+inline void widen(const stored* from, float* to, int64_t size) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const Floats x = load(from + i);
+    std::memcpy(to + i, &x, sizeof x);
+  }
+  stored rest[kLanes] = {};
+  if (i == size) return;
+  std::copy(from + i, from + size, rest);
+  const Floats x = load(rest);
+  std::memcpy(to + i, &x, (size - i) * sizeof(float));
+}
+
+// The buffers of a thread's steps; they keep their memory from one step to the next.
+struct Workspace {
+  std::vector<float> x, normal, qkv, attended, gate_up, gated, added, logits;
+
+  static Workspace& of_thread() {
+    static thread_local Workspace workspace;
+    return workspace;
+  }
+
+  static float* grown(std::vector<float>& buffer, int64_t size) {
+    if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
+    return buffer.data();
+  }
+};
 
 // One forward pass over the tokens of a step.
 class Pass {
  public:
   Pass(const Network& net, const Tokens& tokens, int num_threads)
-      : net_(net), tokens_(tokens), num_threads_(num_threads) {
-    const int64_t count = tokens.num_tokens, width = (net.heads + 2 * net.kv_heads) * net.head_size;
-    x_.resize(count * net.hidden), normal_.resize(count * net.hidden), qkv_.resize(count * width);
-    attended_.resize(count * net.heads * net.head_size);
-    gate_up_.resize(count * 2 * net.intermediate), gated_.resize(count * net.intermediate);
+      : net_(net), tokens_(tokens), num_threads_(num_threads), heads_width_(net.heads * net.head_size),
+        qkv_width_((net.heads + 2 * net.kv_heads) * net.head_size) {
+    const int64_t count = tokens.num_tokens;
+    Workspace& space = Workspace::of_thread();
+    x_ = space.grown(space.x, count * net.hidden), normal_ = space.grown(space.normal, count * net.hidden);
+    qkv_ = space.grown(space.qkv, count * qkv_width_), attended_ = space.grown(space.attended, count * heads_width_);
+    gate_up_ = space.grown(space.gate_up, count * net.gate_up_width());
+    gated_ = space.grown(space.gated, count * net.intermediate);
+    added_ = space.grown(space.added, count * net.hidden);
   }
 
   // The logits [N, V] of some of the tokens.
   void run(const int64_t* rows, int64_t num_rows, float* logits) {
-    for (int64_t t = 0; t < tokens_.num_tokens; ++t)
-      std::copy_n(net_.embedding + tokens_.ids[t] * net_.hidden, net_.hidden, &x_[t * net_.hidden]);
+    each_token([&](int64_t t) { embed(t); });
     for (int64_t i = 0; i < net_.num_layers; ++i) {
       attend(net_.layers[i]);
       feed_forward(net_.layers[i]);
     }
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t row = rows ? rows[i] : i;
-      normalize(&x_[row * net_.hidden], net_.last_norm, &normal_[i * net_.hidden], net_.hidden, net_.epsilon);
+      normalize(x_ + row * net_.hidden, net_.last_norm, normal_ + i * net_.hidden, net_.hidden, net_.epsilon);
     }
-    net_.head.multiply(normal_.data(), logits, num_rows, false, num_threads_);
+    net_.head.multiply(normal_, logits, num_rows, false, num_threads_);
+    const int64_t size = num_rows * net_.head.width;
+    if (net_.logit_scale != 1)
+      for (int64_t i = 0; i < size; ++i) logits[i] *= net_.logit_scale;
+    if (net_.logit_softcap > 0)
+      for (int64_t i = 0; i < size; ++i) logits[i] = net_.logit_softcap * std::tanh(logits[i] / net_.logit_softcap);
   }
 
  private:
@@ -109,53 +164,91 @@ class Pass {
     });
   }
 
-  void attend(const Layer& layer) {
-    const int64_t width = (net_.heads + 2 * net_.kv_heads) * net_.head_size, half = net_.head_size / 2;
-    each_token([&](int64_t t) {
-      normalize(&x_[t * net_.hidden], layer.attention_norm, &normal_[t * net_.hidden], net_.hidden, net_.epsilon);
-    });
-    layer.qkv.multiply(normal_.data(), qkv_.data(), tokens_.num_tokens, false, num_threads_);
-    adapt(layer, 0, layer.qkv, normal_, qkv_);
-    for (int64_t t = 0; t < tokens_.num_tokens; ++t) {
-      const int64_t at = tokens_.positions[t] * half;
-      rope(&qkv_[t * width], net_.heads + net_.kv_heads, net_.cos + at, net_.sin + at, half);
+  void embed(int64_t t) {
+    const int64_t size = net_.hidden, at = tokens_.ids[t] * size;
+    float* to = x_ + t * size;
+    switch (net_.embedding_kind) {
+      case kBfloat16: widen(static_cast<const bfloat*>(net_.embedding) + at, to, size); break;
+      case kFloat16: widen(static_cast<const half*>(net_.embedding) + at, to, size); break;
+      default: std::copy_n(static_cast<const float*>(net_.embedding) + at, size, to);
     }
-    const float* k = qkv_.data() + net_.heads * net_.head_size;
-    const PagedStep<float> step{
-        qkv_.data(), k, k + net_.kv_heads * net_.head_size, layer.keys, layer.values, attended_.data(), width, width, width,
-        tokens_.positions, tokens_.slots, tokens_.starts, tokens_.tables, tokens_.num_tokens, tokens_.num_sequences,
-        net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale};
-    attend_paged(step, net_.head_size, num_threads_);
-    layer.out.multiply(attended_.data(), x_.data(), tokens_.num_tokens, true, num_threads_);
-    adapt(layer, 1, layer.out, attended_, x_);
+    if (net_.embedding_scale != 1)
+      for (int64_t i = 0; i < size; ++i) to[i] *= net_.embedding_scale;
+  }
+
+  // The input of attention or of the feed-forward layer; without a norm, x itself.
+  const float* normalized(const float* norm) {
+    if (!norm) return x_;
+    const int64_t size = net_.hidden;
+    each_token([&](int64_t t) { normalize(x_ + t * size, norm, normal_ + t * size, size, net_.epsilon); });
+    return normal_;
+  }
+
+  void multiply(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
+    matrix.multiply(input, output, tokens_.num_tokens, false, num_threads_);
+    adapt(layer, which, matrix, input, output);
+  }
+
+  // x += the product, perhaps normalized and scaled.
+  void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const float* post_norm) {
+    const int64_t size = net_.hidden;
+    const bool is_direct = !post_norm && net_.residual_scale == 1;
+    float* output = is_direct ? x_ : added_;
+    matrix.multiply(input, output, tokens_.num_tokens, is_direct, num_threads_);
+    adapt(layer, which, matrix, input, output);
+    if (is_direct) return;
+    each_token([&](int64_t t) {
+      float *x = x_ + t * size, *y = added_ + t * size;
+      if (post_norm) normalize(y, post_norm, y, size, net_.epsilon);
+      for (int64_t i = 0; i < size; ++i) x[i] += y[i] * net_.residual_scale;
+    });
+  }
+
+  void position(const Layer& layer, int64_t t) {
+    float* heads = qkv_ + t * qkv_width_;
+    const int64_t size = net_.head_size, half = net_.rotary_size / 2, at = tokens_.positions[t] * half;
+    if (layer.q_norm)
+      for (int64_t h = 0; h < net_.heads + net_.kv_heads; ++h)
+        normalize(heads + h * size, h < net_.heads ? layer.q_norm : layer.k_norm, heads + h * size, size, net_.epsilon);
+    if (layer.cos) rope(heads, net_.heads + net_.kv_heads, size, layer.cos + at, layer.sin + at, half);
+  }
+
+  void attend(const Layer& layer) {
+    multiply(layer, 0, layer.qkv, normalized(layer.attention_norm), qkv_);
+    each_token([&](int64_t t) { position(layer, t); });
+    const float* k = qkv_ + heads_width_;
+    const PagedStep<void> step{
+        qkv_, k, k + net_.kv_heads * net_.head_size, layer.keys, layer.values, attended_, qkv_width_, qkv_width_,
+        qkv_width_, tokens_.positions, tokens_.slots, tokens_.starts, tokens_.tables, tokens_.num_tokens,
+        tokens_.num_sequences, net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale,
+        net_.softcap};
+    attend_paged(step, net_.cache_kind, net_.head_size, num_threads_);
+    add(layer, 1, layer.out, attended_, layer.attention_post_norm);
   }
 
   void feed_forward(const Layer& layer) {
+    const int64_t size = net_.intermediate, width = net_.gate_up_width();
+    multiply(layer, 2, layer.gate_up, normalized(layer.mlp_norm), gate_up_);
     each_token([&](int64_t t) {
-      normalize(&x_[t * net_.hidden], layer.mlp_norm, &normal_[t * net_.hidden], net_.hidden, net_.epsilon);
+      const float* gate = gate_up_ + t * width;
+      activate(net_.activation, gate, net_.has_gate ? gate + size : nullptr, gated_ + t * size, size);
     });
-    layer.gate_up.multiply(normal_.data(), gate_up_.data(), tokens_.num_tokens, false, num_threads_);
-    adapt(layer, 2, layer.gate_up, normal_, gate_up_);
-    each_token([&](int64_t t) {
-      gate(&gate_up_[t * 2 * net_.intermediate], &gated_[t * net_.intermediate], net_.intermediate);
-    });
-    layer.down.multiply(gated_.data(), x_.data(), tokens_.num_tokens, true, num_threads_);
-    adapt(layer, 3, layer.down, gated_, x_);
+    add(layer, 3, layer.down, gated_, layer.mlp_post_norm);
   }
 
   // Adds the adapters of the tokens to the outputs of a matrix, of which each layer has four.
-  void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const std::vector<float>& x,
-             std::vector<float>& out) {
+  void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
     if (!tokens_.adapters) return;
     const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * 4 + which;
-    add_lora(tokens_.adapters, lora, net_.num_layers * 4, x.data(), out.data(), tokens_.num_tokens, matrix.size,
-             matrix.width, num_threads_);
+    add_lora(tokens_.adapters, lora, net_.num_layers * 4, input, output, tokens_.num_tokens, matrix.size, matrix.width,
+             num_threads_);
   }
 
   const Network& net_;
   const Tokens& tokens_;
   const int num_threads_;
-  std::vector<float> x_, normal_, qkv_, attended_, gate_up_, gated_;
+  const int64_t heads_width_, qkv_width_;
+  float *x_, *normal_, *qkv_, *attended_, *gate_up_, *gated_, *added_;
 };
 
 // The index of the largest number, the first of equals; -1 if it is not finite or if there is a NaN.
@@ -185,16 +278,17 @@ inline void argmax_rows(const float* logits, int64_t num_rows, int64_t size, int
 inline void argmax_steps(const Network& net, const Tokens& tokens, const int64_t* positions, const int64_t* slots,
                          int64_t num_ahead, int64_t* found, int num_threads) {
   const int64_t count = tokens.num_sequences, width = net.head.width;
-  std::vector<float> logits(count * width);
+  Workspace& space = Workspace::of_thread();
+  float* logits = space.grown(space.logits, count * width);
   std::vector<int64_t> rows(count), starts(count + 1);
   for (int64_t s = 0; s < count; ++s) rows[s] = tokens.starts[s + 1] - 1, starts[s + 1] = s + 1;
-  Pass(net, tokens, num_threads).run(rows.data(), count, logits.data());
+  Pass(net, tokens, num_threads).run(rows.data(), count, logits);
   for (int64_t place = 0;; ++place, positions += count, slots += count, found += count) {
-    argmax_rows(logits.data(), count, width, found);
+    argmax_rows(logits, count, width, found);
     std::replace(found, found + count, int64_t{-1}, int64_t{0});
     if (place + 1 == num_ahead) return;
     const Tokens next{found, positions, slots, starts.data(), tokens.tables, count, count, tokens.table_width};
-    Pass(net, next, num_threads).run(nullptr, count, logits.data());
+    Pass(net, next, num_threads).run(nullptr, count, logits);
   }
 }
 

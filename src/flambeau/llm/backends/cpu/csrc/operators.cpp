@@ -5,14 +5,18 @@
 
 extern "C" {
 
-// Returns false if there is no kernel for this head size.
-bool flambeau_attend(const flambeau::PagedStep<float>* step, int64_t head_size, int num_threads) {
-  return flambeau::attend_paged(*step, head_size, num_threads);
+// Returns false if there is no kernel for this head size. The kinds of the cache are those of matrix.h.
+bool flambeau_attend(const flambeau::PagedStep<void>* step, int64_t kind, int64_t head_size, int num_threads) {
+  return flambeau::attend_paged(*step, kind, head_size, num_threads);
 }
 
-bool flambeau_attend_bfloat16(const flambeau::PagedStep<flambeau::bfloat>* step, int64_t head_size, int num_threads) {
-  return flambeau::attend_paged(*step, head_size, num_threads);
+// out [M, N] = x [M, K] times the weights.
+void flambeau_multiply(const flambeau::Matrix* matrix, const float* x, float* out, int64_t num_rows, int num_threads) {
+  matrix->multiply(x, out, num_rows, false, num_threads);
 }
+
+// The instructions that multiply small integers, as compiled.
+const char* flambeau_instructions() { return flambeau::instructions(); }
 
 // The logits [N, V] of some tokens of a step, or of all of them if rows is null.
 void flambeau_step(const flambeau::Network* network, const flambeau::Tokens* tokens, const int64_t* rows,
@@ -23,9 +27,10 @@ void flambeau_step(const flambeau::Network* network, const flambeau::Tokens* tok
 // The same, but only the most likely token of each; -1 if the logits are not finite.
 void flambeau_argmax(const flambeau::Network* network, const flambeau::Tokens* tokens, const int64_t* rows,
                      int64_t num_rows, int64_t* found, int num_threads) {
-  std::vector<float> logits(num_rows * network->head.width);
-  flambeau::Pass(*network, *tokens, num_threads).run(rows, num_rows, logits.data());
-  flambeau::argmax_rows(logits.data(), num_rows, network->head.width, found);
+  flambeau::Workspace& space = flambeau::Workspace::of_thread();
+  float* logits = space.grown(space.logits, num_rows * network->head.width);
+  flambeau::Pass(*network, *tokens, num_threads).run(rows, num_rows, logits);
+  flambeau::argmax_rows(logits, num_rows, network->head.width, found);
 }
 
 // Several greedy steps: see argmax_steps in network.h.

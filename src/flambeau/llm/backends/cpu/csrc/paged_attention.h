@@ -9,58 +9,77 @@
 #include <type_traits>
 #include <vector>
 
+#include "matrix.h"
 #include "threads.h"
 #include "vectors.h"
 
 namespace flambeau {
 
 constexpr int64_t kTokensPerTask = 16;  // of one sequence
+constexpr int64_t kTokensOfTiles = 16;  // from so many tokens of a sequence on, queries are computed in tiles
+constexpr int64_t kScoresOfTile = 1 << 16;
 constexpr int64_t kBlocksAhead = 2, kLineBytes = 64;
 
-template <typename scalar>
+// `stored` is the type of the cache; all sums are in float32.
+template <typename stored>
 struct PagedStep {
-  const scalar *q, *k, *v;      // [T, H, D], [T, G, D] twice
-  scalar *keys, *values, *out;  // [P, K, G, D] twice, [T, H, D]
+  const float *q, *k, *v;   // [T, H, D], [T, G, D] twice
+  stored *keys, *values;    // [P, K, G, D]
+  float* out;               // [T, H, D]
   // From one token to the next; the heads of a token are contiguous.
   int64_t q_stride, k_stride, v_stride;
   const int64_t *positions, *slots, *starts, *tables;  // [T], [T], [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window;
-  float scale;
+  float scale, softcap;  // a softcap of 0: none
+
+  template <typename other>
+  PagedStep<other> with() const {
+    return {q, k, v, static_cast<other*>(keys), static_cast<other*>(values), out, q_stride, k_stride, v_stride, positions,
+            slots, starts, tables, num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window, scale,
+            softcap};
+  }
 
   int64_t first_seen(int64_t place) const { return window > 0 ? std::max<int64_t>(0, place + 1 - window) : 0; }
 };
 
-// Turns scores into weights that sum to one. The buffer holds a whole number of vectors; the rest is filled.
+// Turns scores into weights that sum to one. Nothing beyond them is read.
 inline void softmax(float* scores, int64_t length) {
-  const int64_t room = (length + kLanes - 1) / kLanes * kLanes;
-  for (int64_t i = length; i < room; ++i) scores[i] = scores[0];
-  Floats high = load(scores);
-  for (int64_t i = kLanes; i < room; i += kLanes) {
+  alignas(64) float rest[kLanes];
+  const int64_t whole = length / kLanes * kLanes, more = length - whole;
+  Floats high = Floats{} + scores[0];
+  for (int64_t i = 0; i < whole; i += kLanes) {
     const Floats x = load(scores + i);
     high = x > high ? x : high;
   }
   float highest = high[0];
   for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, high[lane]);
-  for (int64_t i = 0; i < room; ++i) scores[i] = exponential(std::max(scores[i] - highest, -87.0f));
-  std::fill(scores + length, scores + room, 0.0f);
-  Floats total = load(scores);
-  for (int64_t i = kLanes; i < room; i += kLanes) total += load(scores + i);
+  for (int64_t i = whole; i < length; ++i) highest = std::max(highest, scores[i]);
+  for (int64_t i = 0; i < kLanes; ++i) rest[i] = i < more ? scores[whole + i] : highest;
+  Floats total{};
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) scores[i + lane] = exponential(std::max(scores[i + lane] - highest, -87.0f));
+    total += load(scores + i);
+  }
+  for (int lane = 0; lane < kLanes; ++lane) rest[lane] = exponential(std::max(rest[lane] - highest, -87.0f));
+  for (int64_t i = more; i < kLanes; ++i) rest[i] = 0;
+  total += load(rest);
   const float share = 1.0f / sum(total);
-  for (int64_t i = 0; i < length; ++i) scores[i] *= share;
+  for (int64_t i = 0; i < whole; ++i) scores[i] *= share;
+  for (int64_t i = 0; i < more; ++i) scores[whole + i] = rest[i] * share;
 }
 
 // Prefetches the rows of a block: blocks are scattered, so the hardware cannot predict the next one.
-template <int64_t size, typename scalar>
-inline void prefetch(const scalar* cache, int64_t block, int64_t block_size, int64_t stride) {
-  const scalar* row = cache + block * block_size * stride;
+template <int64_t size, typename stored>
+inline void prefetch(const stored* cache, int64_t block, int64_t block_size, int64_t stride) {
+  const stored* row = cache + block * block_size * stride;
   for (int64_t i = 0; i < block_size; ++i, row += stride)
-    for (size_t at = 0; at < size * sizeof(scalar); at += kLineBytes)
+    for (size_t at = 0; at < size * sizeof(stored); at += kLineBytes)
       __builtin_prefetch(reinterpret_cast<const char*>(row) + at);
 }
 
 // Calls visit(place, rows, count) for each run of places from begin to end whose rows are contiguous.
-template <int64_t size, typename scalar, typename Visit>
-inline void for_each_run(const scalar* cache, const int64_t* table, int64_t block_size, int64_t stride,
+template <int64_t size, typename stored, typename Visit>
+inline void for_each_run(const stored* cache, const int64_t* table, int64_t block_size, int64_t stride,
                          int64_t begin, int64_t end, const Visit& visit) {
   const int64_t last = (end - 1) / block_size;
   for (int64_t place = begin; place < end;) {
@@ -72,8 +91,8 @@ inline void for_each_run(const scalar* cache, const int64_t* table, int64_t bloc
   }
 }
 
-template <int parts, typename scalar>
-inline Floats product_of(const Floats* query, const scalar* key) {
+template <int parts, typename stored>
+inline Floats product_of(const Floats* query, const stored* key) {
   Floats product = query[0] * load(key);
   for (int i = 1; i < parts; ++i) product += query[i] * load(key + i * kLanes);
   return product;
@@ -81,8 +100,8 @@ inline Floats product_of(const Floats* query, const scalar* key) {
 
 // One token and some heads that share keys and values, which are loaded once for all; parts = D / kLanes. Each head
 // has `room` scores.
-template <int parts, int heads, typename scalar>
-void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, const int64_t* table, int64_t kv_head,
+template <int parts, int heads, typename stored>
+void attend_heads(const PagedStep<stored>& step, const float* q, float* out, const int64_t* table, int64_t kv_head,
                   int64_t place, float* scores, int64_t room) {
   constexpr int64_t size = parts * kLanes;
   const int64_t stride = step.kv_heads * size, begin = step.first_seen(place), end = place + 1;
@@ -90,7 +109,7 @@ void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, c
   for (int h = 0; h < heads; ++h)
     for (int i = 0; i < parts; ++i) query[h][i] = load(q + h * size + i * kLanes) * step.scale;
   for_each_run<size>(step.keys + kv_head * size, table, step.block_size, stride, begin, end,
-       [&](int64_t at, const scalar* key, int64_t count) {
+       [&](int64_t at, const stored* key, int64_t count) {
          float* score = scores + at - begin;
          for (; count >= 4; count -= 4, score += 4, key += 4 * stride)
            for (int h = 0; h < heads; ++h) {
@@ -102,9 +121,11 @@ void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, c
          for (; count > 0; --count, ++score, key += stride)
            for (int h = 0; h < heads; ++h) score[h * room] = sum(product_of<parts>(query[h], key));
        });
+  if (step.softcap > 0)
+    for (int64_t i = 0; i < heads * room; ++i) scores[i] = step.softcap * std::tanh(scores[i] / step.softcap);
   for (int h = 0; h < heads; ++h) softmax(scores + h * room, end - begin);
   for_each_run<size>(step.values + kv_head * size, table, step.block_size, stride, begin, end,
-       [&](int64_t at, const scalar* value, int64_t count) {
+       [&](int64_t at, const stored* value, int64_t count) {
          const float* weight = scores + at - begin;
          for (; count > 0; --count, value += stride, ++weight)
            for (int i = 0; i < parts; ++i) {
@@ -113,57 +134,163 @@ void attend_heads(const PagedStep<scalar>& step, const scalar* q, scalar* out, c
            }
        });
   for (int h = 0; h < heads; ++h)
-    for (int i = 0; i < parts; ++i)
-      for (int lane = 0; lane < kLanes; ++lane) narrow(total[h][i][lane], out + h * size + i * kLanes + lane);
+    for (int i = 0; i < parts; ++i) std::memcpy(out + h * size + i * kLanes, &total[h][i], sizeof total[h][i]);
 }
 
 // All heads of a group, as many at a time as fit into registers.
-template <int parts, typename scalar>
-void attend_group(const PagedStep<scalar>& step, int64_t t, const int64_t* table, int64_t kv_head) {
-  constexpr int64_t size = parts * kLanes, most = std::clamp(8 / parts, 1, 4);
+template <int parts, typename stored>
+void attend_group(const PagedStep<stored>& step, int64_t t, const int64_t* table, int64_t kv_head) {
+  constexpr int64_t size = parts * kLanes, most = std::clamp((kRowsAtOnce == 8 ? 16 : 8) / parts, 1, 4);
   static thread_local std::vector<float> scores;
   const int64_t group = step.heads / step.kv_heads, place = step.positions[t];
   const int64_t room = (place + 1 + kLanes) / kLanes * kLanes;
-  scores.resize(most * room);
-  int64_t head = kv_head * group;
-  const auto attend = [&](auto heads) {
-    attend_heads<parts, heads.value>(step, step.q + t * step.q_stride + head * size,
-                                     step.out + (t * step.heads + head) * size, table, kv_head, place, scores.data(),
-                                     room);
-    head += heads.value;
-  };
-  while (head + most <= (kv_head + 1) * group) attend(std::integral_constant<int, most>{});
-  while (head < (kv_head + 1) * group) attend(std::integral_constant<int, 1>{});
+  if (static_cast<int64_t>(scores.size()) < most * room) scores.resize(most * room);
+  for (int64_t done = 0; done < group;) {
+    const int64_t head = kv_head * group + done, count = std::min(most, group - done);
+    const auto attend = [&](auto heads) {
+      attend_heads<parts, heads.value>(step, step.q + t * step.q_stride + head * size,
+                                       step.out + (t * step.heads + head) * size, table, kv_head, place, scores.data(),
+                                       room);
+    };
+    if constexpr (most >= 4)
+      if (count == 4) attend(std::integral_constant<int, 4>{});
+    if constexpr (most >= 3)
+      if (count == 3) attend(std::integral_constant<int, 3>{});
+    if constexpr (most >= 2)
+      if (count == 2) attend(std::integral_constant<int, 2>{});
+    if (count == 1) attend(std::integral_constant<int, 1>{});
+    done += count;
+  }
 }
 
-template <int parts, typename scalar>
-void attend_paged(const PagedStep<scalar>& step, int num_threads) {
+// The scores of `rows` queries for sixteen keys, which are transposed [D, 16].
+template <int parts, int rows>
+inline void score_tile(const float* const* queries, const float* keys, float* scores, int64_t room) {
+  Floats sums[rows] = {};
+  for (int64_t d = 0; d < parts * kLanes; ++d) {
+    const Floats key = load(keys + d * kLanes);
+    for (int m = 0; m < rows; ++m) sums[m] += queries[m][d] * key;
+  }
+  for (int m = 0; m < rows; ++m) std::memcpy(scores + m * room, &sums[m], sizeof sums[m]);
+}
+
+template <int parts, int rows, typename stored>
+inline void add_values(const PagedStep<stored>& step, const int64_t* table, int64_t kv_head, int64_t begin, int64_t end,
+                       const float* weights, int64_t room, float* const* outs) {
+  constexpr int64_t size = parts * kLanes;
+  Floats total[rows][parts] = {};
+  for_each_run<size>(step.values + kv_head * size, table, step.block_size, step.kv_heads * size, begin, end,
+       [&](int64_t at, const stored* value, int64_t count) {
+         const float* weight = weights + at - begin;
+         for (; count > 0; --count, value += step.kv_heads * size, ++weight)
+           for (int i = 0; i < parts; ++i) {
+             const Floats part = load(value + i * kLanes);
+             for (int m = 0; m < rows; ++m) total[m][i] += weight[m * room] * part;
+           }
+       });
+  for (int m = 0; m < rows; ++m)
+    for (int i = 0; i < parts; ++i) std::memcpy(outs[m] + i * kLanes, &total[m][i], sizeof total[m][i]);
+}
+
+// All heads of a group for consecutive tokens of a sequence: keys are transposed once for all queries, so that scores
+// need no sums over lanes. Places that a token does not see get a weight of zero.
+template <int parts, typename stored>
+void attend_tile(const PagedStep<stored>& step, int64_t first, int64_t last, const int64_t* table, int64_t kv_head) {
+  constexpr int64_t size = parts * kLanes;
+  constexpr int together = std::clamp((kRowsAtOnce == 8 ? 16 : 8) / parts, 1, 4);
+  static thread_local std::vector<float> scores, queries;
+  const int64_t group = step.heads / step.kv_heads, rows = (last - first) * group, stride = step.kv_heads * size;
+  const int64_t begin = step.first_seen(step.positions[first]), end = step.positions[last - 1] + 1;
+  const int64_t room = (end - begin + kLanes) / kLanes * kLanes;
+  if (static_cast<int64_t>(scores.size()) < rows * room) scores.resize(rows * room);
+  if (static_cast<int64_t>(queries.size()) < rows * size) queries.resize(rows * size);
+  std::vector<const float*> from(rows);
+  std::vector<float*> to(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t t = first + row / group, head = kv_head * group + row % group;
+    const float* q = step.q + t * step.q_stride + head * size;
+    for (int64_t d = 0; d < size; ++d) queries[row * size + d] = q[d] * step.scale;
+    from[row] = queries.data() + row * size, to[row] = step.out + (t * step.heads + head) * size;
+  }
+  for (int64_t place = begin; place < end; place += kLanes) {
+    alignas(64) float rows_of_keys[kLanes][size], keys[size * kLanes];
+    const int64_t count = std::min<int64_t>(kLanes, end - place);
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const int64_t at = place + std::min(i, count - 1);
+      const stored* key = step.keys + (table[at / step.block_size] * step.block_size + at % step.block_size) * stride;
+      for (int part = 0; part < parts; ++part) {
+        const Floats numbers = load(key + kv_head * size + part * kLanes);
+        std::memcpy(&rows_of_keys[i][part * kLanes], &numbers, sizeof numbers);
+      }
+    }
+    for (int64_t d = 0; d < size; ++d)
+      for (int64_t i = 0; i < kLanes; ++i) keys[d * kLanes + i] = rows_of_keys[i][d];
+    in_portions<kRowsAtOnce>(rows, [&](auto some, int64_t row) {
+      score_tile<parts, some.value>(&from[row], keys, &scores[row * room + place - begin], room);
+    });
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t place = step.positions[first + row / group], seen = step.first_seen(place) - begin;
+    float* mine = &scores[row * room];
+    if (step.softcap > 0)
+      for (int64_t i = seen; i <= place - begin; ++i) mine[i] = step.softcap * std::tanh(mine[i] / step.softcap);
+    std::fill(mine, mine + seen, 0.0f);
+    softmax(mine + seen, place + 1 - begin - seen);
+    std::fill(mine + place + 1 - begin, mine + room, 0.0f);
+  }
+  in_portions<together>(rows, [&](auto some, int64_t row) {
+    add_values<parts, some.value>(step, table, kv_head, begin, end, &scores[row * room], room, &to[row]);
+  });
+}
+
+// Whether the tokens are at one place after the other; padding is not.
+template <typename stored>
+bool are_consecutive(const PagedStep<stored>& step, int64_t first, int64_t last) {
+  for (int64_t t = first + 1; t < last; ++t)
+    if (step.positions[t] != step.positions[t - 1] + 1) return false;
+  return true;
+}
+
+template <int parts, typename stored>
+void attend_paged(const PagedStep<stored>& step, int num_threads) {
   constexpr int64_t size = parts * kLanes;
   const int64_t row = step.kv_heads * size;
   struct Task {
     int64_t sequence, first, last;
+    bool is_tile;
   };
   std::vector<Task> tasks;
-  for (int64_t s = 0; s < step.num_sequences; ++s)
-    for (int64_t t = step.starts[s]; t < step.starts[s + 1]; t += kTokensPerTask)
-      tasks.push_back({s, t, std::min(t + kTokensPerTask, step.starts[s + 1])});
+  const int64_t group = step.heads / step.kv_heads;
+  for (int64_t s = 0; s < step.num_sequences; ++s) {
+    const int64_t stop = step.starts[s + 1];
+    const bool is_tile = stop - step.starts[s] >= kTokensOfTiles && are_consecutive(step, step.starts[s], stop);
+    for (int64_t t = step.starts[s]; t < stop;) {
+      const int64_t most = std::max<int64_t>(1, kScoresOfTile / (group * (step.positions[t] + kTokensPerTask)));
+      const int64_t count = is_tile ? std::min(kTokensPerTask, most) : kTokensPerTask;
+      tasks.push_back({s, t, std::min(t + count, stop), is_tile});
+      t += count;
+    }
+  }
   for (int64_t t = 0; t < step.num_tokens; ++t) {
-    std::copy_n(step.k + t * step.k_stride, row, step.keys + step.slots[t] * row);
-    std::copy_n(step.v + t * step.v_stride, row, step.values + step.slots[t] * row);
+    for (int64_t i = 0; i < row; ++i) narrow(step.k[t * step.k_stride + i], step.keys + step.slots[t] * row + i);
+    for (int64_t i = 0; i < row; ++i) narrow(step.v[t * step.v_stride + i], step.values + step.slots[t] * row + i);
   }
   // The heads of a place are adjacent in memory: one thread reads them all, unless there are too few tasks.
   const int64_t count = tasks.size(), splits = count < 4 * num_threads ? step.kv_heads : 1;
   Threads::of_process().share(count * splits, num_threads, [&](int64_t number) {
-    const Task& task = tasks[number / splits];
+    const Task& task = tasks[count - 1 - number / splits];  // the longest first
     const int64_t* table = step.tables + task.sequence * step.table_width;
     for (int64_t head = number % splits; head < step.kv_heads; head += splits)
-      for (int64_t t = task.first; t < task.last; ++t) attend_group<parts>(step, t, table, head);
+      if (task.is_tile)
+        attend_tile<parts>(step, task.first, task.last, table, head);
+      else
+        for (int64_t t = task.first; t < task.last; ++t) attend_group<parts>(step, t, table, head);
   });
 }
 
 // Runs the kernel for this head size; false if there is none.
-template <typename scalar>
-bool attend_paged(const PagedStep<scalar>& step, int64_t head_size, int num_threads) {
+template <typename stored>
+bool attend_paged(const PagedStep<stored>& step, int64_t head_size, int num_threads) {
   switch (head_size) {
     case 16: return attend_paged<1>(step, num_threads), true;
     case 32: return attend_paged<2>(step, num_threads), true;
@@ -172,6 +299,16 @@ bool attend_paged(const PagedStep<scalar>& step, int64_t head_size, int num_thre
     case 96: return attend_paged<6>(step, num_threads), true;
     case 128: return attend_paged<8>(step, num_threads), true;
     case 256: return attend_paged<16>(step, num_threads), true;
+    default: return false;
+  }
+}
+
+// The same for a cache of any type.
+inline bool attend_paged(const PagedStep<void>& step, int64_t kind, int64_t head_size, int num_threads) {
+  switch (kind) {
+    case kFloat32: return attend_paged(step.with<float>(), head_size, num_threads);
+    case kBfloat16: return attend_paged(step.with<bfloat>(), head_size, num_threads);
+    case kFloat16: return attend_paged(step.with<half>(), head_size, num_threads);
     default: return false;
   }
 }

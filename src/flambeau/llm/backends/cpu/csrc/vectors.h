@@ -1,16 +1,21 @@
-// Vectors of sixteen floats, and a fast exponential.
+// Vectors of sixteen floats, the three types of numbers in memory, and a fast exponential.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace flambeau {
 
 constexpr int kLanes = 16;
 using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
-using bfloat = uint16_t;  // the upper half of a float's bits
+enum class bfloat : uint16_t {};  // the upper half of a float's bits
+enum class half : uint16_t {};    // IEEE's float16
 
 inline Floats load(const float* from) {
   Floats x;
@@ -24,12 +29,42 @@ inline Floats load(const bfloat* from) {
   return reinterpret_cast<Floats>(__builtin_convertvector(half, Words) << 16);
 }
 
+inline Floats load(const half* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#else
+  Halves bits;
+  std::memcpy(&bits, from, sizeof bits);
+  const Words wide = __builtin_convertvector(bits, Words), magnitude = (wide & 0x7fff) << 13;
+  const Words scaled = reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) * 0x1p112f);
+  const Words number = (wide & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : scaled;  // infinite and NaN stay so
+  return reinterpret_cast<Floats>(number | (wide & 0x8000) << 16);
+#endif
+}
+
 inline void narrow(float x, float* to) { *to = x; }
 
 inline void narrow(float x, bfloat* to) {  // to the nearest, ties to even
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   *to = static_cast<bfloat>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline void narrow(float x, half* to) {  // to the nearest, ties to even
+  uint32_t bits, shifted;
+  std::memcpy(&bits, &x, 4);
+  const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+  uint32_t result;
+  if (size >= 0x47800000) {  // too large, infinite or NaN
+    result = size > 0x7f800000 ? 0x7e00 : 0x7c00;
+  } else if (size < 0x38800000) {  // the addition rounds to a multiple of the smallest number
+    const float sum = std::fabs(x) + 0.5f;
+    std::memcpy(&shifted, &sum, 4);
+    result = shifted - 0x3f000000;
+  } else {
+    result = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+  }
+  *to = static_cast<half>(sign | result);
 }
 
 using Quarter = float __attribute__((vector_size(kLanes)));

@@ -1,0 +1,165 @@
+"""Measures generation on a CPU beside llama.cpp: one stream, 8 and 32 streams, and a long prompt, by kind of weights.
+
+    python benchmarks/llm/cpu.py --llama-python PYTHON [--shape smollm-135m] [--rounds 5] [--threads 2]
+
+PYTHON is an interpreter with `llama-cpp-python` and `gguf` (a virtual environment of its own: compiling takes minutes).
+It makes random checkpoints of the shape, the same weights for both programs, and keeps them in --folder. Both programs
+stay loaded and take turns, so that a busy moment of the machine meets both; ratios are taken within a round. Beside the
+time on the clock there is the time of the processors: with one thread, neighbors on the machine change it least.
+The result is a dated JSON file.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "serving"))
+
+import machine  # noqa: E402
+import results  # noqa: E402
+
+PAIRS = {  # our kind of weights → checkpoint, llama.cpp's kind
+    "float32": ("float32", "f32"),
+    "bfloat16": ("bfloat16", "bf16"),
+    "int8": ("float32", "q8_0"),
+    "int4": ("float32", "q4_0"),
+}
+JOBS = {  # what is measured → job, lap that counts, tokens in it
+    "one stream": ({"streams": 1, "prompt": 32, "tokens": 64}, "rest", 63),
+    "8 streams": ({"streams": 8, "prompt": 32, "tokens": 24}, "rest", 8 * 23),
+    "32 streams": ({"streams": 32, "prompt": 16, "tokens": 16}, "rest", 32 * 15),
+    "prompt of 512": ({"streams": 1, "prompt": 512, "tokens": 1}, "first", 512),
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama_cpp and gguf")
+    parser.add_argument("--shape", default="smollm-135m", help="of cpu_checkpoints.py (default %(default)s)")
+    parser.add_argument("--kinds", default=",".join(PAIRS), help="default: %(default)s")
+    parser.add_argument("--jobs", default=",".join(JOBS), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=2, help="of each program (default %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "flambeau" / "benchmark-checkpoints")
+    parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
+    return parser.parse_args()
+
+
+class Subject:
+    """A program with one model, in a process of its own."""
+
+    def __init__(self, python: str, program: str, path: Path, kind: str, threads: int) -> None:
+        command = [python, str(HERE / "cpu_subject.py"), program, str(path), kind, str(threads)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._read()
+
+    def run(self, job: dict[str, int]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+
+def compare(kind: str, asked: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """All rounds of one kind of weights."""
+    checkpoint, theirs = PAIRS[kind]
+    ours = Subject(sys.executable, "flambeau", folder / checkpoint, kind, asked.threads)
+    other = Subject(asked.llama_python, "llama.cpp", folder / f"{theirs}.gguf", theirs, asked.threads)
+    records = []
+    for round_ in range(-1, asked.rounds):  # the first one warms up
+        for name in asked.jobs.split(","):
+            job, lap, count = JOBS[name]
+            replies = {
+                "flambeau": ours.run({**job, "seed": round_ + 1}),
+                "llama.cpp": other.run({**job, "seed": round_ + 1}),
+            }
+            if round_ < 0:
+                continue
+            record: dict[str, Any] = {"kind": kind, "job": name, "round": round_}
+            for program, reply in replies.items():
+                record[program] = {"wall": count / reply[f"{lap}_s"], "cpu": count / reply[f"{lap}_cpu_s"]}
+            same = sum(a == b for a, b in zip(replies["flambeau"]["ids"], replies["llama.cpp"]["ids"], strict=True))
+            record["same_tokens"] = same / len(replies["flambeau"]["ids"])
+            records.append(record)
+    ours.close()
+    other.close()
+    return records
+
+
+def summarize(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians of the rounds, the best of them, and the median of their ratios, for each kind and job."""
+    rows = []
+    for kind, job in dict.fromkeys((record["kind"], record["job"]) for record in records):
+        some = [record for record in records if (record["kind"], record["job"]) == (kind, job)]
+        row: dict[str, Any] = {"kind": kind, "job": job}
+        for clock in ("wall", "cpu"):
+            for program in ("flambeau", "llama.cpp"):
+                rates = [record[program][clock] for record in some]
+                row[f"{program} {clock}"] = round(statistics.median(rates), 1)
+                row[f"{program} {clock} best"] = round(max(rates), 1)
+            ratios = [record["flambeau"][clock] / record["llama.cpp"][clock] for record in some]
+            row[f"ratio {clock}"] = round(statistics.median(ratios), 2)
+            row[f"ratio {clock} best"] = round(row[f"flambeau {clock} best"] / row[f"llama.cpp {clock} best"], 2)
+        row["same_tokens"] = round(statistics.mean(record["same_tokens"] for record in some), 2)
+        rows.append(row)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The summary as Markdown: tokens/s on the clock, and the ratios on both clocks."""
+    lines = [
+        "| weights | | flambeau tokens/s | llama.cpp tokens/s | ratio | ratio of best rounds | ratio of CPU time |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        rates = (f"{row[f'{p} wall']:.0f} (best {row[f'{p} wall best']:.0f})" for p in ("flambeau", "llama.cpp"))
+        ratios = (f"{row[name]:.2f}" for name in ("ratio wall", "ratio wall best", "ratio cpu"))
+        lines.append(f"| {row['kind']} | {row['job']} | {' | '.join((*rates, *ratios))} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    asked = arguments()
+    folder = asked.folder / asked.shape
+    subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), asked.shape], check=True)
+    before = machine.Usage.now({})
+    records = [record for kind in asked.kinds.split(",") for record in compare(kind, asked, folder)]
+    noise = machine.cores_between(before, machine.Usage.now({}))
+    rows = summarize(records)
+    print(table(rows))
+    now = datetime.now(UTC)
+    result = {
+        "when": now.isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "shape": asked.shape,
+        "threads": asked.threads,
+        "steal_cores": noise["steal_cores"],
+        "summary": rows,
+        "records": records,
+    }
+    asked.out.mkdir(parents=True, exist_ok=True)
+    path = asked.out / f"{now:%Y-%m-%d-%H%M}-llm-cpu-{asked.shape}-{asked.threads}.json"
+    path.write_text(json.dumps(result, indent=1))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""One program with one model in a process of its own: reads jobs as JSON lines, writes the seconds each took.
+
+    python cpu_subject.py flambeau FOLDER KIND THREADS
+    python cpu_subject.py llama.cpp FILE KIND THREADS
+
+A job is {"streams": …, "prompt": …, "tokens": …}: so many sequences, greedy, with prompts of so many random tokens.
+The reply has the seconds until the first tokens, those of all later ones, and the tokens of the first sequence.
+"""
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Prompts = list[list[int]]
+Reply = dict[str, Any]
+MAX_STREAMS, CONTEXT = 32, 640  # tokens of a sequence
+
+
+class Clock:
+    """Seconds since the last lap: on the clock, and of the processors, which neighbors on the machine change least."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def lap(self, name: str) -> dict[str, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        lap = {f"{name}_s": wall - self._wall, f"{name}_cpu_s": cpu - self._cpu}
+        self._wall, self._cpu = wall, cpu
+        return lap
+
+
+def flambeau(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompts, int], Reply]]:
+    import torch
+
+    from flambeau.llm.config import EngineConfig
+    from flambeau.llm.engine import Engine
+    from flambeau.llm.loader import load_network
+    from flambeau.llm.sampling_params import SamplingParams
+
+    torch.set_num_threads(threads)
+    options = {"quantization": kind} if kind in ("int8", "int4") else {"dtype": kind}
+    config = EngineConfig(
+        device="cpu",
+        max_num_seqs=MAX_STREAMS,
+        max_model_len=CONTEXT,
+        prefix_cache=False,
+        kv_cache_bytes=2 << 30,
+        **options,
+    )
+    loaded = load_network(Path(path), config, torch.device("cpu"), None)  # the checkpoint has no tokenizer
+    engine = Engine(loaded.arch, loaded.backend, num_blocks=loaded.num_blocks, config=config)
+    engine.wait_until_compiled()
+
+    def run(prompts: Prompts, num_tokens: int) -> Reply:
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        texts: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+        clock = Clock()
+        for i, prompt in enumerate(prompts):
+            engine.add(str(i), prompt, params)
+        first: dict[str, float] = {}
+        while engine.has_work:
+            for output in engine.step():
+                texts[output.request_id].extend(output.token_ids)
+            if not first and all(texts.values()):
+                first = clock.lap("first")
+        return {**first, **clock.lap("rest"), "ids": texts["0"]}
+
+    return engine.arch.vocab_size, run
+
+
+def llama_cpp(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompts, int], Reply]]:
+    from llama_cpp import llama_cpp as api
+
+    log = api.llama_log_callback(lambda *_: None)
+    api.llama_log_set(log, None)
+    api.llama_backend_init()
+    model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+    params = api.llama_context_default_params()
+    params.n_ctx, params.n_seq_max = MAX_STREAMS * CONTEXT, MAX_STREAMS
+    params.n_batch = params.n_ubatch = 512
+    params.n_threads = params.n_threads_batch = threads
+    context = api.llama_init_from_model(model, params)
+    vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
+    batch = api.llama_batch_init(512, 0, 1)
+
+    def decode(rows: list[tuple[int, int, int, bool]]) -> list[int]:
+        """Compute (token, position, sequence, needs logits) and return the most likely tokens."""
+        found = []
+        for start in range(0, len(rows), 512):
+            portion = rows[start : start + 512]
+            batch.n_tokens = len(portion)
+            for i, (token, position, sequence, needs_logits) in enumerate(portion):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+                batch.seq_id[i][0], batch.logits[i] = sequence, needs_logits
+            if api.llama_decode(context, batch):
+                raise RuntimeError("llama_decode failed")
+            for i, row in enumerate(portion):
+                if row[3]:
+                    logits = ctypes.cast(
+                        api.llama_get_logits_ith(context, i), ctypes.POINTER(ctypes.c_float * vocab_size)
+                    )
+                    found.append(int(np.frombuffer(logits.contents, dtype=np.float32).argmax()))
+        return found
+
+    def run(prompts: Prompts, num_tokens: int) -> Reply:
+        api.llama_memory_clear(api.llama_get_memory(context), True)
+        clock = Clock()
+        rows = [
+            (token, place, sequence, place == len(prompt) - 1)
+            for sequence, prompt in enumerate(prompts)
+            for place, token in enumerate(prompt)
+        ]
+        tokens = decode(rows)
+        first, ids = clock.lap("first"), [tokens[0]]
+        for step in range(num_tokens - 1):
+            tokens = decode([(t, len(prompts[i]) + step, i, True) for i, t in enumerate(tokens)])
+            ids.append(tokens[0])
+        return {**first, **clock.lap("rest"), "ids": ids}
+
+    return vocab_size, run
+
+
+def main(program: str, path: str, kind: str, threads: int) -> None:
+    vocab_size, run = {"flambeau": flambeau, "llama.cpp": llama_cpp}[program](path, kind, threads)
+    print(json.dumps({"vocab_size": vocab_size}), flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        draw = np.random.default_rng(job.get("seed", 0))
+        prompts = draw.integers(0, vocab_size, (job["streams"], job["prompt"])).tolist()
+        print(json.dumps(run(prompts, job["tokens"])), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,179 @@
+// Linear layers with integer weights in panels of 32 columns; inputs are quantized to 8 bits in groups of a row.
+//
+// A weight is `scale * level + minimum` with a level of 8 or 4 bits. For a group of inputs `factor * q` with small
+// integers q, the sum over the group is factor * (scale * sum(level * q) + minimum * sum(q)): the sums are exact.
+// A line of a panel has one word for each of 16 columns, with the levels of four k.
+//   8 bits: first a line with the scales; for every four k a line for columns 0 to 15 and one for the others. The level
+//           is the integer plus 128, so that the minimum is -128 scales.
+//   4 bits: for every group a line of scales, a line of minimums, and for every four k one line: the lower halves of
+//           its bytes belong to columns 0 to 15, the upper ones to the others.
+// A line of scales or minimums has two bfloat16 in each word, as a row of a Bfloat16 panel has.
+#pragma once
+#include <vector>
+
+#include "panels.h"
+
+namespace flambeau {
+
+// Adds to each lane of the sums the products of four unsigned bytes with four signed bytes, the same for all lanes.
+inline Ints add_products(Ints sums, Words levels, int32_t four) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(levels),
+                                                    _mm512_set1_epi32(four)));
+#else
+  const Words even = levels & 0x00ff00ff, odd = levels >> 8 & 0x00ff00ff;
+#if defined(__AVX512BW__)
+  const __m512i all = _mm512_set1_epi32(four);
+  const __m512i low = _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), high = _mm512_srai_epi16(all, 8);
+  return sums + reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(even), low)) +
+         reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(odd), high));
+#elif defined(__AVX2__)
+  const __m256i all = _mm256_set1_epi32(four);
+  const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), high = _mm256_srai_epi16(all, 8);
+  __m256i first[2], second[2];
+  std::memcpy(first, &even, sizeof even), std::memcpy(second, &odd, sizeof odd);
+  for (int i = 0; i < 2; ++i)
+    first[i] = _mm256_add_epi32(_mm256_madd_epi16(first[i], low), _mm256_madd_epi16(second[i], high));
+  Ints products;
+  std::memcpy(&products, first, sizeof products);
+  return sums + products;
+#else
+  const auto part = [&](int i) { return static_cast<int32_t>(static_cast<int8_t>(four >> 8 * i)); };
+  return sums + reinterpret_cast<Ints>(even & 0xffff) * part(0) + reinterpret_cast<Ints>(odd & 0xffff) * part(1) +
+         reinterpret_cast<Ints>(even >> 16) * part(2) + reinterpret_cast<Ints>(odd >> 16) * part(3);
+#endif
+#endif
+}
+
+// The rows of a step as small integers [M, padded]; a factor and a sum for each group [M, groups].
+struct QuantizedRows {
+  std::vector<int8_t> values;
+  std::vector<float> factors;
+  std::vector<int32_t> sums;
+  int64_t padded = 0, groups = 0, group = 0;
+
+  void resize(int64_t num_rows, int64_t size, int64_t group_size) {
+    group = group_size, groups = (size + group - 1) / group, padded = groups * group;
+    if (static_cast<int64_t>(values.size()) < num_rows * padded) values.resize(num_rows * padded);
+    if (static_cast<int64_t>(sums.size()) < num_rows * groups)
+      factors.resize(num_rows * groups), sums.resize(num_rows * groups);
+  }
+
+  // Rounds to 127 steps of each sign, ties to even. A group with a number that is not finite gets such a factor.
+  void quantize(int64_t row, const float* x, int64_t size) {
+    constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
+    constexpr int32_t shift_bits = 0x4b400000;
+    for (int64_t g = 0; g < groups; ++g) {
+      alignas(64) float part[128] = {};
+      std::copy_n(x + g * group, std::min(group, size - g * group), part);
+      Floats high{}, invalid{};
+      for (int64_t i = 0; i < group; i += kLanes) {
+        const Floats number = load(part + i), size_of = number < 0.0f ? -number : number;
+        high = size_of > high ? size_of : high;
+        invalid += number - number;  // NaN for what is not finite
+      }
+      float highest = high[0];
+      for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, high[lane]);
+      const float inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
+      Ints total{};
+      int8_t* to = &values[row * padded + g * group];
+      for (int64_t i = 0; i < group; i += kLanes) {
+        const Floats shifted = load(part + i) * inverse + shift;
+        const Ints rounded = reinterpret_cast<Ints>(shifted) - shift_bits;
+        total += rounded;
+        const auto bytes = __builtin_convertvector(rounded, int8_t __attribute__((vector_size(kLanes))));
+        std::memcpy(to + i, &bytes, sizeof bytes);
+      }
+      int32_t sum_of = 0;
+      for (int lane = 0; lane < kLanes; ++lane) sum_of += total[lane];
+      sums[row * groups + g] = sum_of;
+      factors[row * groups + g] = highest / 127.0f + sum(invalid);
+    }
+  }
+};
+
+template <int bits, int rows>
+inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel, int64_t first,
+                                   const Columns& columns) {
+  static_assert(bits == 8 || bits == 4);
+  Floats low[rows] = {}, high[rows] = {};
+  const int8_t* values = x.values.data() + first * x.padded;
+  const float* factors = x.factors.data() + first * x.groups;
+  const int32_t* sums = x.sums.data() + first * x.groups;
+  const auto next = [&panel] {
+    Words words;
+    std::memcpy(&words, panel, sizeof words);
+    __builtin_prefetch(panel + kLinesAhead * kLine);  // beyond its end is the next panel
+    panel += kLine;
+    return words;
+  };
+  [[maybe_unused]] Floats scale_low, scale_high, minimum_low, minimum_high;
+  if constexpr (bits == 8) {
+    Bfloat16::load(panel, scale_low, scale_high);
+    panel += kLine;
+  }
+  for (int64_t g = 0; g < x.groups; ++g) {
+    Ints left[rows], right[rows];
+    for (int m = 0; m < rows; ++m) left[m] = right[m] = Ints{} - (bits == 8 ? 128 * sums[m * x.groups + g] : 0);
+    if constexpr (bits == 4) {
+      Bfloat16::load(panel, scale_low, scale_high);
+      Bfloat16::load(panel + kLine, minimum_low, minimum_high);
+      panel += 2 * kLine;
+    }
+    for (const int8_t *at = values + g * x.group, *end = at + x.group; at < end; at += 4) {
+      Words lower = next(), upper;
+      if constexpr (bits == 8) {
+        upper = next();
+      } else {
+        upper = lower >> 4 & 0x0f0f0f0f;
+        lower &= 0x0f0f0f0f;
+      }
+      for (int m = 0; m < rows; ++m) {
+        int32_t four;
+        std::memcpy(&four, at + m * x.padded, sizeof four);
+        left[m] = add_products(left[m], lower, four);
+        right[m] = add_products(right[m], upper, four);
+      }
+    }
+    for (int m = 0; m < rows; ++m) {
+      const float factor = factors[m * x.groups + g];
+      const Floats first_sum = __builtin_convertvector(left[m], Floats) * factor;
+      const Floats second_sum = __builtin_convertvector(right[m], Floats) * factor;
+      if constexpr (bits == 8) {
+        low[m] += first_sum, high[m] += second_sum;
+      } else {
+        const float offset = factor * static_cast<float>(sums[m * x.groups + g]);
+        low[m] += first_sum * scale_low, high[m] += second_sum * scale_high;
+        low[m] += minimum_low * offset, high[m] += minimum_high * offset;
+      }
+    }
+  }
+  for (int m = 0; m < rows; ++m) {
+    if constexpr (bits == 8) low[m] *= scale_low, high[m] *= scale_high;
+    columns.store(first + m, low[m], high[m]);
+  }
+}
+
+template <int bits>
+inline void multiply_integers(const float* x, const uint32_t* weights, const float* bias, float* out, int64_t num_rows,
+                              int64_t size, int64_t width, int64_t group, bool adds, int num_threads) {
+  static thread_local QuantizedRows of_thread;
+  QuantizedRows& quantized = of_thread;  // the caller's, also in the other threads
+  quantized.resize(num_rows, size, group);
+  const int64_t some = 8;
+  Threads::of_process().share((num_rows + some - 1) / some, num_threads, [&](int64_t task) {
+    for (int64_t m = task * some; m < std::min(num_rows, (task + 1) * some); ++m)
+      quantized.quantize(m, x + m * size, size);
+  });
+  const int64_t groups = quantized.groups;
+  const int64_t lines = bits == 8 ? 1 + quantized.padded / 2 : groups * (2 + group / 4), words = lines * kLine;
+  share_panels(width, words * 4, num_threads, [&](int64_t panel) {
+    const int64_t n = panel * kPanel;
+    const Columns columns{out + n, bias ? bias + n : nullptr, width, std::min(kPanel, width - n), adds};
+    in_portions<kRowsAtOnce>(num_rows, [&](auto rows, int64_t first) {
+      multiply_integer_panel<bits, rows.value>(quantized, weights + panel * words, first, columns);
+    });
+  });
+}
+
+}  // namespace flambeau

@@ -1,0 +1,163 @@
+"""PackedLinear: a linear layer whose weights are in the order in which the C++ kernels read them.
+
+Weights are float32, bfloat16, float16, int8 (a scale for each output) or int4 (a scale and a minimum for each group).
+With integer weights, inputs are rounded to 8 bits in groups of at most 128 numbers of a row: see `rounded_inputs`. In a
+network of bfloat16 they are rounded to bfloat16, as its own layers do. All sums are in float32, or exact.
+
+Shapes: … any leading dimensions · I inputs · O outputs · P panels of 32 outputs · G groups of a row
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
+from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
+from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
+from flambeau.llm.quantize.packed_layers import CpuInt8Linear
+from flambeau.llm.quantize.row_scaled import Int8Linear
+
+LANES = 16  # of csrc/vectors.h
+PANEL = 2 * LANES
+INT8_GROUP = 64  # inputs that are rounded together where the weights have no groups
+PADDING_WORDS = 1024  # kernels prefetch beyond the end
+
+
+class PackedLinear(nn.Module):
+    """A linear layer that the kernels compute, also outside of a whole step."""
+
+    def __init__(
+        self, kind: str, panels: Tensor, in_features: int, out_features: int, bias: Tensor | None, group_size: int = 1
+    ) -> None:
+        super().__init__()
+        self.kind, self.in_features, self.out_features, self.group_size = kind, in_features, out_features, group_size
+        self.panels: Tensor
+        self.bias: Tensor | None
+        self.register_buffer("panels", with_room(panels))
+        self.register_buffer("bias", None if bias is None else bias.detach().float().contiguous())
+
+    @property
+    def matrix(self) -> CMatrix:
+        """The structure for the kernels; it points to the buffers of this layer."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        numbers = self.in_features, self.out_features, self.group_size
+        return CMatrix(KINDS.index(self.kind), self.panels.data_ptr(), bias, *numbers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, I] to […, O]."""
+        library = kernels.library
+        assert library is not None
+        flat = x.reshape(-1, self.in_features).float().contiguous()
+        y = torch.empty(len(flat), self.out_features)
+        library.flambeau_multiply(self.matrix, flat.data_ptr(), y.data_ptr(), len(flat), torch.get_num_threads())
+        return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+def pack_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...], *, packs_float32: bool = True) -> None:
+    """Replace the layers of these kinds, one by one; a network can be used meanwhile."""
+    for name in [name for name, _ in model.named_modules()]:  # names only: replaced layers must be freed
+        layer = model.get_submodule(name)
+        if type(layer) in kinds and (other := packed(layer, packs_float32=packs_float32)) is not None:
+            model.set_submodule(name, other)
+
+
+def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
+    """The same layer for the kernels; None: they do not know its kind, or it would need 32 bits for each weight."""
+    if type(layer) is PackedLinear:
+        return layer
+    if type(layer) is Int4Linear:
+        return pack_int4_layer(layer)
+    if type(layer) in (Int8Linear, CpuInt8Linear):
+        return pack_int8(layer.weight, layer.scale, layer.bias)
+    if type(layer) is nn.Linear and layer.weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        return pack_floats(layer.weight, layer.bias, packs_float32=packs_float32)
+    return None
+
+
+def narrowest(weight_OI: Tensor) -> torch.dtype:
+    """The smallest type that represents the weights exactly."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(weight_OI.to(dtype).float(), weight_OI.float()):
+            return dtype
+    return torch.float32
+
+
+@torch.inference_mode()
+def pack_floats(weight_OI: Tensor, bias: Tensor | None = None, *, packs_float32: bool = True) -> PackedLinear | None:
+    """Panels [P, I, 32] of the narrowest exact type; pairs of columns 16 apart for bfloat16."""
+    weight_OI = weight_OI.detach()
+    if weight_OI.dtype == torch.bfloat16:
+        return pack_pairs(weight_OI, bias)
+    dtype = narrowest(weight_OI)
+    if dtype == torch.float32 and not packs_float32:
+        return None
+    columns_PNI = padded_rows(weight_OI.to(dtype)).view(-1, PANEL, weight_OI.shape[1])
+    panels = columns_PNI.transpose(1, 2).contiguous()
+    if dtype == torch.bfloat16:
+        panels = panels.unflatten(2, (2, LANES)).transpose(2, 3).contiguous()
+    return PackedLinear(str(dtype).removeprefix("torch."), panels, weight_OI.shape[1], weight_OI.shape[0], bias)
+
+
+@torch.inference_mode()
+def pack_pairs(weight_OI: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """Panels [P, I/2, 32] of words with two weights of a column, for a network whose numbers are bfloat16."""
+    out_features, in_features = weight_OI.shape
+    words = padded_rows(F.pad(weight_OI, (0, in_features % 2))).view(torch.int32)
+    panels = words.view(-1, PANEL, words.shape[1]).transpose(1, 2)
+    return PackedLinear("bfloat16_pairs", panels, in_features, out_features, bias)
+
+
+@torch.inference_mode()
+def pack_int8(weight_OI: Tensor, scale_O: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """For each panel its scales, then words with four levels of a column; a level is the integer plus 128."""
+    out_features, in_features = weight_OI.shape
+    padding = -in_features % INT8_GROUP
+    levels_OI = F.pad(weight_OI.view(torch.uint8) ^ 128, (0, padding))
+    words = padded_rows(levels_OI).view(torch.int32).view(-1, 2, LANES, (in_features + padding) // 4)
+    lines = words.permute(0, 3, 1, 2).flatten(1, 2)  # [P, I/2, 16]
+    panels = torch.cat((in_pairs(scale_O.bfloat16().unsqueeze(1)), lines), dim=1)
+    return PackedLinear("int8", panels, in_features, out_features, bias, INT8_GROUP)
+
+
+@torch.inference_mode()
+def pack_int4_layer(layer: Int4Linear) -> PackedLinear:
+    """For each group of a panel its scales, its minimums, then words with four levels of two columns."""
+    size, group = layer.in_features, layer.group_size
+    words = padded_rows(unpack_int4(layer.weight)).view(torch.int32).view(-1, 2, LANES, size // 4)
+    lines = (words[:, 0] | words[:, 1] << 4).transpose(1, 2)  # [P, I/4, 16]
+    groups = lines.reshape(len(lines), -1, group // 4, LANES)
+    numbers = (in_pairs(layer.scales), in_pairs(layer.minimums))
+    panels = torch.cat((*(each.unsqueeze(2) for each in numbers), groups), dim=2)
+    return PackedLinear("int4", panels, size, layer.out_features, layer.bias, group)
+
+
+def in_pairs(numbers_OG: Tensor) -> Tensor:
+    """bfloat16 numbers [O, G] as words [P, G, 16], each with those of two columns."""
+    columns = padded_rows(numbers_OG).view(-1, 2, LANES, numbers_OG.shape[1])
+    return columns.permute(0, 3, 2, 1).contiguous().view(torch.int32).squeeze(-1)
+
+
+def padded_rows(weight_OI: Tensor) -> Tensor:
+    """Rows of zeros are added up to a whole panel."""
+    return F.pad(weight_OI, (0, 0, 0, -len(weight_OI) % PANEL)).contiguous()
+
+
+def with_room(tensor: Tensor) -> Tensor:
+    """A copy as words, with room for prefetching."""
+    words = tensor.contiguous().view(-1).view(torch.int32)
+    copy = zeros_in_huge_pages((len(words) + PADDING_WORDS,), torch.int32)
+    copy[: len(words)] = words
+    return copy
+
+
+def rounded_inputs(x: Tensor, group_size: int) -> Tensor:
+    """The inputs […, I] as the kernels round them for integer weights: the largest number of a group is 127 steps."""
+    size = x.shape[-1]
+    groups = F.pad(x.float(), (0, -size % group_size)).unflatten(-1, (-1, group_size))
+    largest = groups.abs().amax(dim=-1, keepdim=True)
+    steps = torch.where(largest > 1e-30, groups * (127.0 / largest), 0.0).round()
+    return (steps * (largest / 127.0)).flatten(-2)[..., :size]

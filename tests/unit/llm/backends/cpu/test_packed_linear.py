@@ -1,0 +1,131 @@
+"""Packed layers give what their plain twins give, for every kind of weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from flambeau.llm.backends.cpu import bindings
+from flambeau.llm.backends.cpu.packed_linear import packed, rounded_inputs
+from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
+
+pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """The kernels, built if need be."""
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+
+
+def linear(in_features: int, out_features: int, *, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(in_features + out_features)
+    return nn.Linear(in_features, out_features, bias=bias).requires_grad_(False)
+
+
+def rounded_to(dtype: torch.dtype, layer: nn.Linear) -> nn.Linear:
+    layer.weight.copy_(layer.weight.to(dtype))
+    return layer
+
+
+SHAPES = [(64, 32), (96, 7), (160, 100), (320, 33)]
+ROWS = (1, 2, 3, 8, 21)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, (37, 65)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_float_weights_give_the_results_of_float32(dtype, shape, bias):
+    layer = rounded_to(dtype, linear(*shape, bias=bias))
+    fast = packed(layer)
+    assert fast.kind == str(dtype).removeprefix("torch.")
+    for rows in ROWS:
+        x = torch.randn(rows, shape[0])
+        torch.testing.assert_close(fast(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(96, 40), (37, 65)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_of_16_bits_are_summed_in_float32(dtype, shape):
+    layer = linear(*shape, bias=True).to(dtype)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[0]).to(dtype)
+        expected = F.linear(x.float(), layer.weight.float(), layer.bias.float()).to(dtype)
+        torch.testing.assert_close(packed(layer)(x), expected, atol=1e-6, rtol=2**-7)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (37, 65)])
+def test_int8_weights_give_what_the_twin_gives_for_rounded_inputs(shape):
+    layer = Int8Linear.from_linear(linear(*shape, bias=True))
+    fast = packed(layer)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[0]) * torch.logspace(-3, 3, rows).unsqueeze(1)
+        expected = F.linear(rounded_inputs(x, fast.group_size), layer.dequantize(torch.float32), layer.bias)
+        torch.testing.assert_close(fast(x), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("shape", [(128, 32), (256, 7), (384, 100)])
+def test_int4_weights_give_what_the_twin_gives_for_rounded_inputs(shape, group_size):
+    layer = Int4Linear.from_linear(linear(*shape, bias=True), group_size)
+    fast = packed(layer)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[0])
+        expected = F.linear(rounded_inputs(x, group_size), layer.dequantize(torch.float32), layer.bias)
+        torch.testing.assert_close(fast(x), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("outlier", "allowed"), [(0.0, 0.01), (30.0, 0.02)])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_rounding_inputs_costs_about_a_hundredth_of_the_output(kind, outlier, allowed):
+    plain = linear(512, 64)
+    layer = Int8Linear.from_linear(plain) if kind == "int8" else Int4Linear.from_linear(plain, 64)
+    x = torch.randn(20, 512)
+    x[:, 7] += outlier  # which spoils its own group only
+    error = packed(layer)(x) - layer(x)
+    assert error.norm() / layer(x).norm() < allowed
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 network", "int8", "int4"])
+def test_a_row_gets_the_same_bits_in_any_batch(kind):
+    layer = linear(192, 70)
+    if kind == "bfloat16":
+        rounded_to(torch.bfloat16, layer)
+    layers = {"int8": Int8Linear.from_linear(layer), "int4": Int4Linear.from_linear(layer, 64)}
+    layers["bfloat16 network"] = linear(192, 70).bfloat16()
+    fast, x = packed(layers.get(kind, layer)), torch.randn(27, 192)
+    together = fast(x)
+    assert torch.equal(torch.cat([fast(row.unsqueeze(0)) for row in x]), together)
+    assert torch.equal(fast(x.view(3, 9, 192)), together.view(3, 9, 70))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_do_not_become_finite(kind, value):
+    layer = linear(128, 40)
+    layer = Int8Linear.from_linear(layer) if kind == "int8" else Int4Linear.from_linear(layer, 64)
+    x = torch.randn(2, 128)
+    x[1, 70] = value
+    y = packed(layer)(x)
+    assert y[0].isfinite().all()
+    assert not y[1].isfinite().any()
+
+
+def test_the_largest_inputs_and_weights_do_not_overflow():
+    layer = nn.Linear(256, 40, bias=False).requires_grad_(False)
+    layer.weight.fill_(-1.0)
+    for fast in (packed(Int8Linear.from_linear(layer)), packed(Int4Linear.from_linear(layer, 128))):
+        torch.testing.assert_close(fast(torch.full((3, 256), 5.0)), torch.full((3, 40), -1280.0), rtol=0.01, atol=0)
+
+
+def test_a_row_of_zeros_gives_zeros():
+    assert packed(Int8Linear.from_linear(linear(64, 32)))(torch.zeros(1, 64)).eq(0).all()
+
+
+def test_kinds_without_a_kernel_are_left_alone():
+    assert packed(Fp8Linear.from_linear(linear(64, 32))) is None
+    assert packed(nn.Identity()) is None
