@@ -12,6 +12,7 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.network import can_compute
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
@@ -98,10 +99,14 @@ def test_every_family_computes_what_merged_weights_compute(tmp_path, kind):
     adapter = write_adapter(tmp_path / "adapter", shapes_of(tmp_path, kind))
     model = load_model(tmp_path)
     plain, reference = read_checkpoint(tmp_path), merge(read_checkpoint(tmp_path), adapter)
-    backend = EagerBackend(model, room(model, len(PROMPTS)), adapters=store_of(model, adapter))
-    found = prompt_logits(backend, [1, 0, 1, 0])
-    for i, prompt in enumerate(PROMPTS):
-        torch.testing.assert_close(found[i], expected_logits((plain, reference)[(i + 1) % 2], prompt), **TOLERANCE)
+    store = store_of(model, adapter)
+    backends = [EagerBackend(model, room(model, len(PROMPTS)), adapters=store)]
+    if can_compute(model, room(model, 1)):
+        backends.append(make_backend("CPU kernels", load_model(tmp_path), store))
+    for backend in backends:
+        found = prompt_logits(backend, [1, 0, 1, 0])
+        for i, prompt in enumerate(PROMPTS):
+            torch.testing.assert_close(found[i], expected_logits((plain, reference)[(i + 1) % 2], prompt), **TOLERANCE)
 
 
 def make_backend(path, model, store):
