@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from flambeau.errors import BadRequest, PredictionException
+from flambeau.errors import PredictionException
 from flambeau.handlers.generation.reply_formats import ChoiceOutput, ReplyFormat
-from flambeau.handlers.generation.request_reader import Prompted, ResumeState, encode_step, read_state
+from flambeau.handlers.generation.request_reader import Prompted, ResumeState, encode_step, read_state, to_bad_request
 from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
 from flambeau.llm.engine import Engine, EngineState
 from flambeau.llm.errors import LLMError
@@ -186,7 +186,7 @@ class GptGeneration:
                 self._add(job, place, ids, prompted.params, seed_of(place, prompted.params, seed), state)
         except LLMError as error:
             self._remove(job)
-            raise BadRequest(str(error)) from None
+            raise to_bad_request(error, prompted.prompt_name) from None
         except BaseException:
             self._remove(job)
             raise
@@ -293,7 +293,7 @@ class GptGeneration:
                 else:
                     self.on_results(results)
         except LLMError as error:
-            raise BadRequest(str(error)) from None
+            raise to_bad_request(error) from None
         finally:
             for name in names:
                 self._owners.pop(name, None)

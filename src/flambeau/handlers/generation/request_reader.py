@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from msgspec import MsgspecError, Struct, msgpack
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, InvalidField
 from flambeau.handlers.generation.generate_request import (
+    STRUCTURED,
     GenerateRequest,
     check_text,
     read_generate_request,
@@ -58,6 +59,14 @@ class Prompted:
     params: SamplingParams
     reply: ReplyFormat
     is_stream: bool
+    prompt_name: str = "prompt"  # the field of the request that it comes from
+
+
+def to_bad_request(error: Exception, prompt_name: str = "prompt") -> BadRequest:
+    """The error of a request that the engine rejects, with the client's name of the field."""
+    parameter = getattr(error, "parameter", "")
+    name = {"prompt": prompt_name, STRUCTURED: "response_format"}.get(parameter, parameter)
+    return InvalidField(name, str(error)) if name else BadRequest(str(error))
 
 
 class RequestReader:
@@ -92,15 +101,16 @@ class RequestReader:
         if not isinstance(prompt, str):
             return prompt
         if not prompt:
-            raise BadRequest(f"the {name} is empty; send at least one character")
+            raise InvalidField(name, f"the {name} is empty; send at least one character")
         self._check_length(len(prompt), name)
         return self._tokenizer.encode(check_text(prompt, name))
 
     def _check_length(self, num_characters: int, name: str) -> None:
         if num_characters > self._max_length * CHARACTERS_PER_TOKEN:
-            raise BadRequest(
+            raise InvalidField(
+                "messages" if name == "chat" else name,
                 f"the {name} has {num_characters} characters, and the model's context only {self._max_length} tokens; "
-                "send a shorter one"
+                "send a shorter one",
             )
 
     def encode_request(self, request: GenerateRequest) -> list[int]:
@@ -114,7 +124,7 @@ class RequestReader:
         try:
             return self._tokenizer.encode_chat(messages, **options)
         except (LLMError, TypeError, RecursionError) as error:
-            raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
+            raise InvalidField("messages", f"the messages do not fit the model's chat template: {error}") from None
 
     def predict(
         self, request: GenerateRequest, ids: list[int], progress: ResumeState | None, finish: Finish | None = None
@@ -145,7 +155,7 @@ class RequestReader:
         params = with_defaults(given_options(request.sampling), self._generate_defaults)
         count = params.n * (len(request.prompts) if request.messages is None else 1)
         if not 1 <= count <= MAX_CHOICES:
-            raise BadRequest(f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
+            raise InvalidField("n", f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
         prompts = self._prompts_of(request)
         preambles = {}
         if request.echo:
@@ -153,13 +163,14 @@ class RequestReader:
             begun = progress.tokens if progress is not None else {}
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
         reply = PieceFormat(self._tokenizer, stream=request.stream, num_choices=count, preambles=preambles)
-        return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream)
+        name = "prompt" if request.messages is None else "messages"
+        return Prompted(prompts=prompts, params=params, reply=reply, is_stream=request.stream, prompt_name=name)
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:
             return [self.encode(prompt) for prompt in request.prompts]
         if request.tools and not self._tokenizer.shows_tools:
-            raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
+            raise InvalidField("tools", "the model's chat template does not show tools to the model; leave tools out")
         tools = {"tools": request.tools} if request.tools else {}
         return [self._encode_chat(request.messages, {**request.template_options, **tools})]
 
