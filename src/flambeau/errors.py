@@ -332,7 +332,9 @@ class JobFailed(FlambeauError):
 
 
 class InvalidInput(JobFailed):
-    """The worker rejected the request: its form, its JSON or a value is invalid."""
+    """The worker rejected the request: its form, its JSON or a value is invalid; `field` names it if it is known."""
+
+    field = ""
 
 
 class ReplyNotRead(JobFailed):

@@ -170,7 +170,7 @@ def test_prompt_that_was_read_before_is_cached(client):
 def test_prompt_that_cannot_be_answered(client, is_streamed):
     with pytest.raises(openai.BadRequestError, match=f"the model's context {CONTEXT}") as found:
         complete(client, prompt=[5] * CONTEXT, stream=is_streamed)
-    assert found.value.code == "context_length_exceeded"
+    assert (found.value.code, found.value.param) == ("context_length_exceeded", "prompt")
     with pytest.raises(openai.BadRequestError, match="is empty"):
         complete(client, prompt="", stream=is_streamed)
     with pytest.raises(openai.BadRequestError, match="token ids outside"):

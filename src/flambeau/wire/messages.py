@@ -169,6 +169,7 @@ class Failed(Struct, array_like=True, tag=7, frozen=True):
     is_bad_request: bool = False  # the requests are at fault; their handler did not choose this answer
     reason: str = ""  # the cause in one line, where the message does not have it
     needs_install: bool = False  # the model cannot be loaded until a package is installed
+    field: str = ""  # of a bad request: the field that is invalid
 
 
 def cancelled(job_id: int) -> Failed:

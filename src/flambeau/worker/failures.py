@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flambeau.archive.packages import EXTRAS, explain_missing, is_installed
-from flambeau.errors import BadRequest, PredictionException
+from flambeau.errors import BadRequest, InvalidField, PredictionException
 from flambeau.wire.messages import Failed
 from flambeau.worker.code_mistakes import locate
 from flambeau.worker.code_places import is_own, shorten, source_line, with_place
@@ -35,7 +35,8 @@ def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     if isinstance(error, BadRequest):
         # The cause is for the handler's author; the client gets the message only.
         detail = to_detail(error.__cause__, locate) if error.__cause__ else ""
-        return Failed(job_ids, 400, printable(str(error)), detail, is_bad_request=True)
+        field = printable(error.field) if isinstance(error, InvalidField) else ""
+        return Failed(job_ids, 400, printable(str(error)), detail, is_bad_request=True, field=field)
     detail = to_detail(error, locate)
     if is_out_of_memory(error):
         return Failed(job_ids, OUT_OF_MEMORY, "Out of resources", detail, reason=printable(with_place(error)))

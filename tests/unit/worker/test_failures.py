@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
-from flambeau.errors import ConfigError, HandlerError
+from flambeau.errors import BadRequest, ConfigError, HandlerError, InvalidField
 from flambeau.file_import import import_file
+from flambeau.frontend.http.errors import openai_error
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError, NoRoom, TokenizerError
+from flambeau.serving.workers.remote_worker import to_error
 from flambeau.worker.failures import load_failed, to_failed
 from flambeau.worker.results import BadResult
 
@@ -205,3 +207,12 @@ def test_result_is_explained_without_frames_of_the_server():
     assert (failed.status, failed.message) == (503, "Invalid model predict output")
     assert failed.detail == "handle (handler.py:3) returned None, expected a list"
     assert to_failed([1], BadResult("the status is wrong")).detail == "handle: the status is wrong"
+
+
+def test_the_invalid_field_reaches_the_client():
+    failed = to_failed([1], InvalidField("top_k", "top_k must be a whole number"))
+    assert (failed.status, failed.field, failed.is_bad_request) == (400, "top_k", True)
+    error = to_error(failed)
+    assert openai_error(400, str(error), error)["param"] == "top_k"
+    without = to_error(to_failed([1], BadRequest("the body is empty")))
+    assert openai_error(400, str(without), without)["param"] is None

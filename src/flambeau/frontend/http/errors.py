@@ -234,7 +234,8 @@ def openai_error(status: int, message: str, error: FlambeauError | None = None, 
     code = next((OPENAI_CODES[kind] for kind in type(error).__mro__ if kind in OPENAI_CODES), None)
     if status == 400 and TOO_LONG in message:
         code = "context_length_exceeded"
-    param = error.field if isinstance(error, InvalidField) else "model" if isinstance(error, ModelNotFound) else None
+    field = error.field if isinstance(error, InvalidField | InvalidInput) else ""
+    param = field or ("model" if isinstance(error, ModelNotFound) else None)
     kind = OPENAI_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     document: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
     if isinstance(error, WorkerDied) and (lines := cause.splitlines()):  # a handler's traceback stays in the log

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flambeau.errors import BadRequest, json_problem, suggest
+from flambeau.errors import BadRequest, InvalidField, json_problem, suggest
 from flambeau.llm.errors import InvalidRequest as Refused
 from flambeau.llm.sampling_params import (
     SAMPLING_FIELDS,
@@ -202,7 +202,7 @@ def with_defaults(
         return replace(defaults, **given)
     except Refused as error:
         name = (names or {}).get(error.parameter, error.parameter)
-        raise BadRequest(name + str(error).removeprefix(error.parameter)) from None
+        raise InvalidField(name, name + str(error).removeprefix(error.parameter)) from None
 
 
 def sampling_value(name: str, known: SamplingField, value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from flambeau.errors import BadRequest, PredictionException
 from flambeau.handlers.generation.reply_formats import ChoiceOutput, ReplyFormat
-from flambeau.handlers.generation.request_reader import Prompted, ResumeState, encode_step, read_state
+from flambeau.handlers.generation.request_reader import Prompted, ResumeState, encode_step, read_state, to_bad_request
 from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
 from flambeau.llm.engine import Engine, EngineState
 from flambeau.llm.errors import LLMError
@@ -199,7 +199,7 @@ class GptGeneration:
                 self._add(job, place, ids, prompted, seed_of(place, prompted.params, seed), state, adapter)
         except LLMError as error:
             self._remove(job)
-            raise BadRequest(str(error)) from None
+            raise to_bad_request(error, prompted.prompt_name) from None
         except BaseException:
             self._remove(job)
             raise
@@ -351,7 +351,7 @@ class GptGeneration:
                 else:
                     self.on_results(results)
         except LLMError as error:
-            raise BadRequest(str(error)) from None
+            raise to_bad_request(error) from None
         finally:
             for name in names:
                 self._owners.pop(name, None)

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from msgspec import MsgspecError, Struct, msgpack
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, InvalidField
 from flambeau.handlers.generation.generate_request import (
+    STRUCTURED,
     GenerateRequest,
     check_text,
     read_generate_request,
@@ -79,6 +80,14 @@ class Prompted:
     is_stream: bool
     adapter: Adapter | None = None
     turn: ChatTurn | None = None  # of a chat from the front end
+    prompt_name: str = "prompt"  # the field of the request that it comes from
+
+
+def to_bad_request(error: Exception, prompt_name: str = "prompt") -> BadRequest:
+    """The error of a request that the engine rejects, with the client's name of the field."""
+    parameter = getattr(error, "parameter", "")
+    name = {"prompt": prompt_name, STRUCTURED: "response_format"}.get(parameter, parameter)
+    return InvalidField(name, str(error)) if name else BadRequest(str(error))
 
 
 class RequestReader:
@@ -115,15 +124,16 @@ class RequestReader:
         if not isinstance(prompt, str):
             return prompt
         if not prompt:
-            raise BadRequest(f"the {name} is empty; send at least one character")
+            raise InvalidField(name, f"the {name} is empty; send at least one character")
         self._check_length(len(prompt), name)
         return self._tokenizer.encode(check_text(prompt, name))
 
     def _check_length(self, num_characters: int, name: str) -> None:
         if num_characters > self._max_length * CHARACTERS_PER_TOKEN:
-            raise BadRequest(
+            raise InvalidField(
+                "messages" if name == "chat" else name,
                 f"the {name} has {num_characters} characters, and the model's context only {self._max_length} tokens; "
-                "send a shorter one"
+                "send a shorter one",
             )
 
     def encode_request(self, request: GenerateRequest) -> list[int]:
@@ -137,7 +147,7 @@ class RequestReader:
         try:
             return self._tokenizer.encode_chat(messages, **options)
         except (LLMError, TypeError, RecursionError) as error:
-            raise BadRequest(f"the messages do not fit the model's chat template: {error}") from None
+            raise InvalidField("messages", f"the messages do not fit the model's chat template: {error}") from None
 
     def predict(
         self, request: GenerateRequest, ids: list[int], progress: ResumeState | None, finish: Finish | None = None
@@ -168,7 +178,7 @@ class RequestReader:
         params = with_defaults(given_options(request.sampling), self._generate_defaults)
         count = params.n * (len(request.prompts) if request.messages is None else 1)
         if not 1 <= count <= MAX_CHOICES:
-            raise BadRequest(f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
+            raise InvalidField("n", f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
         prompts = self._prompts_of(request)
         turn = self._turn(request, prompts[0]) if request.messages is not None else None
         preambles = {}
@@ -189,7 +199,13 @@ class RequestReader:
             first_tokens=first_tokens,
         )
         return Prompted(
-            prompts=prompts, params=params, reply=reply, is_stream=request.stream, adapter=request.adapter, turn=turn
+            prompts=prompts,
+            params=params,
+            reply=reply,
+            is_stream=request.stream,
+            adapter=request.adapter,
+            turn=turn,
+            prompt_name="prompt" if request.messages is None else "messages",
         )
 
     def _turn(self, request: Generate, prompt_ids: Sequence[int]) -> ChatTurn:
@@ -204,16 +220,22 @@ class RequestReader:
         )
 
     def _reasoning_limit(self, request: Generate) -> int | None:
-        """The most tokens of reasoning; raises BadRequest for a model that has none to limit."""
+        """The most tokens of reasoning; raises InvalidField for a model that has none to limit."""
         effort, limit = request.reasoning_effort, request.max_reasoning_tokens
         if limit is not None and not self._format.thinks:
-            raise BadRequest(f"max_reasoning_tokens is {limit}, but the model does not reason; leave it out")
+            raise InvalidField(
+                "max_reasoning_tokens", f"max_reasoning_tokens is {limit}, but the model does not reason; leave it out"
+            )
         if effort is None or limit is not None or self._knows_effort:
             return limit
         if not self._format.thinks and effort != "none":
-            raise BadRequest(f"reasoning_effort is {effort!r}, but the model does not reason; leave it out")
+            raise InvalidField(
+                "reasoning_effort", f"reasoning_effort is {effort!r}, but the model does not reason; leave it out"
+            )
         if effort not in EFFORTS:
-            raise BadRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {effort[:40]!r}")
+            raise InvalidField(
+                "reasoning_effort", f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {effort[:40]!r}"
+            )
         return EFFORTS[effort] if self._format.thinks else None
 
     @property
@@ -248,7 +270,7 @@ class RequestReader:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: Mapping[str, Any]
     ) -> list[int]:
         if tools and not self._tokenizer.shows_tools:
-            raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
+            raise InvalidField("tools", "the model's chat template does not show tools to the model; leave tools out")
         options = {**options, **({"tools": tools} if tools else {})}
         if self._format.tools.has_short_ids:
             messages = with_short_ids(messages)

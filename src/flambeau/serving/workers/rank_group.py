@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from msgspec import structs
+
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.workers.life import NewLife
 from flambeau.serving.workers.worker_output import WorkerOutput
@@ -261,9 +263,7 @@ class Lockstep:
                 to_server += self._end(rank, message.job_id, message)
             elif isinstance(message, Failed):
                 for job_id in message.job_ids:
-                    to_server += self._end(
-                        rank, job_id, Failed([job_id], message.status, message.message, message.detail)
-                    )
+                    to_server += self._end(rank, job_id, structs.replace(message, job_ids=[job_id]))
             elif rank == 0 and isinstance(message, Part | Samples | EngineReport):
                 to_server.append(message)
         return to_server, [] if self._left else self._proceed()

@@ -514,4 +514,7 @@ class RemoteWorker:
 
 def to_error(failed: Failed) -> JobFailed:
     kind = InvalidInput if failed.is_bad_request else JobFailed
-    return kind(failed.message, status=failed.status, cause=failed.detail, reason=failed.reason)
+    error = kind(failed.message, status=failed.status, cause=failed.detail, reason=failed.reason)
+    if isinstance(error, InvalidInput):
+        error.field = failed.field
+    return error
