@@ -58,7 +58,7 @@ ALLOWED = {  # who may import whom, at load time
         "llm",
         "(root)",
     },
-    "serving": {"archive", "config", "logs", "metrics", "span_export", "wire", "errors", "(root)"},
+    "serving": {"archive", "config", "logs", "metrics", "small_files", "span_export", "wire", "errors", "(root)"},
     "worker": {"archive", "config", "metrics", "span_export", "wire", "errors", "file_import", "(root)"},
     "handler_checks": {"worker", "wire", "errors"},
     "client": {"http_client", "websocket_frames", "errors", "small_files"},
