@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,23 @@ def test_example_of_the_handler_is_the_input_if_none_is_given(tmp_path):
     answer, table = run(tmp_path / "none.py")
     assert answer == ""
     assert "no input: pass a request body with --input FILE, or set `example = …` in the handler" in table
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "    raise ValueError('bad x')\n",
+            "ValueError: bad x (mine.py:4), in `raise ValueError('bad x')`. If the request",
+        ),
+        ("    return {'a': 1}\n", "handle (mine.py:1) returned dict of 1 (a), expected a list with 1 element. Return"),
+        ("    return [row['body']['y'] for row in data]\n", "KeyError: 'y' (mine.py:4): row['body'] has the keys 'x'"),
+    ],
+)
+def test_mistake_is_told_in_the_words_of_the_server(tmp_path, sample, body, sentence):
+    (tmp_path / "mine.py").write_text("def handle(data, context):\n    if data is None:\n        return None\n" + body)
+    words = [Path(sys.executable).with_name("flambeau"), "run", tmp_path / "mine.py", "-i", sample]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    *before, last = done.stderr.splitlines()
+    assert (done.returncode, last.startswith(sentence)) == (1, True), done.stderr
+    assert not [line for line in before if "typer" in line or "flambeau/" in line]  # only the author's lines

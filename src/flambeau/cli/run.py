@@ -19,6 +19,9 @@ from flambeau.errors import BadRequest, ConfigError
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.wire.example_requests import to_body
 from flambeau.wire.messages import Load, Request
+from flambeau.worker.code_mistakes import locate
+from flambeau.worker.code_places import is_own
+from flambeau.worker.failures import explain
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.stage_timings import CallProfile, StageObserver, device_of
 
@@ -74,15 +77,18 @@ def print_times(calls: Sequence[CallProfile], loaded_s: float, worker: LocalWork
 
 
 def show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback from the user's first frame on. The exception is not changed, so that a debugger has it all."""
-    package = str(Path(__file__).parents[1])
+    """Print a traceback from the user's first frame on, and what it means, in the words of the server.
+
+    The exception is not changed, so that a debugger has it all.
+    """
     first = trace
-    while first is not None:
-        file = first.tb_frame.f_code.co_filename
-        if not (file.startswith((package, "<frozen")) or "typer" in file):
-            break
+    while first is not None and not is_own(first.tb_frame.f_code.co_filename):
         first = first.tb_next
-    traceback.print_exception(kind, error, first or trace)
+    sentence = explain(error) or locate(error)
+    if first is not None or not sentence:
+        traceback.print_exception(kind, error, first or trace)
+    if sentence:
+        print(sentence, file=sys.stderr)
 
 
 def print_replies(replies: Sequence[bytes], *, as_json: bool) -> None:

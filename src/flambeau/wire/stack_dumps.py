@@ -21,6 +21,7 @@ MAX_SHOWN = 6  # frames in the cause of a failure
 ARRIVAL_S = 0.5  # a signal handler in C needs microseconds, but the machine may be busy
 POLL_S = 0.01
 WORKER_CODE = f"{Path(__file__).parents[1] / 'worker'}{os.sep}"
+HIDDEN = (WORKER_CODE, "<frozen ")  # calls that tell an author nothing
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -132,7 +133,7 @@ def main_stack(dump: str) -> list[StackFrame]:
 def stack_lines(dump: str) -> list[str]:
     """Where the main thread was, for the cause of a failure: the innermost frames, without the worker's own calls."""
     frames = main_stack(dump)
-    shown = [frame for frame in frames if not frame.file.startswith(WORKER_CODE)] or frames
+    shown = [frame for frame in frames if not frame.file.startswith(HIDDEN)] or frames
     return [f'File "{frame.file}", line {frame.line} in {frame.function}' for frame in shown[:MAX_SHOWN]]
 
 

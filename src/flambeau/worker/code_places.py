@@ -13,7 +13,7 @@ from typing import Any
 
 LIBRARY_FOLDERS = (  # files below these are not the author's code
     os.path.dirname(os.path.dirname(__file__)),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib", "scripts")),
     "<",  # frozen modules
 )
 MAX_SHOWN = 160

@@ -19,6 +19,7 @@ from flambeau.worker.load_mistakes import explain_import
 from flambeau.worker.results import BadResult
 
 HOME = Path(__file__).parents[1]  # the folder of this package
+HIDDEN = (f"{HOME}{os.sep}", "<frozen importlib")  # calls that tell an author nothing
 OUT_OF_MEMORY = 507
 MAX_CHARACTERS = 16_000
 _NO_MEMORY = re.compile(  # of torch, cuBLAS, cuDNN, NCCL and the allocator of the CPU
@@ -64,7 +65,7 @@ def format_trace(error: BaseException, *, is_explained: bool = False) -> str:
     whole = link = traceback.TracebackException.from_exception(error)
     while link is not None:
         if is_explained or any(is_own(frame.filename) for frame in link.stack):
-            others = [frame for frame in link.stack if not frame.filename.startswith(f"{HOME}{os.sep}")]
+            others = [frame for frame in link.stack if not frame.filename.startswith(HIDDEN)]
             link.stack = traceback.StackSummary.from_list(others)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)  # type: ignore[assignment]
     return "".join(whole.format())

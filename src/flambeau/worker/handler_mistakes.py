@@ -376,7 +376,8 @@ def describe_keys(text: str, value: Mapping[Any, Any], key: Any = "", *, of_requ
     hint = f"Did you mean {near[0]!r}? " if near else ""
     has = f"{text} has {list_keys(value)}. {hint}"
     if isinstance(body := value.get("body"), dict) and not isinstance(value, Form) and key not in ("", "data", "body"):
-        return f"{has}The fields of a JSON body are in it: {text}['body'] has {list_keys(body)}"
+        remedy = f". Write {text}['body'][{key!r}]" if key in body else f": {text}['body'] has {list_keys(body)}"
+        return f"{has}The fields of a JSON body are in it{remedy}"
     if isinstance(value, Form) or [*value] == ["body"]:
         return has + (
             "A plain body is under 'body', each field of a form under its name: "

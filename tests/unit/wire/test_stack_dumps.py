@@ -88,8 +88,8 @@ def test_place_is_the_same_while_a_function_loops():
 
 
 def test_lines_of_a_failure_are_without_the_calls_of_the_worker():
-    loop = f'  File "{WORKER_CODE}loop.py", line 126 in run\n'
+    loop = f'  File "{WORKER_CODE}loop.py", line 126 in run\n  File "<frozen runpy>", line 88 in _run_code\n'
     head = "Thread 0x02 (most recent call first):\n"
     own = '  File "/a/handler.py", line 12 in handle\n'
     assert stack_lines(head + own + loop) == ['File "/a/handler.py", line 12 in handle']
-    assert len(stack_lines(head + loop)) == 1
+    assert len(stack_lines(head + loop)) == 2

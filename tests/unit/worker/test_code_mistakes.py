@@ -31,7 +31,7 @@ CASES = {
     "data[1]": "data has one dict for each request of the batch, 1 now, and batches differ in size. Take them one by",
     "data[0]['body']['n'][7]": "data[0]['body']['n'] is list of 2 int. Check its length",
     "data[0]['text']": "The fields of a JSON body are in it: data[0]['body'] has the keys 'txt', 'n'",
-    "data[0]['image']": "The fields of a JSON body are in it",
+    "data[0]['txt']": "The fields of a JSON body are in it. Write data[0]['body']['txt']",
     "data[0]['data']": "A plain body is under 'body', each field of a form under its name",
     "b'\\xff'.decode()": "(mine_to_call.py:2): these bytes are not text. Use them as they are",
     "next(iter(()))": "StopIteration (mine_to_call.py:2): next(…) found nothing. Give it a default",
