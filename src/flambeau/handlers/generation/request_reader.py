@@ -226,9 +226,11 @@ class RequestReader:
             return [self.encode(prompt) for prompt in request.prompts]
         if request.tools and not self._tokenizer.shows_tools:
             raise BadRequest("the model's chat template does not show tools to the model; leave tools out")
-        options = dict(request.template_options)
+        options, text = dict(request.template_options), self._tokenizer.template_text
         if request.tools:
             options["tools"] = request.tools
+        if (request.max_reasoning_tokens == 0 or request.reasoning_effort == "none") and "enable_thinking" in text:
+            options.setdefault("enable_thinking", False)
         if request.reasoning_effort is not None and self._knows_effort:
             options.setdefault("reasoning_effort", request.reasoning_effort)
         messages = request.messages
