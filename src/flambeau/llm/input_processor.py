@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
 import torch
 
 from flambeau.llm.chat.chat_format import ChatTurn
-from flambeau.llm.core.sequence import IncrementalDetokenizer, NoDetokenizer, Sequence
+from flambeau.llm.core.sequence import IncrementalDetokenizer, NoDetokenizer, Sequence, TokenGrammar
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.compiler import Grammar, GrammarCompiler
+from flambeau.llm.grammar.reasoning_budget import ReasoningBudget
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
+NewGrammar = Callable[[], TokenGrammar]
 SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
 FIRST_SEED = torch.initial_seed()  # random bits, unless the program has seeded PyTorch before this import
 
@@ -72,11 +74,39 @@ class InputProcessor:
             )
         return choices
 
-    def _grammar(self, params: SamplingParams, turn: ChatTurn | None) -> Grammar | None:
+    def _grammar(self, params: SamplingParams, turn: ChatTurn | None) -> NewGrammar | None:
+        """Makes the grammar of each choice; None: the text is free."""
         structure = params.structured_outputs
-        if turn is not None:
-            return self._grammars.compile_reply(turn, structure)
-        return self._grammars.compile(structure) if structure else None
+        if turn is None:
+            return matcher_of(self._grammars.compile(structure) if structure else None, params)
+        new_reply = matcher_of(self._grammars.compile_reply(turn, structure), params)
+        if turn.max_reasoning_tokens is None or not (turn.may_think or turn.starts_in_thought):
+            return new_reply
+        is_channel = turn.format.tools.has_channels and structure is not None
+        begin, end = turn.thought_texts(with_answer=not is_channel)
+        new_answer = matcher_of(self._grammars.compile_reply(turn.without_thought(), structure), params)
+        limit = turn.max_reasoning_tokens + len(self._encode_markers(begin))
+        close_ids = self._encode_markers(end)
+
+        def new_budget() -> TokenGrammar:
+            return ReasoningBudget(
+                limit=limit,
+                close_ids=close_ids,
+                is_thinking=lambda ids: turn.is_thinking(self._text_with_markers(ids)),
+                vocab_size=self._vocab_size,
+                reply=new_reply() if new_reply else None,
+                answer=new_answer() if new_answer else None,
+            )
+
+        return new_budget
+
+    def _encode_markers(self, text: str) -> list[int]:
+        assert self._tokenizer is not None
+        return self._tokenizer.encode_with_special(text) if text else []
+
+    def _text_with_markers(self, ids: Many[int]) -> str:
+        assert self._tokenizer is not None
+        return b"".join(map(self._tokenizer.token_bytes, ids)).decode("utf-8", "replace")
 
     def encode(self, prompt: str | Many[int]) -> Many[int]:
         """The token ids of a prompt; ids are returned as they are."""
@@ -113,7 +143,7 @@ class InputProcessor:
         params: SamplingParams,
         seed: int,
         generated: Many[int],
-        grammar: Grammar | None,
+        new_grammar: NewGrammar | None,
         marker_texts: Mapping[int, str],
     ) -> Sequence:
         max_length = self._max_length if params.max_tokens is None else len(prompt_ids) + params.max_tokens
@@ -133,8 +163,14 @@ class InputProcessor:
             seed=(seed + index * SEED_STRIDE) % 2**64,
             max_length=min(max_length, self._max_length),
             detokenizer=detokenizer,
-            grammar=grammar.matcher(ignore_eos=params.ignore_eos) if grammar else None,
+            grammar=new_grammar() if new_grammar else None,
         )
+
+
+def matcher_of(grammar: Grammar | None, params: SamplingParams) -> NewGrammar | None:
+    if grammar is None:
+        return None
+    return lambda: grammar.matcher(ignore_eos=params.ignore_eos)
 
 
 def is_torch_seeded() -> bool:

@@ -146,7 +146,12 @@ def tools_for_template(tools: list[Object]) -> list[Object]:
     for i, tool in enumerate(tools):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
-        if tool.get("type") != "function" or not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        if (
+            tool.get("type") != "function"
+            or not isinstance(function, dict)
+            or not isinstance(name, str)
+            or not TOOL_NAME.fullmatch(name)
+        ):
             raise InvalidField(
                 f"tools[{i}]",
                 f"tools[{i}] must have the type function, and a function with a name of letters, digits, '.', ':', '_' "

@@ -261,7 +261,9 @@ class RequestReader:
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:
             return [self.encode(prompt) for prompt in request.prompts]
-        options = dict(request.template_options)
+        options, text = dict(request.template_options), self._tokenizer.template_text
+        if (request.max_reasoning_tokens == 0 or request.reasoning_effort == "none") and "enable_thinking" in text:
+            options.setdefault("enable_thinking", False)
         if request.reasoning_effort is not None and self._knows_effort:
             options.setdefault("reasoning_effort", request.reasoning_effort)
         return [self._encode_messages(request.messages, request.tools, options)]

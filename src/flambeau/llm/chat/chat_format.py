@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from flambeau.llm.chat import harmony
 from flambeau.llm.chat.formats import (
     OFF,
     REASONING_FORMATS,
@@ -115,6 +116,29 @@ class ChatTurn:
     def has_grammar(self) -> bool:
         """Whether the calls are more than what the model likes to write."""
         return bool(self.tools) and (self.must_call or not self.is_parallel or any(map(is_strict, self.tools)))
+
+    def is_thinking(self, text: str) -> bool:
+        """Whether a reply that begins with this text is within a thought; special tokens are there by name."""
+        if self.format.tools.has_channels:
+            return text.lstrip().startswith(f"{harmony.CHANNEL}analysis") and harmony.END not in text
+        thought = self.format.thought
+        assert thought is not None
+        has_begun = self.starts_in_thought or text.lstrip().startswith(thought.open)
+        return has_begun and thought.close not in text
+
+    def thought_texts(self, *, with_answer: bool) -> tuple[str, str]:
+        """What begins a thought, unless the prompt does; and what ends it, up to the answer itself if asked."""
+        if self.format.tools.has_channels:
+            answer = "" if self.tools or not with_answer else f"{harmony.CHANNEL}final{harmony.MESSAGE}"
+            start = f"{harmony.CHANNEL}analysis{harmony.MESSAGE}"
+            return start, f"{harmony.END}{harmony.START}assistant{answer}"
+        thought = self.format.thought
+        assert thought is not None
+        return "" if self.starts_in_thought else thought.open, thought.close
+
+    def without_thought(self) -> ChatTurn:
+        """The reply after its thought has ended."""
+        return replace(self, starts_in_thought=False, may_think=False, max_reasoning_tokens=None)
 
     def parser(self) -> StreamParser:
         options = ParserOptions(

@@ -22,6 +22,7 @@ NOTES = frozenset({"title", "description", "default", "examples", "deprecated", 
 TEXT_WORDS = NOTES | {"type", "enum", "const", "minLength", "maxLength"}
 OBJECT_WORDS = NOTES | {*SHARED, "type", "properties", "required", "additionalProperties", "$id"}
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+META = re.compile(r"[\\/.^$*+?()\[\]{}|]")
 JsonRule = Callable[[Any], str]  # a schema → an expression
 
 
@@ -65,7 +66,13 @@ class GrammarWriter:
     rules: list[str] = field(default_factory=list)
 
     def rule(self, expression: str, options: str = "") -> str:
-        name = f"r{len(self.rules)}"
+        return self._add(f"r{len(self.rules)}", expression, options)
+
+    def terminal(self, expression: str) -> str:
+        """A rule of regular expressions only."""
+        return self._add(f"T{len(self.rules)}", expression)
+
+    def _add(self, name: str, expression: str, options: str = "") -> str:
         self.rules.append(f"{name}{options}: {expression}")
         return name
 
@@ -87,9 +94,8 @@ def literal(text: str) -> str:
 
 
 def regex(text: str) -> str:
-    return re.sub(r"[^\w\s]", lambda found: f"\\{found[0]}" if found[0].isascii() else found[0], text).replace(
-        "\n", "\\n"
-    )
+    """A text as a regular expression between slashes."""
+    return META.sub(r"\\\g<0>", text).replace("\n", r"\n")
 
 
 # ---- calls ----
@@ -181,7 +187,8 @@ def members_of(writer: GrammarWriter, tool: ToolRule, member: Callable[[str, Any
     rules = {key: writer.rule(member(key, tool.properties[key])) for key in keys}
     if not separator:
         return " ".join(rules[key] + ("" if tool.is_required(key) else "?") for key in keys)
-    rest, starts = "", []  # what may follow an argument; and replies that begin with it
+    rest = ""  # what may follow an argument
+    starts: list[str] = []  # calls that begin with it
     for key in reversed(keys):
         starts.insert(0, f"{rules[key]} {rest}")
         step = f"{literal(separator)} {rules[key]}"
@@ -324,12 +331,17 @@ def plain_reply(writer: GrammarWriter, form: ReplyForm, notation: CallNotation) 
         return f"{space} ({groups_of(writer, form, notation)} | {form.answer})"
     text = writer.rule(ANY_TEXT)
     if not notation.trigger:
-        free = writer.rule(rf"/(\s*[^\s{regex(notation.bare)}](?s:.*))?/")
-        return f"({groups_of(writer, form, notation)} | {free})"
+        return f"({space} {groups_of(writer, form, notation)} | {writer.terminal(free_text(form, notation))})"
     call = f"{writer.until(ANY_TEXT, notation.trigger)} {group_of(writer, form, notation)}"
     if not form.is_parallel:
         return f"({call} | {text})"
     return f"({writer.rule(call)})* {text}"
+
+
+def free_text(form: ReplyForm, notation: CallNotation) -> str:
+    """Text that begins neither like a call nor like a thought."""
+    text = rf"/(\s*[^\s{regex(notation.bare)}](?s:.*))?/"
+    return text if form.thought is None else rf"{text} & ~/\s*{regex(form.thought.open)}(?s:.*)/"
 
 
 def harmony_reply(writer: GrammarWriter, form: ReplyForm, notation: CallNotation) -> str:

@@ -45,7 +45,9 @@ class NoDetokenizer:
 class TokenGrammar(Protocol):
     """The tokens that may follow the text of one sequence, which it reads as it grows."""
 
-    error: str  # why it cannot go on; empty: it can
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty: it can."""
 
     def read_to_end(self, new_ids: Ids[int]) -> int | None:
         """Read the next generated tokens up to the one after which only the end may follow, and return their number.

@@ -194,6 +194,10 @@ class Tokenizer:
             return self._vocabulary.encode(text, add_special=False)
         return self._encode_parts(text)
 
+    def encode_with_special(self, text: str) -> list[int]:
+        """The ids of a text in which names of special tokens are these tokens, with nothing added."""
+        return self._encode_parts(text)
+
     def _mask(self, value: Any) -> Any:
         """A copy in which the names of special tokens are broken up."""
         if isinstance(value, str):

@@ -14,6 +14,8 @@ import pytest
 from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.chat.deltas import ChatDelta, whole_calls
 from flambeau.llm.chat.formats import TOOL_FORMATS
+from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.grammar.compiler import GrammarCompiler
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.structured_output import DIGIT, obj
@@ -83,8 +85,8 @@ def check_calls(calls):
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
-def turn_of(engine, name, **options):
-    return ChatFormat.of(engine.tokenizer, name).turn(
+def turn_of(engine, name, reasoning="none", **options):
+    return ChatFormat.of(engine.tokenizer, name, reasoning).turn(
         engine.tokenizer, [1], **{"tools": TOOLS, "must_call": True, **options}
     )
 
@@ -102,3 +104,174 @@ def test_forced_call_always_holds_its_schema(name):
     for _, text, calls, reason in replies(made, turn_of(made, name, is_parallel=False), 8, seed=2):
         assert (text, len(calls), reason) == ("", 1, "stop")
         check_calls(calls)
+
+
+NOTE = [
+    {
+        "type": "function",
+        "function": {"name": "note", "parameters": obj(text={"type": "string"}, day=DIGIT), "strict": True},
+    }
+]
+WRITTEN = {
+    "harmony": '<|channel|>commentary to=functions.note <|constrain|>json<|message|>{"text": "a<b", "day": 3}',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>note\n```json\n"
+    '{"text": "a<b", "day": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>note<｜tool▁sep｜>"
+    '{"text": "a<b", "day": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "mistral_args": '[TOOL_CALLS]note[ARGS]{"text": "a<b", "day": 3}',
+    "mistral": '[TOOL_CALLS][{"name": "note", "arguments": {"text": "a<b", "day": 3}}]',
+    "qwen3_coder": "<tool_call>\n<function=note>\n<parameter=text>\na<b\n</parameter>\n<parameter=day>\n3\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>a<b</arg_value>\n<arg_key>day</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>",
+    "gemma4": '<|tool_call>call:note{text:<|"|>a<b<|"|>,day:3}<tool_call|>',
+    "functiongemma": "<start_function_call>call:note{text:<escape>a<b<escape>,day:3}<end_function_call>",
+    "hermes": '<tool_call>\n{"name": "note", "arguments": {"text": "a<b", "day": 3}}\n</tool_call>',
+    "pythonic": '[note(text="a<b", day=3)]',
+    "llama3_json": '{"name": "note", "parameters": {"text": "a<b", "day": 3}}',
+}
+
+
+@pytest.mark.parametrize("has_special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize("must_call", [True, False], ids=["required", "auto"])
+@pytest.mark.parametrize("name", [*WRITTEN])
+def test_grammar_accepts_what_the_family_writes_and_nothing_else(name, must_call, has_special):
+    known = tokenizer(special_of(name) if has_special else ())
+    compiler = GrammarCompiler(known, known.vocab_size, known.eos_ids)
+    turn = ChatFormat.of(known, name, "auto" if name == "harmony" else "think").turn(
+        known, [], tools=NOTE, must_call=must_call
+    )
+    start = (
+        "<|channel|>analysis<|message|>Hm: {<|end|><|start|>assistant"
+        if name == "harmony"
+        else "<think>Hm: {</think>\n"
+    )
+    for thought in ("", start):
+        text = thought + WRITTEN[name]
+        assert accepts(compiler, turn, known, text)
+        assert not accepts(compiler, turn, known, text.replace("3", "x")), text
+        parser, found = turn.parser(), ChatDelta()
+        detokenizer = known.detokenizer([], marker_texts=turn.format.marker_texts)
+        found.add(parser.take(detokenizer.push(known.encode_with_special(text))))
+        found.add(parser.finish())
+        [call] = whole_calls(found.calls)
+        assert (call.name, json.loads(call.arguments)) == ("note", {"text": "a<b", "day": 3})
+        assert (found.reasoning, found.text) == ("Hm: {" if thought else "", "")
+
+
+def accepts(compiler, turn, known, text):
+    matcher = compiler.compile_reply(turn, None).matcher(ignore_eos=False)
+    ids = known.encode_with_special(text)
+    matcher.read_to_end(ids)
+    return not matcher.error
+
+
+def thinking_turn(made, name="hermes", **options):
+    """A model that thinks, by its chat template."""
+    reasoning = "auto" if name == "harmony" else "think"
+    return turn_of(made, name, reasoning, **options)
+
+
+@pytest.mark.parametrize("name", ["hermes", "harmony", "deepseek_v31"])
+def test_reasoning_is_free_and_within_its_budget_before_a_forced_call(name):
+    made = engine(special_of(name))
+    turn = replace(
+        thinking_turn(made, name, max_reasoning_tokens=20, is_parallel=False), starts_in_thought=name != "harmony"
+    )
+    thoughts = []
+    for reasoning, text, calls, reason in replies(made, turn, 8, seed=3):
+        assert (text, reason) == ("", "stop")
+        assert calls
+        check_calls(calls)
+        thoughts.append(reasoning)
+    assert any(thoughts)
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+@pytest.mark.parametrize("limit", [0, 1, 7])
+def test_budget_ends_a_thought_and_the_answer_keeps_its_form(limit, with_draft):
+    made = engine(("<think>", "</think>"), with_draft)
+    turn = replace(thinking_turn(made, tools=(), must_call=False, max_reasoning_tokens=limit), starts_in_thought=True)
+    form = {"json": json.dumps(obj(a=DIGIT))}
+    for reasoning, text, _, reason in replies(made, turn, 12, seed=4, structured_outputs=form):
+        assert reason == "stop"
+        assert json.loads(text)["a"] in range(10)
+        assert len(made.tokenizer.encode(reasoning, add_special=False)) <= limit * 8  # the text is cut otherwise there
+    free = replies(made, turn, 4, seed=4, max_tokens=limit + 20)
+    assert all(text for _, text, _, _ in free)
+    if limit == 0:
+        assert not any(reasoning for reasoning, *_ in free)
+
+
+def test_model_that_does_not_think_yet_is_not_cut_short():
+    made = engine(("<think>", "</think>"))
+    turn = thinking_turn(made, tools=(), must_call=False, max_reasoning_tokens=2)
+    bias = {made.tokenizer.special_id("<think>"): -100}
+    for reasoning, text, _, reason in replies(made, turn, 3, seed=4, max_tokens=30, ignore_eos=True, logit_bias=bias):
+        assert (reasoning, reason) == ("", "length")
+        assert "</think>" not in text
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "llama3_json", "harmony"])
+def test_strict_call_by_choice_holds_its_schema(name):
+    special = special_of(name)
+    made = engine(special)
+    turn = turn_of(made, name, must_call=False)
+    bias = {made.tokenizer.special_id(marker): 5 for marker in TOOL_FORMATS[name].markers[:2]}
+    found = replies(made, turn, 12, seed=5, max_tokens=300, logit_bias=bias)
+    for *_, calls, reason in found:
+        if reason == "stop":
+            check_calls(calls)
+    assert any(calls for *_, calls, _ in found) or name == "llama3_json"
+
+
+def test_one_call_alone_by_choice():
+    made = engine(special_of("mistral_args"))
+    bias = {made.tokenizer.special_id("[TOOL_CALLS]"): 6}
+    turn = turn_of(made, "mistral_args", must_call=False, is_parallel=False)
+    found = replies(made, turn, 10, seed=6, max_tokens=300, logit_bias=bias)
+    assert {len(calls) for *_, calls, reason in found if reason == "stop"} <= {0, 1}
+    assert any(calls for *_, calls, _ in found)
+
+
+def test_answer_has_its_form_or_is_a_call():
+    made = engine(special_of("mistral"))
+    turn = turn_of(made, "mistral", must_call=False)
+    form = {"choice": ["yes", "no"]}
+    bias = {made.tokenizer.special_id("[TOOL_CALLS]"): 4}
+    kinds = set()
+    for _, text, calls, _ in replies(made, turn, 16, seed=7, structured_outputs=form, logit_bias=bias):
+        check_calls(calls)
+        assert text in (("",) if calls else ("yes", "no"))
+        kinds.add(bool(calls))
+    assert kinds == {True, False}
+
+
+def test_speculation_changes_no_greedy_call():
+    plain, drafted = engine(special_of("mistral")), engine(special_of("mistral"), with_draft=True)
+    options = {"temperature": 0, "max_tokens": 400}
+    [expected] = replies(plain, turn_of(plain, "mistral", is_parallel=False), 1, **options)
+    [found] = replies(drafted, turn_of(drafted, "mistral", is_parallel=False), 1, **options)
+    assert found == expected
+    for _, text, calls, reason in replies(drafted, turn_of(drafted, "mistral", is_parallel=False), 12, seed=8):
+        assert (text, len(calls), reason) == ("", 1, "stop")
+        check_calls(calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "told"),
+    [
+        ("hermes", {"type": "object", "properties": {"a": {"not": {}}}}, "/properties/a/not"),
+        ("glm", obj(a={"type": "string", "pattern": "^a$"}), "/properties/a/pattern"),
+        ("pythonic", {"type": "object", "anyOf": [obj(a=DIGIT)]}, "/anyOf"),
+    ],
+)
+def test_strict_tool_that_cannot_be_enforced_is_refused_by_name(name, schema, told):
+    made = engine()
+    tool = {"type": "function", "function": {"name": "odd", "strict": True, "parameters": schema}}
+    with pytest.raises(InvalidRequest, match="'odd'") as refused:
+        replies(made, turn_of(made, name, tools=[tool]), 1)
+    assert told in str(refused.value)
+    del tool["function"]["strict"]
+    [(_, _, [call], _)] = replies(made, turn_of(made, name, tools=[tool], is_parallel=False), 1, seed=1, max_tokens=60)
+    assert call.name == "odd"
