@@ -12,13 +12,25 @@ from flambeau.frontend.openai.completions import create_completion
 from flambeau.frontend.openai.embeddings import create_embeddings
 from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.frontend.openai.models import get_models
-from flambeau.frontend.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, request_schema
+from flambeau.frontend.openai.requests import (
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    request_schema,
+)
+from flambeau.frontend.openai.scores import create_classify, create_rerank, create_score
 from flambeau.serving.server import Server
 
 POST: dict[tuple[str, ...], Callable[[Server, Exchange], None]] = {
     ("chat", "completions"): create_chat_completion,
     ("completions",): create_completion,
     ("embeddings",): create_embeddings,
+    ("rerank",): create_rerank,
+    ("score",): create_score,
+    ("classify",): create_classify,
 }
 KSERVE_VERBS = (":predict", ":explain")
 
@@ -92,4 +104,7 @@ OPERATIONS = [
     _operation("/v1/chat/completions", "createChatCompletion", "Answer a chat (OpenAI).", ChatRequest),
     _operation("/v1/completions", "createCompletion", "Complete prompts (OpenAI).", CompletionRequest),
     _operation("/v1/embeddings", "createEmbedding", "Embed texts (OpenAI).", EmbeddingRequest),
+    _operation("/v1/rerank", "createRerank", "Order documents by a query (Cohere, Jina, vLLM).", RerankRequest),
+    _operation("/v1/score", "createScore", "Score pairs of texts (vLLM).", ScoreRequest),
+    _operation("/v1/classify", "createClassification", "Classify texts (vLLM).", ClassifyRequest),
 ]

@@ -13,7 +13,8 @@ from flambeau.frontend.http.errors import (
 from flambeau.frontend.http.exchange import Exchange
 
 PATHS = (
-    "POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, GET /v1/models and GET /v1/models/{model}"
+    "POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, POST /v1/rerank, POST /v1/score, "
+    "POST /v1/classify, GET /v1/models and GET /v1/models/{model}"
 )
 MAX_SHOWN = 200
 

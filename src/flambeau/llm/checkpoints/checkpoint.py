@@ -57,11 +57,15 @@ def load_model(
     build: Build = build_network,
     shard: ShardFunction | None = None,
     arrived: Arrived | None = None,
+    arch: Architecture | None = None,
 ) -> Transformer:
-    """The network of a folder or file, ready to run; the default type is that of the embeddings in the file."""
+    """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
+
+    `arch` describes the files if their config.json is not to be read.
+    """
     path = Path(path)
     files = read_mxfp4(open_weights(path))
-    arch = read_architecture(path, files)
+    arch = arch or read_architecture(path, files)
     if arch.unknown_keys:
         logger.warning(
             "config.json of %s has keys that are not known for this family and have no effect: %s",
