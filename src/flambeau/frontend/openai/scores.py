@@ -49,9 +49,7 @@ CLASSES = '{"classes": [{"label": ..., "probs": [...]}], "num_tokens": ...} for 
 
 def create_rerank(server: Server, exchange: Exchange) -> None:
     request = read_request(take_bytes(exchange), RerankRequest)
-    texts = [document_text(one, i) for i, one in enumerate(request.documents)]
-    if not texts:
-        raise InvalidField("documents", "documents must not be empty; send a list of texts")
+    texts = documents_of(request)
     shows = request.return_documents is not False
     write = partial(to_ranking, texts=texts, top_n=request.top_n or len(texts), shows_texts=shows)
     pairs = [(request.query, text) for text in texts]
@@ -72,6 +70,12 @@ def create_classify(server: Server, exchange: Exchange) -> None:
 
 
 # ---- requests ----
+
+
+def documents_of(request: RerankRequest) -> list[str]:
+    if not request.documents:
+        raise InvalidField("documents", "documents must not be empty; send a list of texts")
+    return [document_text(one, i) for i, one in enumerate(request.documents)]
 
 
 def document_text(document: Any, index: int) -> str:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from flambeau.frontend.openai.requests import ClassifyRequest, RerankRequest, ScoreRequest, read_request
-from flambeau.frontend.openai.scores import document_text, pair_request, pairs_of, to_classes, to_ranking, to_scores
+from flambeau.frontend.openai.scores import documents_of, pair_request, pairs_of, to_classes, to_ranking, to_scores
 from support.openai_requests import refusal
 
 
@@ -16,8 +16,8 @@ def read(kind, **fields):
     return read_request(json.dumps({"model": "m", **fields}).encode(), kind)
 
 
-def read_rerank(**fields):
-    return read(RerankRequest, **fields)
+def documents(**fields):
+    return documents_of(read(RerankRequest, **fields))
 
 
 def pairs(**fields):
@@ -40,10 +40,10 @@ def test_long_texts_are_cut_only_if_the_request_says_so():
 
 
 def test_documents_are_texts_or_objects_with_a_text():
-    assert [document_text(one, 0) for one in ("a", {"text": "b"})] == ["a", "b"]
-    assert refusal(lambda: document_text({"title": "c"}, 4))[1].startswith("documents[4]")
-    assert refusal(read_rerank, query="", documents=["a"])[0] == "query"
-    assert refusal(read_rerank, query="q", documents=[])[0] == "documents"
+    assert documents(query="q", documents=["a", {"text": "b"}]) == ["a", "b"]
+    assert refusal(documents, query="q", documents=["a", {"title": "c"}])[1].startswith("documents[1]")
+    assert refusal(documents, query="", documents=["a"])[0] == "query"
+    assert refusal(documents, query="q", documents=[])[0] == "documents"
     assert refusal(lambda: read(ClassifyRequest))[0] == "input"
 
 
