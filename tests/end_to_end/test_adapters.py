@@ -11,7 +11,9 @@ import sys
 import pytest
 
 from flambeau.archive.pack import Recipe, pack
-from support.running import RunningServer
+from flambeau.config.server import Address, KeysConfig
+from support.configured import ConfiguredServer
+from support.running import RunningServer, free_ports
 
 pytest.importorskip("torch")
 pytest.importorskip("sentencepiece")
@@ -125,6 +127,23 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(server, folder):
     assert server.manage("GET", "/v1/load_lora_adapter").status == 405
     assert "management" in post(server, "/v1/load_lora_adapter", {}).json["error"]["message"]
     assert names_of(server) == ["tiny", "pirate"]
+
+
+def test_adapters_need_the_management_key(tmp_path):
+    keys = {"inference": "i" * 40, "management": "m" * 40}
+    env = {f"FLAMBEAU_{name.upper()}_KEY": key for name, key in keys.items()}
+    [port] = free_ports(1)
+    address = Address(port=port)
+    settings = {"inference": address, "management": address, "keys": KeysConfig(is_on=True)}
+    with ConfiguredServer(tmp_path, env=env, **settings) as server:  # both APIs at one address, and no model
+
+        def status(key, path="/v1/load_lora_adapter"):
+            return server.request("POST", path, b"{}", headers={"authorization": f"Bearer {key}"}).status
+
+        assert status(keys["inference"]) == status("wrong" * 8) == 401
+        assert status(keys["management"]) == 400  # no name
+        assert status(keys["management"], "/v1/completions") == 401
+        assert status(keys["inference"], "/v1/completions") == 400
 
 
 def test_the_command_loads_and_unloads(server, folder):

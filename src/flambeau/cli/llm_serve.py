@@ -35,6 +35,7 @@ class LlmServeFlags:
     tokenizer_path: Path | None = None
     dtype: str | None = None
     quantization: str | None = None
+    lora_adapters: Mapping[str, str] | None = None
     speculate_k: int | None = None
     max_num_seqs: int | None = None
     max_model_len: int | None = None
@@ -52,6 +53,7 @@ def serve_settings(checkpoint: Path, settings: Settings) -> None:
         tokenizer_path=settings["tokenizer"],
         dtype=settings["dtype"],
         quantization=settings["quantization"],
+        lora_adapters=read_adapters(settings["lora"] or ()),
         speculate_k=settings["speculate_k"],
         max_num_seqs=settings["max_num_seqs"],
         max_model_len=settings["max_model_len"],
@@ -66,6 +68,21 @@ def serve_settings(checkpoint: Path, settings: Settings) -> None:
         log_level=settings["log_level"],
         warnings=settings.warnings,
     )
+
+
+def read_adapters(given: Sequence[str]) -> dict[str, str] | None:
+    """Names and folders of adapters; raises ConfigError for an invalid one."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, folder = text.partition("=")
+        if not (name and separator and folder):
+            raise ConfigError(f"--lora {text} must be NAME=FOLDER, such as --lora sql=./adapters/sql")
+        if not Path(folder).expanduser().is_dir():
+            raise ConfigError(f"--lora {text}: there is no folder {folder}; give one with an adapter as PEFT saves it")
+        if name in found:
+            raise ConfigError(f"--lora has two adapters with the name {name}; names must differ")
+        found[name] = str(Path(folder).expanduser().resolve())
+    return found or None
 
 
 def hub_name_of(path: Path | None) -> HubName | None:

@@ -482,6 +482,7 @@ ENGINE_SETTINGS = _group(
         is_basic=True,
     ),
     Setting("quantization", Choice(("int8", "int4", "fp8")), "Quantize on load.", unset="no", is_basic=True),
+    Setting("lora", Several(Text(metavar="NAME=FOLDER")), "LoRA adapter, and the name for requests.", is_basic=True),
     Setting("max_num_seqs", _size, "Maximum number of running sequences.", is_basic=True),
     Setting("max_model_len", Whole(at_least=2), "Maximum number of tokens per sequence.", is_basic=True),
     Setting(

@@ -48,7 +48,10 @@ class LoadedModel:
     @property
     def abilities(self) -> tuple[str, ...]:
         """What front ends may ask for besides predictions; an envelope expects its own kind of input."""
-        return () if self.handler.envelope else self.handler.abilities
+        if self.handler.envelope:
+            return ()
+        # Those of some handlers depend on the model that they have loaded.
+        return tuple(getattr(self.handler.handler, "abilities", self.handler.abilities))
 
     @property
     def tensors(self) -> ModelTensors:

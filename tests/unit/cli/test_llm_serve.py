@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flambeau.cli import llm_serve
-from flambeau.cli.llm_serve import LlmServeFlags, check_flags, to_model_config
+from flambeau.cli.llm_serve import LlmServeFlags, check_flags, read_adapters, to_model_config
 from flambeau.cli.serve import ModelOverrides
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
@@ -35,6 +35,19 @@ def test_model_has_the_name_of_its_folder(tmp_path, monkeypatch, named):
 def test_invalid_flags_are_rejected(flags, reason):
     with pytest.raises(ConfigError, match=reason):
         check_flags(LlmServeFlags(model_path=Path(), **flags))
+
+
+def test_adapters_are_names_and_folders(tmp_path):
+    assert read_adapters([]) is None
+    assert read_adapters([f"a={tmp_path}", f"b={tmp_path}"]) == {"a": str(tmp_path), "b": str(tmp_path)}
+    for wrong, reason in (
+        (["a"], "must be NAME=FOLDER"),
+        ([f"={tmp_path}"], "must be NAME=FOLDER"),
+        (["a=/no/folder"], "there is no folder /no/folder"),
+        ([f"a={tmp_path}", f"a={tmp_path}"], "two adapters"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            read_adapters(wrong)
 
 
 def test_flags_become_a_model_config():

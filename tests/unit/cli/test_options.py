@@ -43,7 +43,7 @@ def test_a_gguf_file_and_an_adapter_are_called_what_they_are(tmp_path):
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base"}')
     with pytest.raises(ConfigError, match=r"adapter of some/base .*lora_adapters"):
         check_checkpoint(adapter)
-    with pytest.raises(ConfigError, match=r"adapter of some/base .*merge"):
+    with pytest.raises(ConfigError, match=r"adapter of some/base .*lora_adapters"):
         list(find_models(adapter, ModelOverrides()))
 
 

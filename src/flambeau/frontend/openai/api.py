@@ -17,12 +17,16 @@ from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.frontend.openai.models import get_models
 from flambeau.frontend.openai.requests import (
     ChatRequest,
+    ClassifyRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
     request_schema,
 )
+from flambeau.frontend.openai.scores import create_classify, create_rerank, create_score
 from flambeau.frontend.openai.tokenization import create_text, create_tokens
 from flambeau.serving.server import Server
 
@@ -31,6 +35,9 @@ POST: dict[tuple[str, ...], Create] = {
     ("chat", "completions"): create_chat_completion,
     ("completions",): create_completion,
     ("embeddings",): create_embeddings,
+    ("rerank",): create_rerank,
+    ("score",): create_score,
+    ("classify",): create_classify,
 }
 KSERVE_VERBS = (":predict", ":explain")
 
@@ -129,4 +136,7 @@ OPERATIONS = [
     operation("/v1/embeddings", "createEmbedding", "Embed texts (OpenAI).", EmbeddingRequest),
     operation("/tokenize", "tokenize", "The token ids of a prompt or a chat (vLLM).", TokenizeRequest),
     operation("/detokenize", "detokenize", "The text of token ids (vLLM).", DetokenizeRequest),
+    operation("/v1/rerank", "createRerank", "Order documents by a query (Cohere, Jina, vLLM).", RerankRequest),
+    operation("/v1/score", "createScore", "Score pairs of texts (vLLM).", ScoreRequest),
+    operation("/v1/classify", "createClassification", "Classify texts (vLLM).", ClassifyRequest),
 ]

@@ -18,7 +18,7 @@ PATHS = (
     "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/embeddings, GET /v1/models and "
     "GET /v1/models/{model}; "
     "of Anthropic's, POST /v1/messages and POST /v1/messages/count_tokens; "
-    "of vLLM's, POST /tokenize and POST /detokenize"
+    "of vLLM's, POST /tokenize, POST /detokenize, POST /v1/rerank, POST /v1/score and POST /v1/classify"
 )
 MAX_SHOWN = 200
 

@@ -16,7 +16,7 @@ from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
 from flambeau.wire.generation import Adapter, Generate
 
-Ability = Literal["generate", "chat", "tokenize", "embed"]
+Ability = Literal["generate", "chat", "tokenize", "embed", "score", "classify"]
 
 LACKING: dict[Ability, str] = {
     "generate": "generates no text; its handler must be gpt_handler, without an inference or generate of its own, "
@@ -25,10 +25,13 @@ LACKING: dict[Ability, str] = {
     "tokenize": "does not tokenize texts for clients; its handler must be gpt_handler, or another that tokenizes",
     "embed": "makes no embeddings; its handler must be sentence_embedder, or another that embeds. "
     "For what it does answer, use /predictions",
+    "score": "scores no pairs of texts; it must be a cross-encoder (task: text-ranking) or make embeddings",
+    "classify": "classifies no texts; its handler must be transformers with task: text-classification, or another that "
+    "classifies",
 }
 NONE = "No model here can answer such a request yet."
 READING = frozenset({"GET", "HEAD"})
-LISTED_ABILITIES = frozenset({"generate", "embed"})
+LISTED_ABILITIES = frozenset({"generate", "embed", "score", "classify"})
 
 
 def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:

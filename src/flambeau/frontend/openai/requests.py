@@ -288,6 +288,41 @@ class DetokenizeRequest(ModelRequest):
     tokens: list[int] = required(TOKEN_IDS)
 
 
+@dataclass(slots=True, kw_only=True)
+class PoolingRequest(ModelRequest):
+    """The fields that scores and classes share."""
+
+    truncate_prompt_tokens: int | None = optional(integer(-1).described("-1: cut long texts at the model's limit."))
+    priority: Any = ignored()
+
+
+@dataclass(slots=True, kw_only=True)
+class RerankRequest(PoolingRequest):
+    """`POST /v1/rerank`."""
+
+    query: str = required(text(1))
+    documents: list[Any] = required(array(either(TEXT, OBJECT), min_length=1))
+    top_n: int | None = optional(integer(0).described("How many of the best documents; 0: all."))
+    return_documents: bool | None = optional(FLAG.described("Whether the results have the texts; true by default."))
+    max_tokens_per_doc: Any = unsupported("send truncate_prompt_tokens: -1 to cut long texts at the model's limit")
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreRequest(PoolingRequest):
+    """`POST /v1/score`."""
+
+    text_1: str | list[Any] = required(either(TEXT, array(ANYTHING)))
+    text_2: str | list[Any] = required(either(TEXT, array(ANYTHING)))
+    encoding_format: str | None = optional(one_of("float"), is_listed=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassifyRequest(PoolingRequest):
+    """`POST /v1/classify`."""
+
+    input: str | list[Any] = required(either(TEXT, array(ANYTHING)))
+
+
 # ---- reading ----
 
 
@@ -312,6 +347,9 @@ FIELDS: dict[Any, dict[str, RequestField]] = {
         EmbeddingRequest,
         TokenizeRequest,
         DetokenizeRequest,
+        RerankRequest,
+        ScoreRequest,
+        ClassifyRequest,
     )
 }
 REQUIRED: dict[Any, list[str]] = {

@@ -26,6 +26,7 @@ class EmbedRequest:
     encoding_format: str = "float"  # or base64, of little-endian float32
     dimensions: int | None = None  # None: as many as the model has
     usage: bool = False  # whether the reply has the number of tokens
+    has_pairs: bool = False  # the texts are pairs, one after another, whose similarity is asked for
 
 
 def read_embed_request(value: Any, max_texts: int) -> EmbedRequest:
@@ -36,6 +37,8 @@ def read_embed_request(value: Any, max_texts: int) -> EmbedRequest:
         return check(
             EmbedRequest(texts=value if isinstance(value, list) else [value], is_one=isinstance(value, str)), max_texts
         )
+    if "pairs" in value:
+        return check(read_pairs(value), 2 * max_texts)
     keys = [key for key in TEXT_KEYS if key in value]
     if len(keys) != 1:
         found = f"has {' and '.join(keys)}" if keys else "has no text"
@@ -51,6 +54,15 @@ def read_embed_request(value: Any, max_texts: int) -> EmbedRequest:
         ),
         max_texts,
     )
+
+
+def read_pairs(value: Mapping[str, Any]) -> EmbedRequest:
+    """A request from a front end for the similarity of pairs of texts."""
+    pairs = value["pairs"]
+    is_valid = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    if not is_valid or value.keys() - {"pairs", "truncation"}:
+        raise BadRequest("pairs must be a list of lists of two texts, and nothing else may be beside it")
+    return EmbedRequest(texts=[text for pair in pairs for text in pair], is_one=False, usage=True, has_pairs=True)
 
 
 def read_options(value: Mapping[str, Any], text_key: str) -> dict[str, Any]:

@@ -27,12 +27,13 @@ OPTIONS = {"model_path": str, "max_texts": int, "max_tokens": int, "max_seq_leng
 CPU_TOKENS, GPU_TOKENS = 4096, 65536  # per group; larger groups on a CPU take more memory and are not faster
 FREE_PADDING = 64  # tokens; less costly than another call of the model
 MAX_PADDING_SHARE = 0.25
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")  # which the engine may compute
 
 
 class SentenceEmbedder:
     """Embeds the texts of a whole batch in groups of similar length."""
 
-    abilities = ("embed",)
+    abilities = ("embed", "score")
 
     def initialize(self, context: Context) -> None:
         """Load the tokenizer and the encoder, and embed a text to learn the dimensions."""
@@ -56,12 +57,19 @@ class SentenceEmbedder:
         requests = [read_embed_request(value_or_fields(row), self.max_texts) for row in data]
         for request in requests:
             self.check_dimensions(request)
-        vectors, counts = self.embed([text for request in requests for text in self.with_prompt(request)])
+        texts = [text for request in requests for text in self.with_prompt(request)]
+        places = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # a query may be in many pairs
+        found, lengths = self.embed([*places])
+        order = [places[text] for text in texts]
+        vectors, counts = found[order], [lengths[place] for place in order]
         replies, taken = [], 0
         for i, request in enumerate(requests):
             own = slice(taken, taken + len(request.texts))
             taken = own.stop
-            replies.append(to_reply(request, self.finish(vectors[own], request), sum(counts[own])))
+            if request.has_pairs:
+                replies.append(to_scores(vectors[own], sum(counts[own])))
+            else:
+                replies.append(to_reply(request, self.finish(vectors[own], request), sum(counts[own])))
             context.set_response_content_type(i, "application/json")
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
@@ -135,6 +143,13 @@ def to_reply(request: EmbedRequest, vectors: Array, num_tokens: int) -> bytes:
     return msgspec.json.encode(found[0] if request.is_one else found)
 
 
+def to_scores(vectors: Array, num_tokens: int) -> bytes:
+    """The similarity of each pair: the cosine of the angle between its vectors."""
+    unit = normalize(vectors)
+    scores = (unit[::2] * unit[1::2]).sum(axis=1)
+    return msgspec.json.encode({"scores": scores.tolist(), "num_tokens": num_tokens})
+
+
 def plan_groups(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Group texts by index, longest first; a group ends when it is full or has too much padding."""
     groups: list[list[int]] = []
@@ -185,6 +200,11 @@ class Encoder(Protocol):
 def load_encoder(model: SentenceModel, gpu_id: int | None) -> Encoder:
     if model.weights.suffix == ".onnx":
         return OnnxEncoder(model.weights, model.modes, gpu_id)
+    if model.weights.suffix in (".safetensors", ".json") and model.config.get("model_type") in DECODERS:
+        from flambeau.handlers.embedding.decoder import DecoderEncoder, can_embed
+
+        if can_embed(model.config, model.weights.parent):
+            return DecoderEncoder(model, gpu_id)
     is_bert = model.config.get("model_type") == "bert" and model.weights.suffix == ".safetensors"
     return TorchEncoder(model, gpu_id) if is_bert else PretrainedEncoder(model, gpu_id)
 

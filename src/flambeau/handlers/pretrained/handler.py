@@ -51,6 +51,8 @@ CLASSES = {  # import strings: a text model needs neither Pillow nor torchvision
 class TransformersHandler:
     """Answers in the form of transformers' pipelines; the requests of a batch are computed together."""
 
+    abilities: Sequence[str] = ()  # those of the task
+
     def initialize(self, context: Context) -> None:
         options = read_handler_options(context, OPTIONS)
         if options.get("trust_remote_code"):
@@ -76,6 +78,7 @@ class TransformersHandler:
         )
         began = time.perf_counter()
         self.task: Task = load_task(self.task_name, self.runtime)
+        self.abilities = self.task.abilities
         logger.info(
             "%s is loaded for %s in %.2f s, with transformers %s on %s; trust_remote_code is off",
             context.model_name,

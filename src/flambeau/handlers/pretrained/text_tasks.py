@@ -27,8 +27,14 @@ class TextClassification(TextTask):
     """The most probable label of a text, or of a pair of texts; `top_k` gives more of them."""
 
     auto_class = "AutoModelForSequenceClassification"
-    known: ClassVar[Mapping[str, Kind]] = {"top_k": "count", "function_to_apply": (*FUNCTIONS,), "truncation": "flag"}
+    known: ClassVar[Mapping[str, Kind]] = {
+        "top_k": "count",
+        "function_to_apply": (*FUNCTIONS,),
+        "truncation": "flag",
+        "usage": "flag",
+    }
     fields = ("text", "text_pair")
+    abilities = ("classify",)
 
     def prepare(self, request: TaskRequest) -> list[Any]:
         truncates = bool(request.parameters.get("truncation"))
@@ -36,6 +42,10 @@ class TextClassification(TextTask):
 
     def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
         function = request.parameters.get("function_to_apply") or default_function(self.config)
+        if request.parameters.get("usage"):  # from a front end: the probabilities of all classes, in their order
+            probs = [FUNCTIONS[function](logits) for logits in outputs]
+            classes = [{"label": self.label(int(one.argmax())), "probs": one.tolist()} for one in probs]
+            return {"classes": classes, "num_tokens": num_tokens(inputs)}
         ranked = [rank_labels(FUNCTIONS[function](logits), self.label) for logits in outputs]
         if "top_k" in request.parameters:
             best = [labels[: request.parameters["top_k"]] for labels in ranked]
@@ -119,7 +129,8 @@ class TextRanking(TextTask):
         "truncation": "flag",
         "truncate": "flag",
     }
-    fields = ("query", "texts", "documents")
+    fields = ("query", "texts", "documents", "pairs")
+    abilities = ("score",)
     input_shapes: ClassVar[Mapping[str, list[int]]] = {"query": [1], "texts": [-1]}
 
     def __init__(self, runtime: Runtime) -> None:
@@ -134,27 +145,47 @@ class TextRanking(TextTask):
         self.is_raw = str(activation).endswith("Identity")
 
     def prepare(self, request: TaskRequest) -> list[Any]:
-        query, texts = self.read(request)
         truncates = bool(request.parameters.get("truncation") or request.parameters.get("truncate"))
         # The text is shortened, never the query, which comes first.
         limits: dict[str, Any] = {"truncation": "only_second", "max_length": self.limit} if truncates else {}
-        return [self.encode(query, text, **limits) for text in texts]
+        return [self.encode(*pair, **limits) for pair in self.pairs(request)]
 
     def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
-        _, texts = self.read(request)
         logits = np.concatenate(outputs)
         scores = logits if self.is_raw or request.parameters.get("raw_scores") else sigmoid(logits)
+        if "pairs" in request.inputs:
+            return {"scores": scores.tolist(), "num_tokens": num_tokens(inputs)}
+        _, texts = self.read(request)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: request.parameters.get("top_k")]
         shown = bool(request.parameters.get("return_text"))
         return [{"index": i, "score": float(scores[i])} | ({"text": texts[i]} if shown else {}) for i in order]
+
+    def pairs(self, request: TaskRequest) -> list[tuple[str, str]]:
+        """The pairs that are scored: those of a request from a front end, or its query with each text."""
+        found = request.inputs
+        if not isinstance(found, Mapping) or "pairs" not in found:
+            query, texts = self.read(request)
+            return [(query, text) for text in texts]
+        check_keys(found, ("pairs",))
+        return [read_two(pair, i) for i, pair in enumerate(found["pairs"])]
 
     def read(self, request: TaskRequest) -> tuple[str, list[str]]:
         found = request.inputs
         if not isinstance(found, Mapping) or "query" not in found or not found.keys() & {"texts", "documents"}:
             raise BadRequest('send {"query": "…", "texts": ["…", "…"]}')
-        check_keys(found, self.fields)
+        check_keys(found, ("query", "texts", "documents"))
         name = "texts" if "texts" in found else "documents"
         return read_text(only_of(found["query"]), "query"), read_texts(found[name], name)
+
+
+def read_two(pair: Any, index: int) -> tuple[str, str]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise BadRequest(f"pairs[{index}] must be a list of two texts")
+    return read_text(pair[0], f"pairs[{index}][0]"), read_text(pair[1], f"pairs[{index}][1]")
+
+
+def num_tokens(encodings: Sequence[Any]) -> int:
+    return sum(len(encoding["input_ids"]) for encoding in encodings)
 
 
 class FillMask(TextTask):

@@ -62,11 +62,15 @@ def load_model(
     build: Build = build_network,
     shard: ShardFunction | None = None,
     arrived: Arrived | None = None,
+    arch: Architecture | None = None,
 ) -> Transformer:
-    """The network of a folder or file, ready to run; the default type is that of the embeddings in the file."""
+    """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
+
+    `arch` describes the files if their config.json is not to be read.
+    """
     path = Path(path)
     files = read_mxfp4(open_files(path))
-    arch = read_declared(path, files)
+    arch = arch or read_declared(path, files)
     if is_packed(arch):
         unpacked = unpack_weights(files, arch)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)

@@ -1,0 +1,36 @@
+"""Adapters on a GPU give the tokens of a CPU, also after CUDA graphs were captured for steps without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import flambeau.examples.storyteller
+from flambeau.llm import Engine, SamplingParams
+from support.adapters import layer_shapes, write_adapter
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),  # the compiler's own
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MODEL = Path(flambeau.examples.storyteller.__file__).parent / "target"
+PROMPTS = ["Once upon a time", "The future of", "The"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
+
+
+def test_tokens_are_those_of_a_cpu(tmp_path):
+    shapes = layer_shapes(MODEL)
+    adapters = {name: str(write_adapter(tmp_path / name, shapes, alpha=1, seed=i)) for i, name in enumerate("ab", 1)}
+    on_cpu = Engine.from_pretrained(MODEL, device="cpu", num_blocks=256, lora_adapters=adapters)
+    on_gpu = Engine.from_pretrained(MODEL, device="cuda", dtype="float32", num_blocks=256, lora_adapters=adapters)
+    on_gpu.generate(PROMPTS, GREEDY)  # eager steps that ask for graphs
+    on_gpu.wait_until_compiled()
+    for name in ("", "a", "b", ""):
+        expected = [completion.token_ids for completion in on_cpu.generate(PROMPTS, GREEDY, adapter=name)]
+        assert [completion.token_ids for completion in on_gpu.generate(PROMPTS, GREEDY, adapter=name)] == expected
+    on_cpu.close()
+    on_gpu.close()
