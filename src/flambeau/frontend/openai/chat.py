@@ -269,5 +269,5 @@ def _entry(token: Token) -> dict[str, Any]:
     return {**_alternative(token.text, token.logprob, token.data), "top_logprobs": top}
 
 
-def _alternative(text: str, logprob: float, data: bytes) -> dict[str, Any]:
+def _alternative(text: str, logprob: float | None, data: bytes) -> dict[str, Any]:
     return {"token": text, "logprob": finite(logprob), "bytes": list(data or text.encode())}
