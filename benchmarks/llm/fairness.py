@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -73,22 +74,34 @@ async def crowd(port: int, key: str, number: int) -> None:
     await asyncio.gather(*(first_token_s(port, key, 64) for _ in range(number)), return_exceptions=True)
 
 
+def run_crowd(port: int, key: str, number: int) -> None:
+    asyncio.run(crowd(port, key, number))
+
+
 async def measure(port: int, busy: str, calm: str, args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(3):
         await first_token_s(port, calm, 8)
     alone = await once_a_second(port, calm, args.seconds)
-    load = asyncio.create_task(crowd(port, busy, args.requests))
-    await asyncio.sleep(2)
+    load = multiprocessing.Process(target=run_crowd, args=(port, busy, args.requests))  # beside what is measured
+    load.start()
+    await asyncio.sleep(3)
     beside = await once_a_second(port, calm, args.seconds)
-    lasted = not load.done()
-    load.cancel()
+    lasted = load.is_alive()
+    load.terminate()
+    load.join()
     return {"alone": summary(alone), "beside": summary(beside), "load_lasted": lasted}
 
 
-def summary(times: list[float]) -> dict[str, float]:
+def summary(times: list[float]) -> dict[str, Any]:
+    in_order = [round(1000 * each, 1) for each in times]
     times = sorted(times)
     p95 = times[min(len(times) - 1, int(0.95 * len(times)))]
-    return {"median_ms": 1000 * statistics.median(times), "p95_ms": 1000 * p95, "max_ms": 1000 * times[-1]}
+    return {
+        "median_ms": 1000 * statistics.median(times),
+        "p95_ms": 1000 * p95,
+        "max_ms": 1000 * times[-1],
+        "all_ms": in_order,
+    }
 
 
 def main() -> None:

@@ -15,6 +15,7 @@
     ├── InvalidKey               the key is missing, wrong or expired
     ├── ModelNotFound
     │   └── VersionNotFound
+    ├── ObjectNotFound           a file, a batch or another thing that a client has made does not exist
     ├── ModelExists              this name and version are registered already
     ├── ModelRemoved             it was unregistered while another call used it
     ├── FileTaken                a download would overwrite a file in the store
@@ -226,6 +227,10 @@ class Unavailable(FlambeauError):
 
 class QueueFull(Unavailable):
     """The queue of the model is full."""
+
+
+class ObjectNotFound(FlambeauError):
+    """A file, a batch or another thing that a client has made does not exist."""
 
 
 class KeyLimitReached(Unavailable):

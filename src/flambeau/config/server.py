@@ -268,6 +268,7 @@ class ServerConfig:
     crash_folder: Path | None = None  # of crash bundles; None: below log_folder, or a temporary folder
     crash_bundles: int = 20  # so many are kept; 0: none
     crash_payloads: bool = False  # … with the requests that the worker held
+    files_folder: Path | None = None  # of /v1/files and /v1/batches; None: there are none
     watch: bool = False  # reload handlers whose code changes
     hidden_env: str = ""  # workers do not inherit variables whose full name matches
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # settings by name and version

@@ -428,6 +428,13 @@ SERVER_SETTINGS = (
             "access_log", Switch(), "Log every request.", "access_log", unset="only with --log-folder", is_basic=True
         ),
         Setting(
+            "files_folder",
+            FilePath(),
+            "Folder for the files and batches of OpenAI's API.",
+            "files_folder",
+            unset="no files and batches",
+        ),
+        Setting(
             "crash_folder",
             FilePath(),
             "Folder for crash bundles.",

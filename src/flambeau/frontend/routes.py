@@ -25,6 +25,7 @@ from flambeau.frontend.http.websocket import WebSocketApi
 from flambeau.frontend.key_file import Kind
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI_OPERATIONS
 from flambeau.frontend.openai.api import OpenAiApi
+from flambeau.frontend.openai_batches.api import FilesApi
 from flambeau.frontend.openai_responses.api import OPERATIONS as RESPONSES_OPERATIONS
 from flambeau.frontend.openai_responses.api import ResponsesApi
 from flambeau.serving.server import Server
@@ -38,6 +39,9 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     kserve = KServeApi(server)
     others: dict[str, Endpoint] = {"messages": AnthropicApi(server).v1, "responses": ResponsesApi(server).v1}
     openai = OpenAiApi(server, kserve.v1, others)
+    files = FilesApi(server, keys, openai.v1, config.files_folder)
+    others |= {"files": files.files, "batches": files.batches}
+    files.start()
     management = {
         **DescriptionApi(MANAGEMENT).routes(),
         **ManagementApi(server).routes(),

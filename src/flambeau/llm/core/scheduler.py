@@ -79,6 +79,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preempted = 0
         self._has_tenants = False
+        self._had_newcomers = False  # the last step was theirs
 
     @property
     def has_work(self) -> bool:
@@ -125,6 +126,8 @@ class Scheduler:
 
     def plan(self, lookahead: int = 0) -> StepPlan:
         """Plan the next step, with room for `lookahead` proposed tokens per decoding sequence if blocks allow it."""
+        if self._has_tenants and (newcomers := self._plan_newcomers()).chunks:
+            return newcomers
         if lookahead and not self._has_room(lookahead):
             lookahead = 0
         plan = StepPlan(lookahead=lookahead)
@@ -145,6 +148,26 @@ class Scheduler:
             self.waiting.remove(sequence)
             self.running.append(sequence)
             left -= self._add_chunk(plan, sequence, left, has_others=bool(self.waiting))
+        return plan
+
+    def _plan_newcomers(self) -> StepPlan:
+        """A step for the prompts of tenants of whom nothing runs, without those that decode: they have a token soon.
+
+        Never two such steps in a row, so that newcomers take at most every other step.
+        """
+        plan = StepPlan()
+        had_newcomers, self._had_newcomers = self._had_newcomers, False
+        if had_newcomers or not self.waiting or not self.running:
+            return plan
+        running = {sequence.tenant for sequence in self.running}
+        left = self._max_step_tokens
+        for sequence in [sequence for sequence in self.waiting if sequence.tenant not in running]:
+            if left <= 0 or len(self.running) >= self._max_num_seqs or not self._admit(sequence):
+                break
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            left -= self._add_chunk(plan, sequence, left, has_others=True)
+        self._had_newcomers = bool(plan.chunks)
         return plan
 
     def _next_waiting(self) -> Sequence:

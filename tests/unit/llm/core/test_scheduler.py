@@ -330,6 +330,20 @@ def test_prompts_of_tenants_are_computed_in_turns():
     plans.add([of("a", "a0", 20)])
     plans.add([of("a", "a1", 20)])
     run(plans)
-    plans.add([of("b", "b0", 4)])
-    run(plans)
+    plans.add([of("b", "b0", 20)])
+    assert chunks(run(plans)) == [("b0", 4)]
     assert [name for name, _ in chunks(run(plans))][:2] == ["a0", "b0"]
+
+
+def test_prompt_of_a_tenant_of_whom_nothing_runs_has_a_step_of_its_own_but_not_two_in_a_row():
+    plans = scheduler(max_num_seqs=4, max_step_tokens=16)
+    plans.add([of("a", "a0", 4)])
+    run(plans)
+    plans.add([of("b", "b0", 4)])
+    plan = run(plans, lookahead=3)
+    assert (names(plan.decodes), chunks(plan), plan.lookahead) == ([], [("b0", 4)], 0)
+    plans.add([of("c", "c0", 4)])
+    plan = run(plans)
+    assert (names(plan.decodes), chunks(plan)) == (["a0", "b0"], [("c0", 4)])
+    plans.add([of("a", "a1", 4)])
+    assert names(run(plans).decodes) == ["a0", "b0", "c0"]
