@@ -78,7 +78,8 @@ def keep_alive(sock: socket.socket, timeout_s: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(timeout_s / interval_s) - 1))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 750))  # it is looked at now and then
+        # For what was sent and not confirmed. The kernel looks at it now and then, so a quarter is left for that.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 750))
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -90,9 +91,13 @@ def split_address(address: str) -> tuple[str, int]:
 def connect_worker(address: str, fingerprint: str, token: str, heartbeat_s: float) -> TlsWorkerChannel:
     """Dial the server, check its certificate and show the token."""
     sock = socket.create_connection(split_address(address), timeout=CONNECT_S)
-    keep_alive(sock, heartbeat_s)
-    channel = TlsWorkerChannel(sock)
-    channel.handshake(fingerprint, token)
+    try:
+        keep_alive(sock, heartbeat_s)
+        channel = TlsWorkerChannel(sock)
+        channel.handshake(fingerprint, token)
+    except BaseException:
+        sock.close()
+        raise
     return channel
 
 

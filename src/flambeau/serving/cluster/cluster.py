@@ -37,6 +37,7 @@ class Cluster:
         self.config = config
         self.port = WorkerPort(config.worker_address or default_address(config), config.heartbeat_s)
         self.connection = ""  # what the placer is connected with, in words; empty: nothing yet
+        self.problem = ""  # the last words of a placer that ended
         self.placements: list[SlotPlacement] = []
         self._places: dict[str, SlotPlacement] = {}
         self._suspects: dict[str, float] = {}  # node → until when
@@ -113,7 +114,7 @@ class Cluster:
             placement.ask_again()
 
     def _on_placer_end(self, words: str) -> None:
-        self.connection = ""
+        self.connection, self.problem = "", words
         for placement in self.placements:
             placement.on_waiting(f"the placer ended: {words}")
 
