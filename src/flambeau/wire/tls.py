@@ -37,6 +37,11 @@ def fingerprint_of(certificate: bytes) -> str:
     return hashlib.sha256(certificate).hexdigest()
 
 
+def proof_of(secret: str, purpose: str, fingerprint: str) -> str:
+    """What only a holder of the secret can make, for one certificate: whoever sits in between has another one."""
+    return hmac.new(secret.encode(), f"{purpose} {fingerprint}".encode(), hashlib.sha256).hexdigest()
+
+
 def server_context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     """The context of a listener; only processes of this project dial it, so TLS 1.3 is required."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

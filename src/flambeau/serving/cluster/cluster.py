@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from flambeau.config.model import ModelConfig
 from flambeau.config.placement import PlacementSettings
-from flambeau.config.server import ClusterConfig
+from flambeau.config.server import ClusterConfig, read_secret
+from flambeau.serving.cluster.joined_nodes import JoinedNodes
 from flambeau.serving.cluster.placement import PlacementRequest, SlotPlacement
 from flambeau.serving.cluster.placer_process import PlacerProcess
 from flambeau.serving.cluster.resources import Demand
@@ -44,6 +45,9 @@ class Cluster:
         self._serials = itertools.count(1)
         self._answers: dict[int, asyncio.Future[list[NodeInfo]]] = {}
         address = ("--address", config.address) if config.address else ()
+        if config.kind == "join":
+            self.placer: PlacerProcess | JoinedNodes = JoinedNodes(self.port, read_secret(os.environ), self._on_message)
+            return
         self.placer = PlacerProcess(
             command or (sys.executable, "-P", "-m", MODULES[config.kind], *address),
             launcher,
