@@ -48,7 +48,7 @@ ALLOWED = {  # who may import whom, at load time
         "errors",
         "(root)",
     },
-    "cluster": {"serving", "wire", "(root)"},
+    "cluster": {"config", "serving", "wire", "(root)"},
     "certificates": set(),
     "frontend": {
         "certificates",

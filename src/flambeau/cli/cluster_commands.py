@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from flambeau.cli.options import DEFAULT_MANAGEMENT, Json, Management, ModelName
@@ -25,3 +27,27 @@ def cluster_why(model: ModelName, as_json: Json = False, url: Management = DEFAU
     from flambeau.cli import cluster_client as work
 
     work.why(url, model, as_json=as_json)
+
+
+@cluster_app.command("join")
+def cluster_join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Worker address of the server.")],
+) -> None:
+    """Offer this machine to a server that was started with --cluster join, until it is stopped.
+
+    Both need the same secret in FLAMBEAU_CLUSTER_SECRET.
+    """
+    import asyncio
+    import logging
+    import os
+
+    from flambeau.config.server import read_secret
+    from flambeau.errors import ConfigError
+
+    secret = read_secret(os.environ)
+    if not address.rpartition(":")[2].isdecimal():
+        raise ConfigError(f"{address} has no port; give HOST:PORT, the worker address of the server")
+    from flambeau.cluster.joined_node import join
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(join(address, secret))

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -56,8 +56,13 @@ class Finding:
 
 
 def doctor(installation: tuple[Path, Path] | None, *, as_json: bool) -> None:
+    """Check this machine, or an installation of TorchServe."""
+    report(pkgutil.resolve_name(EXAMINE_TORCHSERVE)(*installation) if installation else examine(), as_json=as_json)
+
+
+def report(found: Iterable[Finding], *, as_json: bool) -> None:
     """Print the findings; exit with status 1 if one of them is a problem."""
-    findings = [*(pkgutil.resolve_name(EXAMINE_TORCHSERVE)(*installation) if installation else examine())]
+    findings = [*found]
     if as_json:
         print_json([{name: value for name, value in asdict(finding).items() if value} for finding in findings])
     else:

@@ -204,6 +204,13 @@ def doctor(
         tuple[Path, Path] | None,
         typer.Option(metavar="CONFIG STORE", help="Check a TorchServe config.properties and model store instead."),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ray[=HOST:PORT]", help="Check the machines of a cluster instead: versions, tokens."),
+    ] = None,
+    worker_address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="With --cluster: where its machines reach this one.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Show what is installed here and what is missing.
@@ -212,7 +219,12 @@ def doctor(
     """
     from flambeau.cli import doctor as work
 
-    work.doctor(torchserve, as_json=as_json)
+    if cluster is not None:
+        from flambeau.cli.cluster_doctor import examine_cluster
+
+        work.report(examine_cluster(cluster, worker_address), as_json=as_json)
+    else:
+        work.doctor(torchserve, as_json=as_json)
 
 
 @app.command()

@@ -27,6 +27,7 @@ import msgspec
 
 from flambeau import __version__
 from flambeau.cluster.model_cache import ModelCache, ModelTransfer
+from flambeau.config.server import SECRET_VARIABLES
 from flambeau.serving.workers.host_resources import family_bytes
 from flambeau.serving.workers.worker_output import count_kernel_kills
 from flambeau.wire.control import (
@@ -313,8 +314,10 @@ class PinCheck(asyncio.Protocol):
 
 
 def own_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This machine's variables for a worker, without those of the cluster's manager."""
-    return {name: value for name, value in variables.items() if not name.startswith("RAY_")}
+    """This machine's variables for a worker, without secrets and those of the cluster's manager."""
+    return {
+        name: value for name, value in variables.items() if not name.startswith("RAY_") and name not in SECRET_VARIABLES
+    }
 
 
 def versions() -> dict[str, str]:

@@ -19,7 +19,7 @@ from collections import Counter
 import msgspec
 
 from flambeau.cluster.agent import AgentSettings
-from flambeau.cluster.node_choice import choose, demand_of
+from flambeau.serving.cluster.node_choice import choose, demand_of
 from flambeau.wire.control import (
     AskNodes,
     Connected,
@@ -55,6 +55,7 @@ class LocalPlacer:
     def __init__(self, nodes: list[NodeInfo]) -> None:
         self._nodes = nodes
         self._agents: dict[str, list[tuple[NodeInfo, subprocess.Popen[bytes]]]] = {}  # by Place
+        self._gpus: dict[str, list[str]] = {}  # by Place: those of each agent
         self._waiting: dict[str, Place] = {}
         self._demands: dict[str, dict[str, float]] = {}
 
@@ -67,6 +68,9 @@ class LocalPlacer:
         watch = loop.create_task(self._watch())
         await closed
         watch.cancel()
+        self.remove_all()
+
+    def remove_all(self) -> None:
         for place_id in [*self._agents]:
             self._remove(place_id)
 
@@ -91,14 +95,24 @@ class LocalPlacer:
             return
         del self._waiting[place.id]
         self._demands[place.id] = demand_of(place)
+        self._gpus[place.id] = [self._take_gpus(place, node) for node in chosen]
         self._agents[place.id] = [
-            (node, start_agent(place, number, node, gpus_of(place, occupants, node)))
-            for number, node in enumerate(chosen)
+            (node, start_agent(place, number, node, self._gpus[place.id][number])) for number, node in enumerate(chosen)
         ]
+
+    def _take_gpus(self, place: Place, node: NodeInfo) -> str:
+        """The numbers of the GPUs with the fewest agents; agents with a fraction share one."""
+        load: Counter[str] = Counter({str(number): 0 for number in range(int(node.resources.get("GPU", 0)))})
+        for place_id, agents in self._agents.items():
+            for (other, _), gpus in zip(agents, self._gpus[place_id], strict=True):
+                load.update(gpus.split(",") if other.id == node.id and gpus else ())
+        free = sorted(load, key=lambda gpu: (load[gpu], int(gpu)))
+        return ",".join(free[: max(1, int(place.gpus))]) if place.gpus else ""
 
     def _remove(self, place_id: str) -> None:
         self._waiting.pop(place_id, None)
         self._demands.pop(place_id, None)
+        self._gpus.pop(place_id, None)
         for _, popen in self._agents.pop(place_id, []):
             popen.kill()
             popen.wait()
@@ -112,12 +126,6 @@ class LocalPlacer:
                     self._channel.send(Lost(place_id, "the agent has ended"))
             for place in [*self._waiting.values()]:
                 self._try(place)
-
-
-def gpus_of(place: Place, occupants: list[str], node: NodeInfo) -> str:
-    """The names of the GPUs that an agent sees; the machine has none in truth."""
-    first = occupants.count(node.id)
-    return ",".join(str(first + i) for i in range(max(1, int(place.gpus)))) if place.gpus else ""
 
 
 def start_agent(place: Place, number: int, node: NodeInfo, gpus: str) -> subprocess.Popen[bytes]:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from flambeau.cluster.agent import Agent, AgentSettings
-from flambeau.cluster.node_choice import allowed, choose, demand_of
+from flambeau.serving.cluster.node_choice import allowed, choose, demand_of
 from flambeau.wire.control import (
     AskNodes,
     Connected,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import logging
 import os
@@ -28,7 +29,11 @@ KEY_VARIABLES = {
     "inference": "FLAMBEAU_INFERENCE_KEY",
     "API": "FLAMBEAU_API_KEY",
 }
-SECRET_VARIABLES = frozenset({*KEY_VARIABLES.values(), "FLAMBEAU_KEY", "FLAMBEAU_KEYSTORE_PASS"})
+CLUSTER_SECRET = "FLAMBEAU_CLUSTER_SECRET"
+MIN_SECRET = 32  # characters
+SECRET_VARIABLES = frozenset(
+    {*KEY_VARIABLES.values(), "FLAMBEAU_KEY", "FLAMBEAU_KEYSTORE_PASS", CLUSTER_SECRET, "RAY_AUTH_TOKEN"}
+)
 
 
 def is_host(text: str) -> bool:
@@ -183,7 +188,7 @@ class ErrorStyle:
 class ClusterConfig:
     """The other machines of a server."""
 
-    manager: str = ""  # ray, ray=HOST:PORT or local=NUMBER; empty: there are none
+    manager: str = ""  # ray, ray=HOST:PORT, join or local=NUMBER; empty: there are none
     worker_address: str = ""  # HOST:PORT, where their workers connect; empty: the address that reaches the cluster
     heartbeat_s: float = 3  # after which a silent machine counts as lost
 
@@ -332,6 +337,10 @@ def check_protection(config: ServerConfig) -> None:
 
 def check_cluster(config: ServerConfig) -> None:
     """Raise unless a Ray cluster asks for tokens: whoever reaches it otherwise can run code on every machine."""
+    if config.cluster.kind == "join":
+        read_secret(os.environ)
+    if config.cluster.kind == "ray" and importlib.util.find_spec("ray") is None:
+        raise ConfigError("--cluster ray needs the package ray: pip install 'flambeau[ray]'")
     if config.cluster.kind != "ray" or os.environ.get("RAY_AUTH_MODE") == "token":
         return
     if not config.allow_unprotected:
@@ -340,3 +349,14 @@ def check_cluster(config: ServerConfig) -> None:
             "this server with RAY_AUTH_MODE=token, or allow this with --allow-unprotected"
         )
     logger.warning("the Ray cluster is used without tokens (RAY_AUTH_MODE); restrict access to its network")
+
+
+def read_secret(environment: Mapping[str, str]) -> str:
+    """The secret that a server and the machines that join it share."""
+    secret = environment.get(CLUSTER_SECRET, "")
+    if len(secret) < MIN_SECRET:
+        raise ConfigError(
+            f"machines that join need a secret of at least {MIN_SECRET} characters in {CLUSTER_SECRET}, the same on "
+            "all of them; make one: openssl rand -hex 32"
+        )
+    return secret

@@ -128,7 +128,7 @@ class Text:
 class ClusterManager:
     """What manages the machines of a cluster, and where."""
 
-    expected: str = "ray, ray=HOST:PORT, or local=NUMBER for a trial on this machine"
+    expected: str = "ray, ray=HOST:PORT, join, or local=NUMBER for a trial on this machine"
     metavar: str = "ray[=HOST:PORT]"
 
     def read(self, value: object) -> str:
@@ -139,7 +139,7 @@ class ClusterManager:
                 "ray:// is the address of Ray Client, another protocol; name the head of the cluster instead, "
                 "--cluster ray=HOST:6379, or --cluster ray with the address in RAY_ADDRESS"
             )
-        if re.fullmatch(r"ray(=[^=/\s]+:\d+)?|local=\d+(x\d+){0,2}", value) is None:
+        if re.fullmatch(r"ray(=[^=/\s]+:\d+)?|join|local=\d+(x\d+){0,2}", value) is None:
             raise ValueError
         return value
 

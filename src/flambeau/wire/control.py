@@ -49,6 +49,12 @@ class AskNodes(Struct, array_like=True, tag=3, frozen=True):
     serial: int
 
 
+class Welcome(Struct, array_like=True, tag=4, frozen=True):
+    """To a machine that has joined by itself: the server knows the secret too. Always the first message."""
+
+    proof: str
+
+
 # ---- placer → server ----
 
 
@@ -212,7 +218,7 @@ class WantPieces(Struct, array_like=True, tag=38, frozen=True):
     serial: int
 
 
-ToPlacer = Place | Remove | AskNodes
+ToPlacer = Place | Remove | AskNodes | Welcome
 FromPlacer = Connected | Waiting | Lost | Nodes
 ToAgent = Start | Adopt | Kill | FindPort | Prepare | FilePiece
 FromAgent = Joined | Started | Printed | Ended | Usage | FoundPort | Prepared | WantPieces

@@ -37,6 +37,11 @@ def fingerprint_of(certificate: bytes) -> str:
     return hashlib.sha256(certificate).hexdigest()
 
 
+def proof_of(secret: str, purpose: str, fingerprint: str) -> str:
+    """What only a holder of the secret can make, for one certificate: whoever sits in between has another one."""
+    return hmac.new(secret.encode(), f"{purpose} {fingerprint}".encode(), hashlib.sha256).hexdigest()
+
+
 def server_context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     """The context of a listener; only processes of this project dial it, so TLS 1.3 is required."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -78,7 +83,7 @@ def keep_alive(sock: socket.socket, timeout_s: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(timeout_s / interval_s) - 1))
-        # It is looked at now and then.
+        # For what was sent and not confirmed. The kernel looks at it now and then, so a quarter is left for that.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 750))
 
 
@@ -91,9 +96,13 @@ def split_address(address: str) -> tuple[str, int]:
 def connect_worker(address: str, fingerprint: str, token: str, heartbeat_s: float) -> TlsWorkerChannel:
     """Dial the server, check its certificate and show the token."""
     sock = socket.create_connection(split_address(address), timeout=CONNECT_S)
-    keep_alive(sock, heartbeat_s)
-    channel = TlsWorkerChannel(sock)
-    channel.handshake(fingerprint, token)
+    try:
+        keep_alive(sock, heartbeat_s)
+        channel = TlsWorkerChannel(sock)
+        channel.handshake(fingerprint, token)
+    except BaseException:
+        sock.close()
+        raise
     return channel
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from flambeau.config.model import ModelConfig
 from flambeau.config.placement import PlacementSettings
-from flambeau.config.server import ClusterConfig
+from flambeau.config.server import ClusterConfig, read_secret
+from flambeau.serving.cluster.joined_nodes import JoinedNodes
 from flambeau.serving.cluster.placement import PlacementRequest, SlotPlacement
 from flambeau.serving.cluster.placer_process import PlacerProcess
 from flambeau.serving.cluster.resources import Demand
@@ -37,12 +38,16 @@ class Cluster:
         self.config = config
         self.port = WorkerPort(config.worker_address or default_address(config), config.heartbeat_s)
         self.connection = ""  # what the placer is connected with, in words; empty: nothing yet
+        self.problem = ""  # the last words of a placer that ended
         self.placements: list[SlotPlacement] = []
         self._places: dict[str, SlotPlacement] = {}
         self._suspects: dict[str, float] = {}  # node → until when
         self._serials = itertools.count(1)
         self._answers: dict[int, asyncio.Future[list[NodeInfo]]] = {}
         address = ("--address", config.address) if config.address else ()
+        if config.kind == "join":
+            self.placer: PlacerProcess | JoinedNodes = JoinedNodes(self.port, read_secret(os.environ), self._on_message)
+            return
         self.placer = PlacerProcess(
             command or (sys.executable, "-P", "-m", MODULES[config.kind], *address),
             launcher,
@@ -113,7 +118,7 @@ class Cluster:
             placement.ask_again()
 
     def _on_placer_end(self, words: str) -> None:
-        self.connection = ""
+        self.connection, self.problem = "", words
         for placement in self.placements:
             placement.on_waiting(f"the placer ended: {words}")
 

@@ -33,6 +33,7 @@ class WorkerPort:
         self._host, self._port = split_address(address)
         self._heartbeat_s = heartbeat_s
         self._expected: dict[bytes, NewProtocol] = {}  # by the hash of a token, so that a look-up tells nothing of it
+        self._known: dict[bytes, NewProtocol] = {}
         self._strangers: set[TlsConnection] = set()  # that have not shown a token yet
         self._server: asyncio.Server | None = None
         self._refusals = Refusals()
@@ -77,6 +78,10 @@ class WorkerPort:
         self._expected[_hash(token.encode())] = new_protocol
         return token
 
+    def expect_always(self, token: str, new_protocol: NewProtocol) -> None:
+        """Accept a token as often as it is shown."""
+        self._known[_hash(token.encode())] = new_protocol
+
     def forget(self, token: str) -> None:
         """Accept this token no longer; harmless if it was used."""
         self._expected.pop(_hash(token.encode()), None)
@@ -108,7 +113,8 @@ class WorkerPort:
             connection.raw.abort()
 
     def _take(self, token: bytes) -> NewProtocol | None:
-        return self._expected.pop(_hash(token), None)
+        key = _hash(token)
+        return self._known.get(key) or self._expected.pop(key, None)
 
 
 class TokenCheck(asyncio.BufferedProtocol):
