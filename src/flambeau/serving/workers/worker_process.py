@@ -222,7 +222,7 @@ class WorkerProcess:
                 while_loading=self._kill_cause.while_loading,
                 is_hung=self._kill_cause.is_hung,
                 stacks=self._kill_cause.stacks,
-                last_lines=(*lines, *stack_lines(self._kill_cause.stacks)),
+                last_lines=(*lines, *self._kill_cause.last_lines, *stack_lines(self._kill_cause.stacks)),
             )
         by_kernel = by_signal == signal.SIGKILL and self._kernel_kills.has_new
         if by_kernel:
