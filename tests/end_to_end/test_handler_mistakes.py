@@ -262,7 +262,8 @@ def test_handler_that_does_not_answer_in_time_shows_where_it_is(server, register
     name, _ = register(f"import time\n\n\n{FUNCTION}    time.sleep(60)\n", "responseTimeout: 1\n")
     reply = server.predict(name, b"{}", kind=JSON)
     assert (reply.status, reply.json["message"]) == (500, "Worker died: no answer within responseTimeout, 1 s")
-    assert 'handler.py", line 7 in handle' in "".join(reply.json["cause"])
+    assert "raise responseTimeout in model-config.yaml" in reply.json["cause"][1]
+    assert 'handler.py", line 7 in handle' in reply.json["cause"][2]
 
 
 def test_arrays_and_scalars_inside_results_are_numbers(server, register):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,10 +152,22 @@ def image_error_reason(error: Exception) -> str | None:
     return None
 
 
+def is_empty(error: BaseException) -> bool:
+    """Whether the file that Pillow could not read has no bytes."""
+    trace = error.__traceback__
+    while trace is not None:
+        if isinstance(file := trace.tb_frame.f_locals.get("fp"), io.BytesIO):
+            return not file.getbuffer().nbytes
+        trace = trace.tb_next
+    return False
+
+
 def client_error_reason(error: Exception) -> str | None:
     """The reason for a 400 if the input caused an exception; else None."""
     name = type(error).__name__
     if name in _IMAGE_ERRORS:
+        if is_empty(error):
+            return "the body is empty; send an image, for example with curl -T FILE"
         return f"the body is not an image that can be read: {str(error).partition(' <_io')[0]}"
     if isinstance(error, torch.OutOfMemoryError):
         return None

@@ -174,3 +174,9 @@ def test_target_of_an_explanation_may_be_in_the_json_body(folder):
     assert explained(None, [{"body": body}]) == [[body, 2]]
     assert explained(None, [{"data": b"x", "target": b"1"}]) == [[b"x", b"1"]]
     assert explained(None, ["plain"]) == [["plain", 0]]
+
+
+def test_empty_body_is_called_empty_by_both(built_in, custom):
+    for handler in (built_in, custom):
+        with pytest.raises(BadRequest, match="is empty"):
+            handle(handler, b"")

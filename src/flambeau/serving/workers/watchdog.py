@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.1
 FAMILIES_INTERVAL_S = 0.5
+RAISE_IT = "raise responseTimeout in model-config.yaml, if a request may take that long"
 
 
 class Watchdog:
@@ -99,7 +100,8 @@ class LivenessCheck:
         timeout_s = self._timeout_s
         worker.blame_silent(timeout_s)
         self._events.worker_stalled(worker.spec.ref, timeout_s, self._failures_of(worker))
-        worker.kill_with_stacks(WorkerExit(reason=f"no answer within responseTimeout, {timeout_s:g} s"))
+        reason = f"no answer within responseTimeout, {timeout_s:g} s"
+        worker.kill_with_stacks(WorkerExit(reason=reason, last_lines=(RAISE_IT,)))
 
     async def check_families(self) -> None:
         """End workers that exceed workerMemoryLimitMb together with the processes they have started."""

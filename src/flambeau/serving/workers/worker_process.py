@@ -253,7 +253,7 @@ def exit_of(
             while_loading=kill_cause.while_loading,
             is_hung=kill_cause.is_hung,
             stacks=kill_cause.stacks,
-            last_lines=(*lines, *stack_lines(kill_cause.stacks)),
+            last_lines=(*lines, *kill_cause.last_lines, *stack_lines(kill_cause.stacks)),
         )
     by_kernel = by_signal == signal.SIGKILL and has_kernel_kill()
     if by_kernel:
