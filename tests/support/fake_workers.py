@@ -33,6 +33,7 @@ class FakeWorker:
         self.example = self.health = ""
         self.num_batches = self.places = self.max_length = self.loaded_bytes = 0
         self.abilities: list[str] = []
+        self.adapters: list[Any] = []
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
         self.batches: deque[Any] = deque()

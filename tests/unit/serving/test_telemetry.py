@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 
 from flambeau.config.server import MetricsConfig
-from flambeau.logs.setup import default_files, open_files
-from flambeau.logs.writer import AccessLog, Logs
+from flambeau.logs.log_process import LogTargets
+from flambeau.logs.setup import default_files
+from flambeau.logs.writer import AccessLog
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.telemetry import Telemetry
 from flambeau.torchserve.log_messages import TorchServeEvents
@@ -43,8 +44,7 @@ class Request:
 
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
-    files, _ = open_files(default_files(tmp_path, tmp_path), None)
-    logs = Logs(None, files, is_terminal=False, has_access_log=True)
+    logs = LogTargets(console=None, files=default_files(tmp_path, tmp_path)).open(has_access_log=True)
     monkeypatch.setattr(logs, "_start", lambda: None)  # the test writes by itself
     yield logs
     logs.close()
