@@ -33,7 +33,7 @@ class QuantizedRows:
         return QuantizedRows(self.levels[rows], self.scales[rows], self.minimums[rows])
 
     def dequantize(self) -> Tensor:
-        groups = self.levels.float().unflatten(1, (self.scales.shape[1], -1))  # type: ignore[no-untyped-call]
+        groups = self.levels.float().view(*self.scales.shape, -1)
         return (groups * self.scales.float().unsqueeze(2) + self.minimums.float().unsqueeze(2)).flatten(1)
 
     def packed(self) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ def quantize_for_inputs(
 
 def round_to_groups(weight_OI: Tensor, group_size: int, grid: Grid) -> QuantizedRows:
     """Quantize without knowing the inputs: each group with the range that has the least error."""
-    groups_ONG = weight_OI.float().unflatten(1, (-1, group_size))  # type: ignore[no-untyped-call]
+    groups_ONG = weight_OI.float().reshape(len(weight_OI), -1, group_size)
     flat = groups_ONG.flatten(0, 1)
     scale, minimum = best_grid(flat, torch.ones(group_size, device=flat.device), grid)
     steps = (flat - minimum.float().unsqueeze(1)) / scale.float().unsqueeze(1)
@@ -123,6 +123,7 @@ def inverse_factor(gram_II: Tensor) -> Tensor:
         damped = gram_II + torch.diag(damping * mean + (diagonal == 0) * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
+            upper: Tensor
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
         if not failed:
             return upper
