@@ -70,8 +70,11 @@ def read_gptq(name: str, parts: Parts, *, bits: int, zero_offset: int) -> Packed
     if bits not in BITS or not are_packed or qzeros.shape != (num_groups, out_features * bits // 32):
         raise ill_formed(name, parts)
 
+    def read_words() -> Tensor:
+        return qweight.read().t().contiguous()
+
     def read_levels() -> Tensor:
-        return unpack_words(qweight.read().t().contiguous(), bits, in_features)
+        return unpack_words(read_words(), bits, in_features)
 
     def read_zeros() -> Tensor:
         return unpack_words(qzeros.read(), bits, out_features).t().to(torch.int16) + zero_offset
@@ -88,6 +91,7 @@ def read_gptq(name: str, parts: Parts, *, bits: int, zero_offset: int) -> Packed
         scales=lambda: scales.read().t(),
         zeros=read_zeros,
         order=order,
+        words=read_words,
     )
 
 
