@@ -19,6 +19,7 @@ from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import canonical_name, layouts
 from flambeau.llm.models.transformer import Transformer
@@ -154,7 +155,7 @@ def fitting_layers(arch: Architecture, settings: QuantizationSettings) -> frozen
 
 def quantizable(arch: Architecture, settings: QuantizationSettings) -> Iterator[tuple[str, Tensor]]:
     """The weights that the settings apply to, by the names of their modules."""
-    with torch.device("meta"):
+    with on_meta_device():
         model = Transformer(arch)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and settings.applies_to(name, module):
@@ -173,7 +174,7 @@ def tensor_names(arch: Architecture, settings: QuantizationSettings) -> tuple[se
         return {tensor for layout in layouts(arch, full, weight) for tensor in layout}
 
     quantized = {tensor for name, weight in quantizable(arch, settings) for tensor in spelled(name, weight)}
-    with torch.device("meta"):
+    with on_meta_device():
         model = Transformer(arch)
     linear = {
         tensor

@@ -20,6 +20,7 @@ from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import layouts
 from flambeau.llm.models.transformer import Transformer
@@ -102,7 +103,7 @@ def check_folders(folder_in: Path, folder_out: Path) -> None:
 def check_weights(folder: Path) -> None:
     """Reject weights whose names or shapes do not fit config.json; no weight is read."""
     arch = read_hugging_face(folder)
-    with torch.device("meta"):
+    with on_meta_device():
         model = Transformer(arch)
     map_weights(model, arch, open_weights(folder), None)
 
@@ -116,7 +117,7 @@ def quantized_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a checkpoint by its canonical name, quantized where that applies."""
     arch = read_hugging_face(folder)
-    with torch.device("meta"):
+    with on_meta_device():
         model = Transformer(arch)
     quantized = names_to_quantize(model, settings)
     for stored in (stored for file in open_weights(folder) for stored in file if not is_ignored(model, stored.name)):
