@@ -84,8 +84,14 @@ def llm_quantize(
     kind: Annotated[str, typer.Option(help="int8, int4 or fp8.")] = "int8",
     group_size: Annotated[int, typer.Option(min=16, help="For int4: number of weights that share a scale.")] = 64,
     text: Annotated[Path | None, typer.Option(help="Text file; print the perplexity on it before and after.")] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="For int4: text file; weights are chosen for its inputs (GPTQ).")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="flambeau, or compressed-tensors, which vLLM reads.")
+    ] = "flambeau",
 ) -> None:
     """Write a checkpoint with quantized weights."""
     from flambeau.cli import llm_quantize as work
 
-    work.quantize(checkpoint, into, kind, group_size=group_size, text=text)
+    work.quantize(checkpoint, into, kind, group_size=group_size, text=text, calibrate=calibrate, form=form)

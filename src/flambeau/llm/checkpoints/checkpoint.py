@@ -21,14 +21,12 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
 from flambeau.llm.checkpoints.gguf_weights import open_gguf
@@ -41,6 +39,7 @@ from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.mistral_params import from_mistral, is_mistral
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.tensor_names import Renames, canonical_name
@@ -195,34 +194,6 @@ def check_tied(files: list[WeightFile], renames: Renames) -> None:
             f"{heads[0].file.path} has an lm_head.weight that differs from the embeddings, and config.json ties them; "
             "set tie_word_embeddings to false, or remove lm_head.weight from the file"
         )
-
-
-class SkipInitialization(TorchFunctionMode):
-    """Skips random initialization: it has no effect on the meta device, and its imports take seconds."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def on_meta_device(dtype: torch.dtype) -> Iterator[None]:
-    """Networks built in this context have parameters of this type and take no memory."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"), SkipInitialization():
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes

@@ -170,6 +170,7 @@ def read_packed(name: str, parts: Parts) -> PackedLayer:
         scales=lambda: scale.read().float().reshape(scales).expand(rows, -1),
         zeros=None if zero is None else read_zeros,
         order=order,
+        words=packed.read if columns % 8 == 0 else None,
     )
 
 

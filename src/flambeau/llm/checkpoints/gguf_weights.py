@@ -86,6 +86,11 @@ class GgufFile:
         order = row_order(tensor, self._header)
         return (value if order is None else value[order]).view(shape_of(name, tensor))
 
+    @property
+    def num_expert_stacks(self) -> int:
+        """How many tensors with the quantized weights of all experts of a layer there are."""
+        return sum(tensor.kind not in FLOATS and len(tensor.shape) == 3 for tensor in self._tensors.values())
+
     def packed_layers(self) -> Iterator[tuple[str, PackedLayer]]:
         """The quantized linear layers."""
         for name, tensor in self._tensors.items():
@@ -113,8 +118,10 @@ def unpack_gguf(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
         f"{name}.weight": {f"{name}.{leaf}": value for leaf, value in layers[name].own.items()} for name in kept
     }
     opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
-    message = describe("GGUF", layers, kept, settings)
-    return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers))
+    num_stacks = sum(file.num_expert_stacks for file in files if isinstance(file, GgufFile))
+    remark = f"{num_stacks} stacks of experts are dequantized too" if num_stacks else ""
+    message = describe("GGUF", layers, kept, settings, remark)
+    return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers) and not num_stacks)
 
 
 # ---- names and rows ----

@@ -20,6 +20,17 @@ from flambeau.llm.checkpoints.packed_weights import LayerFormat, PackedLayer, Pa
 from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.errors import CheckpointError
 
+_KNOWN = """
+quant_method bits group_size desc_act sym zero_point version static_groups true_sequential checkpoint_format format
+method is_marlin_format lm_head dynamic pack_dtype damp_percent damp_auto_increment mse dataset tokenizer batch_size
+block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize modules_to_not_convert
+pad_token_id
+use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs model_seqlen backend
+hyb_act
+model_name_or_path model_file_base_name meta w_bit q_group_size do_fuse fuse_max_seq_len modules_to_fuse act_group_aware
+"""
+KNOWN = frozenset(_KNOWN.split())  # of GPTQ and AWQ; how weights were found has no effect, and the files tell the rest
+REJECTED = ("adapter", "rotation")  # which change the result
 LEAVES = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight outputs of a word: output i is at place AWQ_PLACES[i]
 BITS = (2, 3, 4, 8)
@@ -28,6 +39,7 @@ BITS = (2, 3, 4, 8)
 def gptq_format(config: Mapping[str, Any]) -> LayerFormat:
     """GPTQ's layers; files of the first version store each zero minus 1."""
     bits = config.get("bits")
+    check_rejected(config)
     if bits not in BITS:
         raise CheckpointError(f"GPTQ with bits {bits!r} is not supported; supported are {', '.join(map(str, BITS))}")
     version = config.get("checkpoint_format") or "gptq"
@@ -40,6 +52,7 @@ def gptq_format(config: Mapping[str, Any]) -> LayerFormat:
         markers=("qweight",),
         leaves=LEAVES,
         read=partial(read_gptq, bits=bits, zero_offset=offset),
+        remark=unknown_options(config),
     )
 
 
@@ -51,7 +64,26 @@ def awq_format(config: Mapping[str, Any]) -> LayerFormat:
         raise CheckpointError(f"AWQ with {bits} bits, version {version!r} is not supported; supported is 4, 'gemm'")
     if config.get("zero_point", True) is False:
         raise CheckpointError("AWQ with zero_point false is not supported")
-    return LayerFormat(title="AWQ (4 bits)", markers=("qweight",), leaves=LEAVES - {"g_idx"}, read=read_awq)
+    check_rejected(config)
+    return LayerFormat(
+        title="AWQ (4 bits)",
+        markers=("qweight",),
+        leaves=LEAVES - {"g_idx"},
+        read=read_awq,
+        remark=unknown_options(config),
+    )
+
+
+def check_rejected(config: Mapping[str, Any]) -> None:
+    found = [key for key in REJECTED if config.get(key)]
+    if found:
+        raise CheckpointError(f"the option {found[0]} of quantization_config is not supported: it changes the result")
+
+
+def unknown_options(config: Mapping[str, Any]) -> str:
+    """A remark on options that are not known."""
+    unknown = [key for key, value in config.items() if key not in KNOWN and value not in (None, False, "", [], {})]
+    return f"unknown options of quantization_config have no effect: {', '.join(unknown)}" if unknown else ""
 
 
 def read_gptq(name: str, parts: Parts, *, bits: int, zero_offset: int) -> PackedLayer:
@@ -70,8 +102,11 @@ def read_gptq(name: str, parts: Parts, *, bits: int, zero_offset: int) -> Packed
     if bits not in BITS or not are_packed or qzeros.shape != (num_groups, out_features * bits // 32):
         raise ill_formed(name, parts)
 
+    def read_words() -> Tensor:
+        return qweight.read().t().contiguous()
+
     def read_levels() -> Tensor:
-        return unpack_words(qweight.read().t().contiguous(), bits, in_features)
+        return unpack_words(read_words(), bits, in_features)
 
     def read_zeros() -> Tensor:
         return unpack_words(qzeros.read(), bits, out_features).t().to(torch.int16) + zero_offset
@@ -88,6 +123,7 @@ def read_gptq(name: str, parts: Parts, *, bits: int, zero_offset: int) -> Packed
         scales=lambda: scales.read().t(),
         zeros=read_zeros,
         order=order,
+        words=read_words,
     )
 
 

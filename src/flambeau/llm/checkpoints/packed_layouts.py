@@ -30,11 +30,12 @@ def integer_layer(
     scales: ReadTensor,
     zeros: ReadTensor | None = None,
     order: Tensor | None = None,
+    words: ReadTensor | None = None,
 ) -> PackedLayer:
     """A layer of weights `scale · (level - zero)`, with scales and zeros [O, N] of groups of inputs.
 
     Without zeros, the zero is the middle of the levels. `order` has the group of each input, if groups are not
-    consecutive inputs.
+    consecutive inputs. `words` has the levels of 4 bits as 32-bit words [O, I/8], which saves unpacking them.
     """
     out_features, in_features = shape
     middle = 1 << (bits - 1)
@@ -56,18 +57,24 @@ def integer_layer(
         return PackedLayer(weight=whole)
     num_groups = in_features // own_size
 
+    def pairs() -> Tensor:
+        return pack_int4(levels().to(torch.uint8)) if words is None else swap_halves(words().view(torch.uint8))
+
     def minimums() -> Tensor:
         return repeat_groups(-scales().float() * (middle if zeros is None else zeros().float()), num_groups)
 
     grouped = torch.Size((out_features, num_groups))
     own = {
-        "weight": LazyTensor(
-            torch.Size((out_features, in_features // 2)), torch.uint8, lambda: pack_int4(levels().to(torch.uint8))
-        ),
+        "weight": LazyTensor(torch.Size((out_features, in_features // 2)), torch.uint8, pairs),
         "scales": LazyTensor(grouped, torch.float32, lambda: repeat_groups(scales().float(), num_groups)),
         "minimums": LazyTensor(grouped, torch.float32, minimums),
     }
     return PackedLayer(weight=whole, layout=("int4", own_size), own=own)
+
+
+def swap_halves(pairs: Tensor) -> Tensor:
+    """Pairs of 4 bits with the other one in the upper half."""
+    return pairs >> 4 | pairs << 4
 
 
 def own_group_size(group_size: int, in_features: int) -> int | None:
@@ -84,13 +91,11 @@ def repeat_groups(values_ON: Tensor, num_groups: int) -> Tensor:
 
 def unpack_words(words: Tensor, bits: int, size: int) -> Tensor:
     """Unsigned numbers […, size] of 2 to 8 bits from 32-bit words […, W], the lowest bits first."""
+    if 8 % bits == 0:  # the bytes of a word are in the same order as its bits
+        octets = words.contiguous().view(torch.uint8)
+        values = torch.stack([(octets >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)], dim=-1)
+        return values.flatten(-2)[..., :size]
     values = torch.empty(*words.shape[:-1], size, dtype=torch.uint8)
-    if 32 % bits == 0:
-        each = 32 // bits
-        for i in range(min(each, size)):
-            part = (words >> (bits * i)) & ((1 << bits) - 1)
-            values[..., i::each] = part[..., : -(-(size - i) // each)].to(torch.uint8)
-        return values
     wide = words.long() & 0xFFFFFFFF
     for i in range(min(32, size)):  # 32 numbers fill `bits` words; a number may lie in two of them
         first, shift = divmod(bits * i, 32)

@@ -19,6 +19,7 @@ from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import INTERLEAVED, canonical_name, layouts
 from flambeau.llm.models.transformer import Transformer
@@ -176,7 +177,7 @@ def fits(layer: PackedLayer, name: str, layout: Layout, arch: Architecture) -> b
 
 def weights_of(arch: Architecture, settings: QuantizationSettings) -> Iterator[tuple[str, list[list[str]]]]:
     """The modules that can be quantized, and the sets of tensors that can fill each of them."""
-    with torch.device("meta"):
+    with on_meta_device():
         model = Transformer(arch)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and settings.applies_to(name, module):

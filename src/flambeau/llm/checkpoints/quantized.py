@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from flambeau.llm.checkpoints.compressed_writer import Calibrated, CompressedCheckpoint
 from flambeau.llm.checkpoints.parameter_map import cuts, is_ignored, map_weights
 from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import layouts
 from flambeau.llm.models.transformer import Transformer
@@ -24,6 +28,7 @@ from flambeau.llm.quantize.int4 import quantize_int4
 from flambeau.llm.quantize.row_scaled import quantize_fp8, quantize_int8
 from flambeau.llm.quantize.settings import QuantizationSettings
 
+WrittenFormat = Literal["flambeau", "compressed-tensors"]
 MAX_FILE_BYTES = 2 << 30
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".index.json", ".gguf")
 
@@ -36,21 +41,24 @@ def save_quantized(
     group_size: int = 64,
     lm_head: bool = False,
     device: torch.device | str | None = None,
+    form: WrittenFormat = "flambeau",
+    calibrated: Calibrated | None = None,
 ) -> None:
     """Write a quantized copy of a checkpoint, with its tokenizer and other files.
 
-    Without a device, a GPU is used if there is one.
+    Without a device, a GPU is used if there is one. `calibrated` has 4-bit weights that are written as they are.
     """
     settings = QuantizationSettings(kind=kind, group_size=group_size, lm_head=lm_head)
     check_folders(folder_in, folder_out)
     check_weights(folder_in)
+    written = written_content(folder_in, settings, form, calibrated, torch.device(device or default_device()))
     partial = folder_out.with_name(folder_out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         copy_others(folder_in, partial)
-        write_config(folder_in, partial, settings)
-        write_weights(quantized_tensors(folder_in, settings, torch.device(device or default_device())), partial)
+        write_config(folder_in, partial, written.config)
+        write_weights(written.tensors, partial)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -58,6 +66,28 @@ def save_quantized(
     if folder_out.exists():
         folder_out.rmdir()
     partial.rename(folder_out)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenContent:
+    """What is written: the quantization_config of config.json, and tensors by name."""
+
+    config: dict[str, Any]
+    tensors: Iterator[tuple[str, Tensor]]
+
+
+def written_content(
+    folder: Path,
+    settings: QuantizationSettings,
+    form: WrittenFormat,
+    calibrated: Calibrated | None,
+    device: torch.device,
+) -> WrittenContent:
+    """The content of the new files; raises before anything is written."""
+    if form == "flambeau":
+        return WrittenContent(settings.to_config(), quantized_tensors(folder, settings, device, calibrated or {}))
+    compressed = CompressedCheckpoint(folder, settings, calibrated)
+    return WrittenContent(compressed.config(), compressed.tensors(device))
 
 
 def check_folders(folder_in: Path, folder_out: Path) -> None:
@@ -73,7 +103,7 @@ def check_folders(folder_in: Path, folder_out: Path) -> None:
 def check_weights(folder: Path) -> None:
     """Reject weights whose names or shapes do not fit config.json; no weight is read."""
     arch = read_hugging_face(folder)
-    with torch.device("meta"):
+    with on_meta_device():
         model = Transformer(arch)
     map_weights(model, arch, open_weights(folder), None)
 
@@ -83,11 +113,11 @@ def default_device() -> str:
 
 
 def quantized_tensors(
-    folder: Path, settings: QuantizationSettings, device: torch.device
+    folder: Path, settings: QuantizationSettings, device: torch.device, calibrated: Calibrated
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a checkpoint by its canonical name, quantized where that applies."""
     arch = read_hugging_face(folder)
-    with torch.device("meta"):
+    with on_meta_device():
         model = Transformer(arch)
     quantized = names_to_quantize(model, settings)
     for stored in (stored for file in open_weights(folder) for stored in file if not is_ignored(model, stored.name)):
@@ -95,6 +125,10 @@ def quantized_tensors(
             tensor = cut(stored.read())
             if name not in quantized:
                 yield name, tensor
+                continue
+            if name in calibrated:
+                for leaf, value in calibrated[name].packed().items():
+                    yield name.removesuffix("weight") + leaf, value.cpu()
                 continue
             for part, value in quantized_parts(name, tensor.to(device), settings):
                 yield part, value.cpu()
@@ -154,9 +188,9 @@ def write_file(tensors: dict[str, Tensor], folder: Path, file: str) -> dict[str,
     return dict.fromkeys(tensors, file)
 
 
-def write_config(folder_in: Path, folder_out: Path, settings: QuantizationSettings) -> None:
+def write_config(folder_in: Path, folder_out: Path, quantization: dict[str, Any]) -> None:
     """Write config.json with a quantization_config."""
-    config = read_object(folder_in / "config.json", CheckpointError) | {"quantization_config": settings.to_config()}
+    config = read_object(folder_in / "config.json", CheckpointError) | {"quantization_config": quantization}
     (folder_out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -306,17 +306,22 @@ class Transformer(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The hidden states […, E] of the tokens […]."""
-        x = self.model.embed_tokens(ids)
+        x = self.embed(ids, positions)
+        rotations = self.rotation(positions)
+        for layer in self.model.layers:
+            x = layer(x, rotations, attend)
+        return self.model.norm(x)  # type: ignore[no-any-return]
+
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """What the first layer gets […, E] for the tokens […]."""
+        x: Tensor = self.model.embed_tokens(ids)
         if self.arch.embedding_scale != 1.0:
             x = x * torch.tensor(self.arch.embedding_scale, dtype=x.dtype)  # rounded as the network's numbers are
         if self.model.embed_positions is not None:
             x = x + self.model.embed_positions(positions + self.arch.position_offset)
         if self.model.embed_norm is not None:
             x = self.model.embed_norm(x)
-        rotations = self.rotation(positions)
-        for layer in self.model.layers:
-            x = layer(x, rotations, attend)
-        return self.model.norm(x)  # type: ignore[no-any-return]
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states […, E] to logits […, V], in float32."""

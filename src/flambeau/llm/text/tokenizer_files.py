@@ -19,8 +19,14 @@ def find_file(path: Path) -> Path:
     file = path
     if path.is_dir():
         names = ("tokenizer.json", "tokenizer.model")
-        file = next((path / name for name in names if (path / name).is_file()), path / names[0])
-        if not file.is_file():
+        found = [path / name for name in names if (path / name).is_file()]
+        found += sorted(path.glob("tokenizer.model.v*"), reverse=True)  # Mistral's own
+        file = found[0] if found else path / names[0]
+        if not found and (path / "tekken.json").is_file():
+            raise TokenizerError(
+                f"{path} has only tekken.json, which is not supported; put the model's tokenizer.json there"
+            )
+        if not found:
             raise TokenizerError(f"{path} has neither tokenizer.json nor tokenizer.model; put the model's own there")
     try:
         with file.open("rb") as opened:

@@ -206,6 +206,18 @@ def test_mixed_types_keep_whole_modules(tmp_path, caplog):
     assert "9 layers stay int4 in groups of 32, 6 layers are dequantized" in caplog.text
 
 
+def test_experts_are_dequantized_and_the_log_says_so(tmp_path, caplog):
+    model = reference("mixtral", sliding_window=None, hidden_size=32, intermediate_size=64)
+    tensors = tensors_of(model, "llama")
+    values = values_of(model.config, **EXPERTS)
+    written = write_gguf(tmp_path / "packed" / "model.gguf", "llama", tensors, values, "Q4_0")
+    write_gguf(tmp_path / "plain" / "model.gguf", "llama", written, values)
+    with caplog.at_level(logging.WARNING):
+        found, expected = (load_model(tmp_path / name, dtype=torch.float32) for name in ("packed", "plain"))
+    torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
+    assert "6 stacks of experts are dequantized too" in caplog.text
+
+
 def test_parts_of_a_model_belong_together(tmp_path):
     model = reference("llama-biased")
     tensors = tensors_of(model, "llama")

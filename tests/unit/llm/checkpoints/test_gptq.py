@@ -95,6 +95,13 @@ def test_other_bits_are_dequantized(tmp_path, bits):
     assert isinstance(model.model.layers[0].mlp.down_proj, torch.nn.Linear)
 
 
+def test_unknown_options_are_named(tmp_path, caplog):
+    packed, _ = write_packed(tmp_path, gptq(), config(damp_percent=0.1, twist=3))
+    with caplog.at_level(logging.INFO):
+        load_model(packed)
+    assert "unknown options of quantization_config have no effect: twist" in caplog.text
+
+
 def test_small_groups_are_dequantized(tmp_path):
     check_equal(*write_packed(tmp_path, gptq(16), config(group_size=16)))
 
@@ -153,6 +160,7 @@ def test_dequantized_layers_can_be_quantized_on_load(tmp_path):
         (config(bits=5), "bits 5"),
         (config(checkpoint_format="marlin"), "'marlin'"),
         (config(is_marlin_format=True), "'marlin'"),
+        (config(adapter={"rank": 4}), "adapter"),
         ({**AWQ, "version": "gemv"}, "'gemv'"),
         ({**AWQ, "bits": 8}, "8 bits"),
         ({**AWQ, "zero_point": False}, "zero_point"),

@@ -242,3 +242,11 @@ class TestFiles:
         (tmp_path / ("tokenizer.model" if library == "sentencepiece" else "tokenizer.json")).write_text("x")
         with pytest.raises(TokenizerError, match=rf"needs {library}: pip install flambeau\[llm\]"):
             load_tokenizer(tmp_path)
+
+
+def test_the_names_of_mistral_are_found(tmp_path, pieces):
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"only tekken\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model.v3").write_bytes(sentencepiece_bytes())
+    assert load_tokenizer(tmp_path).encode("To be") == pieces.encode("To be")
