@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ModelNotFound, Unavailable
 from flambeau.serving.job import Job, ReplyCollector, RequestBody
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class AdapterTable:
     """The adapters of the model's own settings, and those that were loaded while it is served."""
 
-    def __init__(self) -> None:
-        self._configured: frozenset[str] = frozenset()
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self._configured = frozenset(names_in(options or {}))  # until a worker reports them
         self._loaded: dict[str, Adapter] = {}
         self._removed: set[str] = set()  # of those in the settings
         self._serials = itertools.count(1)
@@ -49,6 +49,13 @@ class AdapterTable:
     def remove(self, name: str) -> None:
         if self._loaded.pop(name, None) is None:
             self._removed.add(name)
+
+
+def names_in(options: Mapping[str, Any]) -> list[str]:
+    """The names of the adapters in a model-config.yaml; a worker that loads the model checks them."""
+    section = options.get("handler")
+    given = (section.get("lora_adapters") if isinstance(section, Mapping) else None) or options.get("lora_adapters")
+    return [str(name) for name in given] if isinstance(given, Mapping) else []
 
 
 async def load_adapter(model: Model, name: str, path: str) -> None:

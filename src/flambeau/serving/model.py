@@ -55,7 +55,7 @@ class Model:
         self.workflow = ""  # the workflow it is a node of
         self.answers: Counter[int] = Counter()  # by status
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
-        self.adapters = AdapterTable()  # which adapters requests may name
+        self.adapters = AdapterTable(config.options)  # which adapters requests may name
         self.example = ""  # a request body that the handler accepts, if a worker has reported one
         self.inputs: Sequence[TensorSpec] = ()  # as its handler declares them
         self.outputs: Sequence[TensorSpec] = ()

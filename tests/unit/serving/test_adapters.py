@@ -15,6 +15,12 @@ def test_adapters_of_the_settings_are_those_that_a_worker_reports():
     assert table.find("c") is None
 
 
+def test_adapters_of_a_model_that_sleeps_are_known_from_its_settings():
+    assert AdapterTable({"handler": {"lora_adapters": {"a": "/a"}}}).names == ["a"]
+    assert AdapterTable({"lora_adapters": {"a": "/a"}}).names == ["a"]
+    assert AdapterTable({"handler": "gpt_handler"}).names == AdapterTable({"handler": {"lora_adapters": 3}}).names == []
+
+
 def test_an_adapter_loaded_again_under_its_name_is_another_one():
     table = AdapterTable()
     first = table.new("a", "/one")

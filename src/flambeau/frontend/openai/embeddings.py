@@ -22,7 +22,7 @@ class Embedded(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Embedded).decode
-EXPECTED = '{"embeddings": [...], "num_tokens": ...} for a request with "usage": true'
+EXPECTED = 'embeds: it must return {"embeddings": [...], "num_tokens": ...} for a request with "usage": true'
 
 
 def create_embeddings(server: Server, exchange: Exchange) -> None:

@@ -32,7 +32,7 @@ def submit_pooled(
     *,
     expected: str,
 ) -> None:
-    """Send a request to a handler with the ability; `expected` is what its reply must be, for an error message."""
+    """Send a request to a handler with the ability; `expected` says what it must return, for an error message."""
     model, version = choose_model(server.registry, asked, ability)
     check_envelope(model)
     if exchange.trace is not None:
@@ -76,7 +76,7 @@ class PoolingReply(Prediction):
         try:
             document, num_tokens = self._write(body, self._name)
         except msgspec.DecodeError as error:
-            text = f"The handler of {self.model.name!r} must return {self._expected} here ({error})."
+            text = f"The handler of {self.model.name!r} did not answer as one that {self._expected} ({error})."
             self.on_error(JobFailed(text, status=500))
             return
         if self.exchange.trace is not None:

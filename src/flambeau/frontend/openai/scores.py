@@ -43,8 +43,11 @@ class Classified(msgspec.Struct):
 
 _decode_scores = msgspec.json.Decoder(Scored).decode
 _decode_classes = msgspec.json.Decoder(Classified).decode
-SCORES = '{"scores": [...], "num_tokens": ...} for a request with "pairs"'
-CLASSES = '{"classes": [{"label": ..., "probs": [...]}], "num_tokens": ...} for a request with "usage": true'
+SCORES = 'scores: it must return {"scores": [...], "num_tokens": ...} for a request with "pairs"'
+CLASSES = (
+    'classifies: it must return {"classes": [{"label": ..., "probs": [...]}], "num_tokens": ...} for a request with '
+    '"usage": true'
+)
 
 
 def create_rerank(server: Server, exchange: Exchange) -> None:

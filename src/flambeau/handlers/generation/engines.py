@@ -82,6 +82,8 @@ def with_draft(engine: Engine, draft: object, speculate_k: int, *, num_sequences
         prefix_cache=False,
         speculate_k=speculate_k,
         speculation="draft" if draft is not None else "lookup",
+        lora_adapters={},
+        merge_lora=False,  # it is in the weights of the network, which are the same
     )
     num_blocks = num_sequences * -(-engine.max_length // config.block_size) + 1
     device, dtype = torch.device(engine.device), next(engine.model.parameters()).dtype

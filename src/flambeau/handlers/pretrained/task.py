@@ -30,7 +30,7 @@ class Task(abc.ABC):
     known: ClassVar[Mapping[str, Kind]]  # the parameters of a request
     fields: ClassVar[Sequence[str]] = ()  # the keys of an input that is an object
     is_binary: ClassVar[bool] = False  # an input is an image or a sound
-    abilities: ClassVar[Sequence[str]] = ()  # what front ends may ask for besides predictions
+    abilities: Sequence[str] = ()  # what front ends may ask for besides predictions
     # Tensors for KServe's metadata; the default reply is a list of objects, as one JSON text.
     input_shapes: ClassVar[Mapping[str, list[int]]] = {"inputs": [-1]}
     output_types: ClassVar[Mapping[str, str]] = {"outputs": "BYTES"}

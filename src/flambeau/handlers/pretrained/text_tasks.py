@@ -23,25 +23,59 @@ from flambeau.handlers.pretrained.task_request import (
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {"softmax": softmax, "sigmoid": sigmoid, "none": lambda s: s}
 
 
-class TextClassification(TextTask):
-    """The most probable label of a text, or of a pair of texts; `top_k` gives more of them."""
+class PairTask(TextTask):
+    """A network that may score pairs of texts, which front ends ask for."""
 
     auto_class = "AutoModelForSequenceClassification"
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        section = getattr(self.config, "sentence_transformers", None) or {}
+        activation = section.get("activation_fn") or getattr(self.config, "sbert_ce_default_activation_function", None)
+        self.is_raw = str(activation).endswith("Identity")
+
+    def scores(self, outputs: Sequence[Array], *, is_raw: bool = False) -> Array:
+        """One score for each output of a network with one label."""
+        logits = np.concatenate(outputs)
+        return logits if self.is_raw or is_raw else sigmoid(logits)
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, truncates: bool) -> list[Any]:
+        """The second text is shortened, never the first, which is the query."""
+        limits: dict[str, Any] = {"truncation": "only_second", "max_length": self.limit} if truncates else {}
+        return [self.encode(*pair, **limits) for pair in pairs]
+
+    def pair_reply(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> dict[str, Any]:
+        return {"scores": self.scores(outputs).tolist(), "num_tokens": num_tokens(inputs)}
+
+
+class TextClassification(PairTask):
+    """The most probable label of a text, or of a pair of texts; `top_k` gives more of them.
+
+    With one label, the network may be a cross-encoder, so it scores pairs too.
+    """
+
     known: ClassVar[Mapping[str, Kind]] = {
         "top_k": "count",
         "function_to_apply": (*FUNCTIONS,),
         "truncation": "flag",
         "usage": "flag",
     }
-    fields = ("text", "text_pair")
-    abilities = ("classify",)
+    fields = ("text", "text_pair", "pairs")
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.abilities = ("classify", "score") if self.config.num_labels == 1 else ("classify",)
 
     def prepare(self, request: TaskRequest) -> list[Any]:
         truncates = bool(request.parameters.get("truncation"))
+        if "score" in self.abilities and has_pairs(request.inputs):
+            return self.encode_pairs(read_pairs(request.inputs), truncates=truncates)
         return [self.encode(*read_pair(item), truncates=truncates) for item in request.items]
 
     def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
         function = request.parameters.get("function_to_apply") or default_function(self.config)
+        if "score" in self.abilities and has_pairs(request.inputs):
+            return self.pair_reply(inputs, outputs)
         if request.parameters.get("usage"):  # from a front end: the probabilities of all classes, in their order
             probs = [FUNCTIONS[function](logits) for logits in outputs]
             classes = [{"label": self.label(int(one.argmax())), "probs": one.tolist()} for one in probs]
@@ -118,10 +152,9 @@ class ZeroShotClassification(TextTask):
         return [label for label in labels if label]
 
 
-class TextRanking(TextTask):
+class TextRanking(PairTask):
     """The texts of a request by how well they answer its query, as text-embeddings-inference replies."""
 
-    auto_class = "AutoModelForSequenceClassification"
     known: ClassVar[Mapping[str, Kind]] = {
         "raw_scores": "flag",
         "return_text": "flag",
@@ -140,34 +173,22 @@ class TextRanking(TextTask):
                 f"text-ranking needs a model with one label; {runtime.folder.name} has {self.config.num_labels}. "
                 "Use task: text-classification"
             )
-        section = getattr(self.config, "sentence_transformers", None) or {}
-        activation = section.get("activation_fn") or getattr(self.config, "sbert_ce_default_activation_function", None)
-        self.is_raw = str(activation).endswith("Identity")
 
     def prepare(self, request: TaskRequest) -> list[Any]:
         truncates = bool(request.parameters.get("truncation") or request.parameters.get("truncate"))
-        # The text is shortened, never the query, which comes first.
-        limits: dict[str, Any] = {"truncation": "only_second", "max_length": self.limit} if truncates else {}
-        return [self.encode(*pair, **limits) for pair in self.pairs(request)]
+        if has_pairs(request.inputs):
+            return self.encode_pairs(read_pairs(request.inputs), truncates=truncates)
+        query, texts = self.read(request)
+        return self.encode_pairs([(query, text) for text in texts], truncates=truncates)
 
     def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
-        logits = np.concatenate(outputs)
-        scores = logits if self.is_raw or request.parameters.get("raw_scores") else sigmoid(logits)
-        if "pairs" in request.inputs:
-            return {"scores": scores.tolist(), "num_tokens": num_tokens(inputs)}
+        if has_pairs(request.inputs):
+            return self.pair_reply(inputs, outputs)
+        scores = self.scores(outputs, is_raw=bool(request.parameters.get("raw_scores")))
         _, texts = self.read(request)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: request.parameters.get("top_k")]
         shown = bool(request.parameters.get("return_text"))
         return [{"index": i, "score": float(scores[i])} | ({"text": texts[i]} if shown else {}) for i in order]
-
-    def pairs(self, request: TaskRequest) -> list[tuple[str, str]]:
-        """The pairs that are scored: those of a request from a front end, or its query with each text."""
-        found = request.inputs
-        if not isinstance(found, Mapping) or "pairs" not in found:
-            query, texts = self.read(request)
-            return [(query, text) for text in texts]
-        check_keys(found, ("pairs",))
-        return [read_two(pair, i) for i, pair in enumerate(found["pairs"])]
 
     def read(self, request: TaskRequest) -> tuple[str, list[str]]:
         found = request.inputs
@@ -176,6 +197,18 @@ class TextRanking(TextTask):
         check_keys(found, ("query", "texts", "documents"))
         name = "texts" if "texts" in found else "documents"
         return read_text(only_of(found["query"]), "query"), read_texts(found[name], name)
+
+
+def has_pairs(inputs: Any) -> bool:
+    """Whether a request is a front end's for the scores of pairs."""
+    return isinstance(inputs, Mapping) and "pairs" in inputs
+
+
+def read_pairs(inputs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    check_keys(inputs, ("pairs",))
+    if not isinstance(inputs["pairs"], list) or not inputs["pairs"]:
+        raise BadRequest("pairs must be a list of lists of two texts")
+    return [read_two(pair, i) for i, pair in enumerate(inputs["pairs"])]
 
 
 def read_two(pair: Any, index: int) -> tuple[str, str]:

@@ -170,6 +170,30 @@ def test_ranking_orders_texts_by_the_score_of_each_pair(task_of, folder_of):
     assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(found[0]["score"], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["text-ranking", "text-classification"])
+def test_a_network_with_one_label_scores_pairs_for_front_ends(task_of, name):
+    task = task_of(name, "text-ranking")
+    assert "score" in task.abilities
+    [ranked] = ask(task_of("text-ranking"), {"query": SHORT, "texts": [LONG, "the river"]})
+    [found] = ask(task, {"pairs": [[SHORT, LONG], [SHORT, "the river"]], "truncation": False})
+    scores = {one["index"]: one["score"] for one in ranked}
+    same(found["scores"], [scores[0], scores[1]])
+    assert found["num_tokens"] > 10
+    for wrong in ([], "a", [["a"]], [["a", 1]]):
+        with pytest.raises(BadRequest, match="pairs"):
+            ask(task, {"pairs": wrong})
+
+
+def test_classes_for_front_ends_are_the_probabilities_of_all(task_of):
+    task = task_of("text-classification")
+    assert task.abilities == ("classify",)
+    [found] = ask(task, {"inputs": [SHORT, LONG], "parameters": {"usage": True}})
+    [ranked] = ask(task, {"inputs": [SHORT, LONG], "parameters": {"top_k": 3}})
+    for one, labels in zip(found["classes"], ranked, strict=True):
+        assert one["label"] == labels[0]["label"]
+        same(sorted(one["probs"], reverse=True), [label["score"] for label in labels])
+
+
 def best_span(folder: Any, question: str, context: str, longest: int = 15) -> tuple[float, str]:
     """The answer by trying every span, one text at a time."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
