@@ -303,7 +303,7 @@ def test_forced_arguments_have_the_networks_own_distribution(with_draft):
     with torch.inference_mode():
         network = made.model
         logits = network.logits(network(tokens, torch.arange(len(tokens)), WholeAttention())[-1])
-    shares = logits[digits].softmax(-1).tolist()
+    shares = logits[digits].double().softmax(-1).tolist()
     assert len(found) > 500
     expected = [share * len(found) for share in shares]
     assert chisquare([found.count(digit) for digit in range(10)], expected).pvalue > 1e-4
