@@ -128,14 +128,18 @@ def test_request_without_a_model_means_the_only_one_that_can_answer(server):
 # ---- tools ----
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-HERMES = ["Let me", " see.\n<tool_", 'call>{"name": "weather", ', '"arguments": {"city": "Ulm"}}</tool_call>']
+CALLING = script(
+    [[0, "", None, None, "Hm."]],
+    [[0, "Let me see."]],
+    [[0, "", None, None, "", [[0, "weather", '{"city": ']]]],
+    [[0, "", None, None, "", [[0, "", '"Ulm"}']]]],
+    [[0, "", "tool_calls"]],
+)
 
 
-@pytest.mark.parametrize("texts", [HERMES, ['{"name": "weather",', ' "parameters": {"city": "Ulm"}}']])
-def test_calls_of_tools_whole_and_as_a_stream(client, texts):
-    prompt = script(*([[0, text]] for text in texts), [[0, "", "stop"]])
-    asked = {"model": "scripted", "messages": say(prompt), "tools": TOOLS}
-    said = "Let me see." if texts is HERMES else ""
+def test_calls_of_tools_whole_and_as_a_stream(client):
+    asked = {"model": "scripted", "messages": say(CALLING), "tools": TOOLS}
+    said = "Let me see."
     [choice] = client.chat.completions.create(**asked).choices
     [call] = choice.message.tool_calls
     assert (call.type, call.function.name, json.loads(call.function.arguments)) == (

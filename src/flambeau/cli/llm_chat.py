@@ -13,6 +13,7 @@ from typing import Any
 from flambeau.cli.api_client import RequestFailed, authorization, send
 from flambeau.errors import ConfigError, suggest
 
+DIM = "\x1b[2m{}\x1b[0m"
 INTRODUCTION = "Type a message; /help lists the commands, Ctrl-D exits, Ctrl-C stops an answer."
 COMMANDS = {
     "/help": "show this list",
@@ -155,14 +156,21 @@ def history_file() -> Path:
 
 
 def print_answer(url: str, model: str, messages: list[Message], options: dict[str, Any]) -> str:
-    """Send the conversation, print the answer as it arrives, and return it."""
+    """Send the conversation, print the answer as it arrives, and return it. Reasoning is printed to stderr."""
     body = json.dumps({"model": model, "messages": messages, "stream": True, **options}).encode()
     headers = {"content-type": "application/json", **authorization("FLAMBEAU_INFERENCE_KEY")}
     response = send(url, "POST", "/v1/chat/completions", body, headers)
-    answer = ""
+    answer, has_reasoned = "", False
     try:
-        for text in read_events(response):
+        for reasoning, text in read_events(response):
             answer += text
+            if reasoning:
+                sys.stderr.write(DIM.format(reasoning) if sys.stderr.isatty() else reasoning)
+                sys.stderr.flush()
+                has_reasoned = True
+            elif text and has_reasoned:
+                sys.stderr.write("\n")
+                has_reasoned = False
             sys.stdout.write(text)
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -171,8 +179,8 @@ def print_answer(url: str, model: str, messages: list[Message], options: dict[st
     return answer
 
 
-def read_events(lines: Iterable[bytes]) -> Iterator[str]:
-    """The pieces of text in a stream of server-sent events."""
+def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """The pieces of reasoning and text in a stream of server-sent events."""
     for line in lines:
         if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
             continue
@@ -180,7 +188,8 @@ def read_events(lines: Iterable[bytes]) -> Iterator[str]:
         if "error" in event:
             raise RequestFailed(event["error"].get("code") or 500, event["error"]["message"], "")
         for choice in event.get("choices", []):
-            yield choice["delta"].get("content") or ""
+            delta = choice["delta"]
+            yield delta.get("reasoning_content") or "", delta.get("content") or ""
 
 
 def find_text_model(url: str) -> str:

@@ -41,6 +41,8 @@ class LlmServeFlags:
     max_model_len: int | None = None
     compile: bool | None = None
     resume: bool | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 def serve_settings(checkpoint: Path, settings: Settings) -> None:
@@ -59,6 +61,8 @@ def serve_settings(checkpoint: Path, settings: Settings) -> None:
         max_model_len=settings["max_model_len"],
         compile=settings["compile"],
         resume=settings["resume"],
+        tool_parser=settings["tool_parser"],
+        reasoning_parser=settings["reasoning_parser"],
     )
     serve(
         to_server_config(settings, LLM_SERVE),

@@ -501,6 +501,8 @@ ENGINE_SETTINGS = _group(
     ),
     Setting("compile", Switch(), "Compile in the background while serving.", is_basic=True),
     Setting("resume", Switch(), "Continue a generation on another worker if its worker dies.", is_basic=True),
+    Setting("tool_parser", Text(), "Notation of the model's tool calls.", unset="by the chat template"),
+    Setting("reasoning_parser", Text(), "Notation of the model's reasoning.", unset="by the chat template"),
 )
 
 MODEL_LIST = Setting(

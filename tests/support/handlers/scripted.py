@@ -1,8 +1,8 @@
 """Generates what its prompt says: a script of steps, each a list of pieces; any other prompt is answered with it.
 
 `{"steps": [[[0, "Hell"]], [[0, "o", "stop"]]], "pause": 0.1, "fail": 1, "exit": 2}`: a piece is an index, a text and
-maybe a reason and tokens; before the step of that number the job fails, or the process ends. With `goes_on` the last
-step is made again and again; with `resume` another process goes on, and does not end.
+maybe a reason, tokens, reasoning and calls; before the step of that number the job fails, or the process ends. With
+`goes_on` the last step is made again and again; with `resume` another process goes on, and does not end.
 """
 
 import json
@@ -11,7 +11,7 @@ import signal
 import time
 
 from flambeau.errors import BadRequest
-from flambeau.wire.generation import Piece, Token, decode_request, encode_pieces, given_options
+from flambeau.wire.generation import CallPiece, Piece, Token, decode_request, encode_pieces, given_options
 from flambeau.wire.messages import Part
 from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
 
@@ -58,13 +58,14 @@ class Script:
         return self.num_done >= len(self.orders["steps"]) and not self.orders.get("goes_on")
 
 
-def to_piece(index, text, reason=None, tokens=None):
+def to_piece(index, text, reason=None, tokens=None, reasoning="", calls=()):
     made = [
         Token(i, token, logprob, bytes(data), [(0, t, lp, t.encode()) for t, lp in top])
         for i, (token, logprob, data, top) in enumerate(tokens or ())
     ]
     counts = (11, 7, 4, 6, 5) if reason else (0, 0, 0, 0, 0)
-    return Piece(index, text, reason, made or None, *counts)
+    pieces = [CallPiece(*call) for call in calls]
+    return Piece(index, text, reason, made or None, *counts, reasoning=reasoning, calls=pieces)
 
 
 class Scripted:

@@ -55,6 +55,8 @@ def test_events_become_text_and_errors_are_raised():
         return b"data: " + json.dumps(document).encode() + b"\n"
 
     text = line({"choices": [{"delta": {"content": "hi"}}]})
-    assert [*read_events([text, b"\n", line({"choices": []}), b"data: [DONE]\n"])] == ["hi"]
+    assert [*read_events([text, b"\n", line({"choices": []}), b"data: [DONE]\n"])] == [("", "hi")]
+    thought = line({"choices": [{"delta": {"reasoning_content": "hm"}}]})
+    assert [*read_events([thought])] == [("hm", "")]
     with pytest.raises(RequestFailed, match="too long"):
         [*read_events([line({"error": {"message": "too long", "code": 400}})])]

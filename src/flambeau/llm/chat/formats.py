@@ -123,7 +123,7 @@ _REASONING_ROWS = (
     ReasoningFormat(
         name="seed_oss", markers=ThoughtMarkers(open="<seed:think>", close="</seed:think>"), signs=("<seed:think>",)
     ),
-    ReasoningFormat(name="think", markers=ThoughtMarkers(open="<think>", close="</think>"), signs=("</think>",)),
+    ReasoningFormat(name="think", markers=ThoughtMarkers(open="<think>", close="</think>"), signs=("think>",)),
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = {row.name: row for row in _TOOL_ROWS}
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {row.name: row for row in _REASONING_ROWS}

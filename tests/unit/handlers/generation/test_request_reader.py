@@ -1,8 +1,18 @@
-"""The state with which another worker resumes a reply."""
+"""Requests of chats; and the state with which another worker resumes a reply."""
 
 from __future__ import annotations
 
-from flambeau.handlers.generation.request_reader import encode_step, read_state
+import pytest
+
+from flambeau.errors import BadRequest
+from flambeau.handlers.generation.reply_formats import ChoiceOutput
+from flambeau.handlers.generation.request_reader import RequestReader, ResumeState, encode_step, read_state
+from flambeau.llm.chat.chat_format import ChatFormat
+from flambeau.llm.core.outputs import Output, SequenceCounts
+from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.text.tokenizer import load_tokenizer
+from flambeau.wire.generation import CallPiece, Generate, decode_pieces, encode_request
+from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
 
 def test_steps_add_up():
@@ -19,3 +29,108 @@ def test_unreadable_steps_give_no_state():
     assert read_state([]) is None
     assert read_state([b"nonsense"]) is None
     assert read_state([encode_step({0: [1]}, set(), seed=None)]) is None  # its beginning is missing
+
+
+# ---- chats ----
+
+HERMES = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[-1].content }}<tool_call>"
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("f", "g")]
+
+
+def reader_of(tmp_path, template, special=("<|begin|>", "<|end|>"), **options):
+    folder = write_json_tokenizer(tmp_path, byte_level_json(special), eos_token="<|end|>", chat_template=template)
+    tokenizer = load_tokenizer(folder)
+    chat_format = ChatFormat.of(tokenizer, **options)
+    reader = RequestReader(
+        tokenizer,
+        max_length=1000,
+        defaults=SamplingParams(),
+        has_own_limit=False,
+        streams=False,
+        chat_format=chat_format,
+    )
+    return reader, tokenizer
+
+
+def chat(reader, progress=None, **fields):
+    return reader.generate(encode_request(Generate(messages=[{"role": "user", "content": "a"}], **fields)), progress)
+
+
+def test_turn_has_the_tools_that_may_be_called(tmp_path):
+    reader, _ = reader_of(tmp_path, HERMES)
+    turn = chat(reader, tools=TOOLS).turn
+    assert ([tool["function"]["name"] for tool in turn.tools], turn.must_call, turn.is_parallel) == (
+        ["f", "g"],
+        False,
+        True,
+    )
+    assert not turn.has_grammar
+    turn = chat(reader, tools=TOOLS, tool_choice="required", tool_name="g").turn
+    assert ([tool["function"]["name"] for tool in turn.tools], turn.must_call, turn.is_parallel) == (["g"], True, False)
+    assert turn.has_grammar
+    assert chat(reader, tools=TOOLS, parallel_tool_calls=False).turn.has_grammar
+    assert reader.generate(encode_request(Generate(prompts=["a"])), None).turn is None
+
+
+@pytest.mark.parametrize(
+    ("end", "starts", "may_think"),
+    [
+        ("<think>", True, True),
+        ("<think>\n\n</think>\n\n", False, False),
+        ("{# </think> #}", False, True),
+        ("", False, False),
+    ],
+)
+@pytest.mark.parametrize("special", [(), ("<think>", "</think>")])
+def test_end_of_the_prompt_says_whether_the_model_thinks(tmp_path, end, starts, may_think, special):
+    reader, _ = reader_of(
+        tmp_path,
+        "{{ messages[0].content }}" + end,
+        ("<|begin|>", "<|end|>", *special),
+        reasoning="auto" if end else "none",
+    )
+    turn = chat(reader).turn
+    assert (turn.starts_in_thought, turn.may_think) == (starts, may_think or end == "<think>")
+
+
+def test_parser_of_a_resumed_reply_has_read_its_beginning(tmp_path):
+    reader, tokenizer = reader_of(tmp_path, HERMES)
+    text = 'So.\n<tool_call>{"name": "f", "arguments": {"a": 1'
+    state = ResumeState(7, {0: tokenizer.encode(text, add_special=False)})
+    reply = chat(reader, state, tools=TOOLS, stream=True).reply
+    output = Output(request_id="r", index=0, text="2}}</tool_call>", token_ids=[5], finish_reason="stop")
+    [piece] = decode_pieces(reply.take([ChoiceOutput(0, output)], is_over=True))
+    assert (piece.text, piece.calls, piece.finish_reason) == ("", [CallPiece(0, "", "2}")], "tool_calls")
+
+
+def test_effort_is_for_the_template_or_a_limit_or_refused(tmp_path):
+    known, _ = reader_of(tmp_path, "{{ reasoning_effort }}<think></think>")
+    prompted = chat(known, reasoning_effort="low")
+    assert prompted.turn.max_reasoning_tokens is None
+    assert prompted.prompts != chat(known, reasoning_effort="high").prompts
+    thinks, tokenizer = reader_of(tmp_path, "{{ enable_thinking }}{# </think> #}")
+    assert chat(thinks, reasoning_effort="low").turn.max_reasoning_tokens == 1024
+    assert chat(thinks, reasoning_effort="high").turn.max_reasoning_tokens is None
+    assert chat(thinks, reasoning_effort="high", max_reasoning_tokens=5).turn.max_reasoning_tokens == 5
+    assert tokenizer.decode(chat(thinks, max_reasoning_tokens=0).prompts[0]) == "False"
+    with pytest.raises(BadRequest, match="one of none, minimal"):
+        chat(thinks, reasoning_effort="odd")
+    plain, _ = reader_of(tmp_path, HERMES)
+    assert chat(plain, reasoning_effort="none").turn.max_reasoning_tokens is None
+    for fields in ({"reasoning_effort": "low"}, {"max_reasoning_tokens": 5}):
+        with pytest.raises(BadRequest, match="does not reason"):
+            chat(plain, **fields)
+
+
+def test_reasoning_and_calls_are_counted_and_sent_apart(tmp_path):
+    reader, _ = reader_of(tmp_path, HERMES)
+    reply = chat(reader, tools=TOOLS).reply
+    texts = ["<think>", "Hm", "</think>", "So", '<tool_call>{"name": "f", "arguments": {}}</tool_call>']
+    outputs = [Output(request_id="r", index=0, text=text, token_ids=[5]) for text in texts]
+    for output in outputs:
+        assert reply.take([ChoiceOutput(0, output)], is_over=False) is None
+    counts = SequenceCounts(num_prompt=1, num_generated=6, num_cached=0, num_drafted=0, num_accepted=0)
+    last = Output(request_id="r", index=0, text="", token_ids=[6], finish_reason="stop", counts=counts)
+    [piece] = decode_pieces(reply.take([ChoiceOutput(0, last)], is_over=True))
+    assert (piece.reasoning, piece.text, piece.calls) == ("Hm", "So", [CallPiece(0, "f", "{}")])
+    assert (piece.num_reasoning_tokens, piece.num_tokens, piece.finish_reason) == (3, 6, "tool_calls")

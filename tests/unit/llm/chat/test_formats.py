@@ -10,8 +10,9 @@ from itertools import pairwise
 import pytest
 
 from flambeau.llm.chat.deltas import CallDelta, ChatDelta, whole_calls
-from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS
+from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, find_reasoning_format, find_tool_format
 from flambeau.llm.chat.stream_parser import MARK, ParserOptions
+from flambeau.llm.chat.tool_grammar import NOTATIONS
 
 TOOLS = {
     "weather": {
@@ -331,3 +332,34 @@ def test_long_call_is_not_looked_through_again_and_again():
         parser.take("0123456789")
     parser.take('"}}</tool_call>')
     assert time.process_time() - began < 2
+
+
+# Pieces of chat templates that show the family.
+TEMPLATES = {
+    "harmony": "<|start|>assistant<|channel|>final<|message|>",
+    "deepseek_v3": "<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n```json",
+    "deepseek_v31": "<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>",
+    "mistral_args": "[TOOL_CALLS]' + name + '[ARGS]",
+    "mistral": "[TOOL_CALLS] [",
+    "qwen3_coder": "<tool_call>\\n<function=example>\\n<parameter=p>",
+    "glm": "<tool_call>{name}\\n<arg_key>",
+    "gemma4": "<|tool_call>call:",
+    "functiongemma": "<start_function_call>call:",
+    "hermes": "<|im_start|><tool_call>",
+    "llama4_pythonic": "<|header_start|> [func_name1(params_name1=params_value1",
+    "pythonic": "<start_of_turn> [func_name1(params_name1=params_value1",
+    "llama3_json": "<|start_header_id|> <|python_tag|>",
+    "llama4_json": "<|header_start|>",
+    "llama3": "<|start_header_id|>",
+    "json": "{{ tools }}",
+}
+
+
+def test_family_is_found_in_the_chat_template():
+    assert {name: find_tool_format(text).name for name, text in TEMPLATES.items()} == {name: name for name in TEMPLATES}
+    assert TEMPLATES.keys() == TOOL_FORMATS.keys() == NOTATIONS.keys()
+    found = {
+        name: find_reasoning_format(row.markers.open + row.markers.close) for name, row in REASONING_FORMATS.items()
+    }
+    assert {name: row.name for name, row in found.items()} == {name: name for name in REASONING_FORMATS}
+    assert find_reasoning_format("{{ messages }}") is None

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
+from scipy.stats import chisquare
 
+from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.chat.deltas import ChatDelta, whole_calls
 from flambeau.llm.chat.formats import TOOL_FORMATS
@@ -275,3 +278,32 @@ def test_strict_tool_that_cannot_be_enforced_is_refused_by_name(name, schema, to
     del tool["function"]["strict"]
     [(_, _, [call], _)] = replies(made, turn_of(made, name, tools=[tool], is_parallel=False), 1, seed=1, max_tokens=60)
     assert call.name == "odd"
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_forced_arguments_have_the_networks_own_distribution(with_draft):
+    """Among draws with the same text before it, a digit has the network's probability among all digits."""
+    made = engine(special_of("mistral_args"), with_draft)
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": obj(a={"enum": [*range(10)]})}}
+    turn = turn_of(made, "mistral_args", tools=[tool], is_parallel=False)
+    ids = made.tokenizer.encode(PROMPT)
+    *start, colon = made.tokenizer.encode_with_special('[TOOL_CALLS]f[ARGS]{"a":')
+    digits = [made.tokenizer.encode(str(digit), add_special=False)[0] for digit in range(10)]
+    spaces = [i for i in range(made.tokenizer.vocab_size) if made.tokenizer.visible_bytes(i).isspace()]
+    drawn: dict[str, list[int]] = {}
+    for number in range(600):
+        drawn[str(number)] = []
+        params = SamplingParams(max_tokens=len(start) + 2, logit_bias=dict.fromkeys(spaces, -100))
+        made.add(str(number), ids, params, generated=[start], turn=turn, seed=number)
+    while made.has_work:
+        for output in made.step():
+            drawn[output.request_id] += output.token_ids
+    found = [digits.index(tokens[1]) for tokens in drawn.values() if tokens[0] == colon and tokens[1] in digits]
+    tokens = torch.tensor([*ids, *start, colon])
+    with torch.inference_mode():
+        network = made.model
+        logits = network.logits(network(tokens, torch.arange(len(tokens)), WholeAttention())[-1])
+    shares = logits[digits].double().softmax(-1).tolist()
+    assert len(found) > 500
+    expected = [share * len(found) for share in shares]
+    assert chisquare([found.count(digit) for digit in range(10)], expected).pvalue > 1e-4

@@ -88,6 +88,7 @@ export class Chat {
     let first = 0;
     let count = 0;
     let said = "";
+    let thoughts = null;
     try {
       const body = { ...request, stream: true, stream_options: { include_usage: true }, ...(this.probabilities.checked ? { logprobs: true, top_logprobs: 3 } : {}) };
       const response = await fetch("/console/v1/chat/completions", { method: "POST", headers: headers({ "content-type": "application/json" }), body: JSON.stringify(body), signal: this.abort.signal });
@@ -100,7 +101,12 @@ export class Chat {
         const choice = document.choices?.[0];
         if (!choice) continue;
         const piece = choice.delta?.content || "";
-        if (piece && !first) first = performance.now();
+        const thought = choice.delta?.reasoning_content || "";
+        if ((piece || thought) && !first) first = performance.now();
+        if (thought) {
+          if (!thoughts) node.append((thoughts = h("small", { class: "thoughts" })));
+          thoughts.append(thought);
+        }
         said += piece;
         node.append(...spans(piece, choice.logprobs?.content || []));
         this.log.scrollTop = this.log.scrollHeight;
@@ -108,7 +114,7 @@ export class Chat {
     } catch (error) {
       if (error.name !== "AbortError") put(this.problem, error.message);
     }
-    if (!said) node.remove();
+    if (!said && !thoughts) node.remove();
     else {
       const seconds = (performance.now() - (first || began)) / 1000;
       node.append(h("small", {}, [`first token ${duration((first || began) - began)}`, count ? `${number(count)} tokens` : null, count > 1 ? `${number((count - 1) / seconds)} tokens/s` : null].filter(Boolean).join(", ")));
