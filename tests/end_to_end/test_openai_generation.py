@@ -195,6 +195,11 @@ def test_tokens_of_a_prompt_and_a_chat_are_those_of_a_generation(client):
     asked = client.chat.completions.create(messages=messages, **GREEDY)
     assert post("tokenize", messages=messages)["count"] == asked.usage.prompt_tokens
     assert "outside" in post("detokenize", tokens=[10**6])["error"]["message"]
+    long = "to be " * 5000  # read beside the steps
+    assert post("tokenize", prompt=long)["count"] > 5000
+    with pytest.raises(openai.BadRequestError, match="context") as found:
+        complete(client, long)
+    assert found.value.code == "context_length_exceeded"
 
 
 def test_message_names_the_stop_sequence_that_ended_it(client):
