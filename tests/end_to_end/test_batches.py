@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from flambeau.config.server import KeysConfig
+from flambeau.frontend.key_file import write_private
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
 
@@ -24,8 +26,8 @@ def line(custom_id, text, url=CHAT, **more):
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
 
 
-def client_of(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30)
+def client_of(server, key="none"):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,29 @@ def test_batch_goes_on_after_a_server_was_killed(tmp_path):
         assert (done.status, done.request_counts.completed) == ("completed", 60)
         assert {*results(client, done.output_file_id)} == {str(i) for i in range(60)}
         assert len(client.files.content(done.output_file_id).text.splitlines()) == 60
+
+
+def test_batch_belongs_to_a_key_and_ends_with_it(tmp_path):
+    model = pack_handler(tmp_path, "scripted")
+    file = tmp_path / "key_file.json"
+    names = {"management": "m", "inference": "i", "API": "a"}
+    own = {name: {"key": letter * 40} for name, letter in names.items()}
+    users = {name: {"key": name[0] * 40, "api": "inference"} for name in ("ursula", "victor")}
+    file.touch(0o600)
+    file.write_text(json.dumps({**own, **users}))
+    slow = script([[0, "a"]], [[0, "b", "stop"]], pause=0.1)
+    settings = {"keys": KeysConfig(is_on=True, file=file), "files_folder": tmp_path / "files"}
+    with ConfiguredServer(tmp_path, model, **settings) as server:
+        ursula, victor = (client_of(server, letter * 40) for letter in "uv")
+        batch = begin(ursula, upload(ursula, *(line(str(i), slow) for i in range(500))))
+        assert [*victor.batches.list()] == [*victor.files.list()] == []
+        with pytest.raises(openai.NotFoundError):
+            victor.batches.retrieve(batch.id)
+        server.until(lambda: ursula.batches.retrieve(batch.id).request_counts.completed > 0)
+        write_private(file, {**own, "victor": users["victor"]})
+        record = tmp_path / "files" / f"{batch.id}.json"
+        server.until(lambda: json.loads(record.read_bytes())["status"] == "failed", timeout=60)
+        assert "ursula" in json.loads(record.read_bytes())["errors"][0]["message"]
 
 
 def test_server_without_a_folder_tells_the_remedy(tmp_path):

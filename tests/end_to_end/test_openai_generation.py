@@ -195,6 +195,28 @@ def test_tokens_of_a_prompt_and_a_chat_are_those_of_a_generation(client):
     asked = client.chat.completions.create(messages=messages, **GREEDY)
     assert post("tokenize", messages=messages)["count"] == asked.usage.prompt_tokens
     assert "outside" in post("detokenize", tokens=[10**6])["error"]["message"]
+    long = "to be " * 5000  # read beside the steps
+    assert post("tokenize", prompt=long)["count"] > 5000
+    with pytest.raises(openai.BadRequestError, match="context") as found:
+        complete(client, long)
+    assert found.value.code == "context_length_exceeded"
+
+
+def test_message_names_the_stop_sequence_that_ended_it(client):
+    base = str(client.base_url).removesuffix("/v1/")
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": NUM_TOKENS}
+
+    def post(**body):
+        with client._client.stream("POST", f"{base}/v1/messages", json={**chat, "temperature": 0, **body}) as reply:
+            return json.loads(reply.read())
+
+    whole = post()
+    text = whole["content"][0]["text"]
+    stop = text[len(text) // 2 :][:3]
+    found = post(stop_sequences=["never", stop])
+    assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", stop)
+    assert found["content"][0]["text"] == text[: text.index(stop)]
+    assert whole["stop_reason"] in ("max_tokens", "end_turn")
 
 
 def test_model_is_listed(client):

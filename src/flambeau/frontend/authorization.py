@@ -103,6 +103,14 @@ class Keys:
                 return self.tenants[name]
         raise InvalidKey(REFUSED, plain=self._explain(kind, authorization, given, now))
 
+    def tenant_of(self, name: str) -> Tenant | None:
+        """The tenant of a key by its name; None if it was revoked or has expired."""
+        now = self._now()
+        if now >= self._next_look:
+            self._look(now)
+        key = self._keys.get(name)
+        return None if key is None or key.has_expired(now) else self.tenants[name]
+
     def renew(self, kind: str | None, authorization: str | None) -> None:
         """Replace a key for a caller with the API key; the old one is invalid from now on."""
         self._look(self._now())

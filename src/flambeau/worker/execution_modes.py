@@ -253,11 +253,11 @@ class GenerationMode(Mode):
             return
         self._runner.context.begin([request], [types_of(row)])
         try:
-            if request.kind == "tokenize":
-                part = Part(request.job_id, self._generation.tokenize(row["body"]))
-                self._outbox.send_messages(self._runner.context, [part])
+            if request.kind != "tokenize":
+                self._generation.join(request, row)
+            elif (body := self._generation.tokenize(request, row["body"])) is not None:
+                self._outbox.send_messages(self._runner.context, [Part(request.job_id, body)])
                 return
-            self._generation.join(request, row)
         except Exception as error:
             self._outbox.fail([request], error)
         else:

@@ -30,8 +30,8 @@ class Generation(Protocol):
     def join(self, request: Request, row: Row) -> None:
         """Take a job, or raise to fail it. `request.state` is the state to resume from, if any."""
 
-    def tokenize(self, body: bytes | bytearray) -> bytes:
-        """The reply to a job of kind `tokenize`; only with that ability."""
+    def tokenize(self, request: Request, body: bytes | bytearray) -> bytes | None:
+        """The reply to a job of kind `tokenize`; None: a later step has it. Only with that ability."""
 
     def step(self) -> Sequence[StepResult]:
         """Make the next parts. A part with `last`, or an exception, ends its job."""
@@ -53,7 +53,7 @@ def cannot_follow() -> None:
     raise HandlerError("this handler's generation has no follow(): it runs on one rank only")
 
 
-def cannot_tokenize(body: bytes | bytearray) -> bytes:
+def cannot_tokenize(request: Request, body: bytes | bytearray) -> bytes | None:
     raise BadRequest("this model's handler does not tokenize texts; use a model with gpt_handler")
 
 

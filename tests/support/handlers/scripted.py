@@ -83,14 +83,14 @@ class Scripted:
     def join(self, request, row):
         self.jobs[request.job_id] = Script(decode_request(row["body"]), request.state)
 
-    def tokenize(self, body):
+    def tokenize(self, request, body):
         """Each character is a token, and each message begins with token 0."""
-        request = decode_tokenize(body)
-        if isinstance(request, Detokenize):
-            return encode_reply(Detokenized(text="".join(map(chr, request.tokens))))
-        texts = [request.prompt] if request.messages is None else [f"\0{one['content']}" for one in request.messages]
+        asked = decode_tokenize(body)
+        if isinstance(asked, Detokenize):
+            return encode_reply(Detokenized(text="".join(map(chr, asked.tokens))))
+        texts = [asked.prompt] if asked.messages is None else [f"\0{one['content']}" for one in asked.messages]
         ids = [ord(character) for text in texts for character in text]
-        return encode_reply(Tokenized(tokens=ids, texts=[*map(chr, ids)] if request.has_texts else None, max_length=99))
+        return encode_reply(Tokenized(tokens=ids, texts=[*map(chr, ids)] if asked.has_texts else None, max_length=99))
 
     def step(self):
         made = []

@@ -362,14 +362,23 @@ def test_prompt_that_cannot_be_answered_is_the_clients_fault(handler, body, reas
 )
 def test_front_ends_request_that_makes_no_sense_is_refused_whole(handler, body, reason):
     with pytest.raises(BadRequest, match=reason):
-        join(handler, body, kind="generate")
+        join_and_read(handler, body)
     assert not handler.generation().has_work
+
+
+def join_and_read(handler, body):
+    """Join, and raise the error of a long request, which is read beside the steps."""
+    join(handler, body, kind="generate")
+    while handler.generation().has_work:
+        for result in handler.generation().step():
+            if isinstance(result, tuple):
+                raise result[1]
 
 
 def test_too_many_prompts_are_not_even_cut_into_tokens(handler, monkeypatch):
     monkeypatch.setattr(handler._reader, "_tokenizer", None)
     with pytest.raises(BadRequest, match="prompts times n must be 1 to 1024, not 1025"):
-        join(handler, encode_request(Generate(prompts=[PROMPT] * 1025)), kind="generate")
+        join_and_read(handler, encode_request(Generate(prompts=[PROMPT] * 1025)))
 
 
 def test_tool_call_whose_arguments_are_nested_without_end_costs_nothing(handler):

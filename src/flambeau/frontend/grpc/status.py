@@ -16,7 +16,9 @@ from flambeau.errors import (
     FlambeauError,
     InvalidKey,
     JobFailed,
+    KeyLimitReached,
     ModelExists,
+    ModelNotAllowed,
     ModelNotFound,
     ModelRemoved,
     NotAllowed,
@@ -39,6 +41,8 @@ CODES: dict[type[FlambeauError], StatusCode] = {
     ModelRemoved: StatusCode.ABORTED,
     DefaultVersionInUse: StatusCode.FAILED_PRECONDITION,
     DeadlinePassed: StatusCode.DEADLINE_EXCEEDED,
+    KeyLimitReached: StatusCode.RESOURCE_EXHAUSTED,
+    ModelNotAllowed: StatusCode.PERMISSION_DENIED,
 }
 _BY_HTTP = {
     400: StatusCode.INVALID_ARGUMENT,
@@ -105,7 +109,7 @@ def of_open_inference(error: FlambeauError) -> tuple[StatusCode, str]:
     """The same for Open Inference calls, where an unknown model is NOT_FOUND."""
     if isinstance(error, BadRequest) and not isinstance(error, MalformedMessage):
         return StatusCode.INTERNAL, "BadRequestException.()"
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable) and not isinstance(error, KeyLimitReached):
         return StatusCode.INTERNAL, "InternalServerException.()"
     return of_management(error)
 

@@ -30,7 +30,6 @@ from flambeau.frontend.openai_batches.batch_files import ENDPOINTS, BatchRecord
 from flambeau.frontend.openai_batches.file_store import FileStore, StoredFile
 from flambeau.frontend.openai_batches.runner import BatchJobs, metadata_of
 from flambeau.serving.server import Server
-from flambeau.serving.tenants import Tenant
 
 WINDOW_S = 24 * 3600
 MAX_NAME = 255
@@ -53,16 +52,12 @@ class FilesApi:
     """Files of clients, and batches of the requests in them."""
 
     def __init__(self, server: Server, keys: Keys | None, v1: Endpoint, folder: Path | None) -> None:
-        self._tenants = keys.tenants if keys is not None else None
         self._files: FileStore | None = None
         self._runner: BatchJobs | None = None
         if folder is not None:
             self._files = FileStore(folder)
             router = Router({"v1": v1, ANYTHING: unknown_path}, style=server.config.error_style)
-            self._runner = BatchJobs(server, router, self._files, folder, self._tenant_of)
-
-    def _tenant_of(self, name: str) -> Tenant | None:
-        return None if self._tenants is None else self._tenants[name]
+            self._runner = BatchJobs(server, router, self._files, folder, keys)
 
     def start(self) -> None:
         """Go on with the batches of an earlier run, on the event loop that runs."""

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from flambeau.errors import ModelNotFound
+from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.exchange import Exchange, Header, new_request_id
 from flambeau.frontend.http.router import Router
 from flambeau.frontend.openai.models import find_model
-from flambeau.frontend.openai_batches.batch_files import BatchRecord, BatchRequest, Document, ResultFile, read_requests
+from flambeau.frontend.openai_batches.batch_files import (
+    BatchRecord,
+    BatchRequest,
+    Document,
+    ResultFile,
+    problem,
+    read_requests,
+)
 from flambeau.frontend.openai_batches.file_store import FileStore, write_atomically
 from flambeau.serving.job import RequestBody
 from flambeau.serving.server import Server
@@ -76,11 +84,9 @@ class BatchExchange(Exchange):
 class BatchJobs:
     """A task for each batch that is not over."""
 
-    def __init__(
-        self, server: Server, router: Router, files: FileStore, folder: Path, tenant_of: Callable[[str], Tenant | None]
-    ) -> None:
+    def __init__(self, server: Server, router: Router, files: FileStore, folder: Path, keys: Keys | None) -> None:
         self._server, self._router, self._files, self._folder = server, router, files, folder
-        self._tenant_of = tenant_of  # by the name of a key; raises KeyError if it is unknown
+        self._keys = keys
         self.records: dict[str, BatchRecord] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -132,7 +138,6 @@ class BatchJobs:
         stored = self._files.get(record.input_file_id, record.owner)
         content = b"" if stored is None else await asyncio.to_thread(self._files.read, stored)
         requests, problems = await asyncio.to_thread(read_requests, content, record.endpoint)
-        tenant = self._tenant_of(record.owner)
         if problems:
             record.status, record.failed_at, record.errors = "failed", int(time.time()), problems
             await self._save(record)
@@ -147,7 +152,7 @@ class BatchJobs:
         number = self._num_at_a_time(requests[0])
         async with asyncio.TaskGroup() as workers:
             for _ in range(number):
-                workers.create_task(self._work(record, left, outputs, errors, tenant))
+                workers.create_task(self._work(record, left, outputs, errors))
         if not self._server.is_draining:
             await self._finish(record, outputs, errors)
 
@@ -166,21 +171,21 @@ class BatchJobs:
         left: Iterator[BatchRequest],
         outputs: ResultFile,
         errors: ResultFile,
-        tenant: Tenant | None,
     ) -> None:
         """Answer one request after another, until none is left or the batch is to stop."""
         for request in left:
-            if (result := await self._answer(record, request, tenant)) is None:
+            if (result := await self._answer(record, request)) is None:
                 return
             is_success = result["response"]["status_code"] == 200
             await asyncio.to_thread((outputs if is_success else errors).append, result)
             record.completed += is_success
             record.failed += not is_success
 
-    async def _answer(self, record: BatchRecord, request: BatchRequest, tenant: Tenant | None) -> Document | None:
+    async def _answer(self, record: BatchRecord, request: BatchRequest) -> Document | None:
         """The result of a request; None if the batch is to stop. An unavailable server is tried again."""
         num_failures = 0
         while not self._should_stop(record):
+            tenant = None if self._keys is None else self._keys.tenant_of(record.owner)
             exchange = BatchExchange(request.url, msgspec.json.encode(request.body), tenant)
             self._router.handle(exchange)
             try:
@@ -197,7 +202,13 @@ class BatchJobs:
             return {"id": id, "custom_id": request.custom_id, "response": response, "error": None}
         return None
 
+    def _has_key(self, record: BatchRecord) -> bool:
+        """Whether the key that made a batch is still valid."""
+        return self._keys is None or self._keys.tenant_of(record.owner) is not None
+
     def _should_stop(self, record: BatchRecord) -> bool:
+        if not self._has_key(record):
+            return True
         return record.status == "cancelling" or self._server.is_draining or time.time() >= record.expires_at
 
     async def _finish(self, record: BatchRecord, outputs: ResultFile, errors: ResultFile) -> None:
@@ -209,6 +220,10 @@ class BatchJobs:
         record.output_file_id, record.error_file_id = output_file_id, error_file_id
         if is_complete:
             record.status, record.completed_at = "completed", now
+        elif not self._has_key(record):
+            record.status, record.failed_at = "failed", now
+            text = f"the key {record.owner!r} that made the batch was revoked or has expired"
+            record.errors = [problem("invalid_api_key", None, text)]
         elif is_cancelled:
             record.status, record.cancelled_at = "cancelled", now
         else:

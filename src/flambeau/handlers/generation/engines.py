@@ -43,7 +43,7 @@ class Follower:
     def join(self, request: Request, row: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def tokenize(self, body: bytes | bytearray) -> bytes:
+    def tokenize(self, request: Request, body: bytes | bytearray) -> bytes | None:
         raise NotImplementedError
 
     def step(self) -> list[Part | tuple[int, Exception]]:

@@ -6,7 +6,9 @@ import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from flambeau.errors import BadRequest, PredictionException
@@ -21,6 +23,8 @@ from flambeau.metrics.definitions import MetricTypes
 from flambeau.wire.generation import Adapter, decode_adapter_change
 from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Part, Request, Work
 
+LONG_BYTES = 16 << 10  # of a request that is read beside the steps: a few milliseconds
+READ_WAIT_S = 0.02  # an idle engine waits so long for a request that is being read, then for messages
 PROMPT_STRIDE = 0xD1B54A32D192ED03  # between the seeds of several prompts in a request without a seed of its own
 
 Read = Callable[[Request, Mapping[str, Any], ResumeState | None], Prompted]
@@ -130,6 +134,55 @@ class PendingCompletions:
             self.on_tokens(index, output.token_ids)
 
 
+class LongReads:
+    """Reads long requests in a thread, beside the steps: tokenizing a long prompt takes as long as many steps.
+
+    Tokenizers release Python's lock meanwhile. While one is read, others wait for the thread: they share a tokenizer.
+    """
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None  # made when it is needed
+        self._reads: dict[int, tuple[Future[Any], Callable[[Any], StepResult | None]]] = {}
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._reads)
+
+    def is_for(self, body: bytes | bytearray) -> bool:
+        return len(body) >= LONG_BYTES or bool(self._reads)
+
+    def submit(self, job_id: int, read: Callable[[], Any], finish: Callable[[Any], StepResult | None]) -> None:
+        """Call `read` in the thread, and then `finish` with its result between two steps."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._reads[job_id] = (self._executor.submit(read), finish)
+
+    def forget(self, job_id: int) -> None:
+        """Drop a job that was cancelled."""
+        if (found := self._reads.pop(job_id, None)) is not None:
+            found[0].cancel()
+
+    def finish(self, wait_s: float) -> list[StepResult]:
+        """Finish the jobs that are read; without any, wait a moment for one."""
+        wait([future for future, _ in self._reads.values()], wait_s, FIRST_COMPLETED)
+        results: list[StepResult] = []
+        for job_id, (future, finish) in [*self._reads.items()]:
+            if not future.done():
+                continue
+            del self._reads[job_id]
+            try:
+                result = finish(future.result())
+            except Exception as error:
+                results.append((job_id, error))
+            else:
+                results += [] if result is None else [result]
+        return results
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+
 def cannot_tokenize(body: bytes | bytearray) -> bytes:
     """The default for `tokenize`."""
     raise BadRequest("this model does not tokenize texts")
@@ -158,6 +211,7 @@ class GptGeneration:
         self._tokenize = tokenize
         self._resume = resume
         self._on_finished = on_finished
+        self._reads = LongReads()
         self._jobs: dict[int, GenerationJob] = {}
         self._gaps = TokenGaps()
         # name in the engine → its owner, and the index of its first choice
@@ -167,7 +221,7 @@ class GptGeneration:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._unsent) or self._engine.has_work
+        return bool(self._unsent) or self._reads.has_any or self._engine.has_work
 
     # ---- jobs ----
 
@@ -180,7 +234,16 @@ class GptGeneration:
         state = read_state(request.state) if request.state else None
         if request.state and state is None:
             raise RuntimeError("the reply cannot be resumed: the state that the previous worker sent is not readable")
-        prompted = self._read(request, row, state)
+        if request.kind == "generate" and self._reads.is_for(row.get("body", b"")):
+            self._reads.submit(
+                request.job_id,
+                partial(self._read, request, row, state),
+                lambda prompted: self._add_job(request, prompted, state, began),
+            )
+        else:
+            self._add_job(request, self._read(request, row, state), state, began)
+
+    def _add_job(self, request: Request, prompted: Prompted, state: ResumeState | None, began: float) -> None:
         seed = state.seed if state is not None else first_seed(prompted.params)
         keeps_state = self._resume and prompted.is_stream
         num_choices = len(prompted.prompts) * prompted.params.n
@@ -273,11 +336,15 @@ class GptGeneration:
         self._owners[name] = (job, first_index)
         return name
 
-    def tokenize(self, body: bytes | bytearray) -> bytes:
-        """Answer a job of kind `tokenize`, which needs no place in the engine."""
-        return self._tokenize(body)
+    def tokenize(self, request: Request, body: bytes | bytearray) -> bytes | None:
+        """Answer a job of kind `tokenize`, which needs no place in the engine; None: with a later step."""
+        if not self._reads.is_for(body):
+            return self._tokenize(body)
+        self._reads.submit(request.job_id, partial(self._tokenize, body), partial(Part, request.job_id))
+        return None
 
     def cancel(self, job_id: int) -> None:
+        self._reads.forget(job_id)
         if (job := self._jobs.pop(job_id, None)) is not None:
             self._remove(job)
 
@@ -290,6 +357,8 @@ class GptGeneration:
 
     def step(self) -> list[StepResult]:
         unsent, self._unsent = self._unsent, []
+        if self._reads.has_any:
+            unsent += self._reads.finish(wait_s=0.0 if self._engine.has_work else READ_WAIT_S)
         return [*unsent, *self._advance()] if self._engine.has_work else unsent
 
     def _advance(self) -> list[StepResult]:
@@ -370,6 +439,7 @@ class GptGeneration:
         raise NotImplementedError
 
     def close(self) -> None:
+        self._reads.close()
         self._engine.close()
 
 

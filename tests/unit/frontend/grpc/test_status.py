@@ -16,7 +16,9 @@ from flambeau.errors import (
     FileTaken,
     InvalidKey,
     JobFailed,
+    KeyLimitReached,
     ModelExists,
+    ModelNotAllowed,
     ModelNotFound,
     NotAllowed,
     Unavailable,
@@ -110,3 +112,9 @@ def test_details_are_the_message_and_the_class_but_refusals_have_none():
     long = details_of(BadRequest("é" * 5000), "Name")
     assert len(long.encode()) < 2100
     assert long.endswith("…\nName")
+
+
+@pytest.mark.parametrize("statuses", [of_prediction, of_open_inference, of_management])
+def test_limits_of_keys_have_codes_that_clients_handle(statuses):
+    assert statuses(KeyLimitReached("slow down", retry_after_s=2))[0] is StatusCode.RESOURCE_EXHAUSTED
+    assert statuses(ModelNotAllowed("not yours"))[0] is StatusCode.PERMISSION_DENIED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from flambeau.errors import BadRequest, PredictionException
-from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
+from flambeau.handlers.generation.generation_jobs import LONG_BYTES, GenerationMetrics, GptGeneration
 from flambeau.handlers.generation.reply_formats import TextFormat
 from flambeau.handlers.generation.request_reader import Prompted, encode_step, read_state
 from flambeau.llm.core.outputs import Output, SequenceCounts
@@ -320,3 +322,81 @@ def test_metrics_of_a_finished_job():
         "AcceptedTokens": 2,
         "DraftAcceptance": 25.0,
     }
+
+
+# ---- long requests ----
+
+
+class SlowSetup(Setup):
+    """Reading waits until it may go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_go_on = threading.Event()
+        read = self.generation._read
+
+        def read_slowly(request, row, state):
+            assert self.may_go_on.wait(30)
+            if request.job_id == 9:
+                raise BadRequest("too long")
+            return read(request, row, state)
+
+        self.generation._read = read_slowly
+
+    def join_long(self, job_id, size=LONG_BYTES):
+        request = Request(job_id, f"r{job_id}", [], b"", "generate")
+        self.generation.join(request, {"body": b"x" * size})
+
+    def step_until(self, is_done):
+        results = []
+        deadline = time.monotonic() + 30
+        while not is_done() and time.monotonic() < deadline:
+            results += self.generation.step()
+        assert is_done()
+        return results
+
+
+def test_long_request_is_read_beside_the_steps():
+    setup = SlowSetup()
+    setup.join_long(1)
+    setup.join_long(2, size=1)  # a short one behind it waits for the same tokenizer
+    assert setup.generation.has_work
+    assert setup.generation.step() == []
+    assert setup.engine.added == {}
+    setup.may_go_on.set()
+    setup.step_until(lambda: len(setup.engine.added) == 2)
+    assert [*setup.engine.added] == ["1/0", "2/0"]
+    assert not setup.generation.has_work
+    setup.generation.close()
+
+
+def test_long_request_that_is_refused_fails_alone():
+    setup = SlowSetup()
+    setup.may_go_on.set()
+    setup.join_long(9)
+    [(job_id, error)] = setup.step_until(lambda: not setup.generation.has_work)
+    assert (job_id, str(error)) == (9, "too long")
+    setup.generation.close()
+
+
+def test_long_request_that_is_cancelled_is_dropped():
+    setup = SlowSetup()
+    setup.join_long(1)
+    setup.generation.cancel(1)
+    assert not setup.generation.has_work
+    setup.may_go_on.set()
+    assert setup.engine.added == {}
+    setup.generation.close()
+
+
+def test_long_text_is_tokenized_beside_the_steps():
+    setup = Setup()
+    setup.generation._tokenize = bytes.upper
+    assert setup.generation.tokenize(Request(1, "r", [], b"", "tokenize"), b"ab") == b"AB"
+    assert setup.generation.tokenize(Request(2, "r", [], b"", "tokenize"), b"a" * LONG_BYTES) is None
+    deadline, results = time.monotonic() + 30, []
+    while not results and time.monotonic() < deadline:
+        results = setup.generation.step()
+    [part] = results
+    assert (part.job_id, part.body, part.last) == (2, b"A" * LONG_BYTES, True)
+    setup.generation.close()
