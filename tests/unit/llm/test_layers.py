@@ -28,10 +28,11 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "speculation": {"core", "sampling"},
     "quantize": {"models"},
     "checkpoints": {"models", "quantize"},
-    "executor": {"core", "models", "sampling", "speculation"},
-    "backends": {"executor", "models", "sampling"},
-    "backends/cpu": {"backends", "executor", "models", "quantize"},
-    "backends/cuda": {"backends", "core", "executor", "models", "quantize", "sampling"},
+    "adapters": {"checkpoints", "models", "quantize"},
+    "executor": {"adapters", "core", "models", "sampling", "speculation"},
+    "backends": {"adapters", "executor", "models", "sampling"},
+    "backends/cpu": {"adapters", "backends", "executor", "models", "quantize"},
+    "backends/cuda": {"adapters", "backends", "core", "executor", "models", "quantize", "sampling"},
 }
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.adapters.lora_config import MERGE, LoraConfig, read_lora_config
-from flambeau.llm.checkpoints.checkpoint import on_meta_device
 from flambeau.llm.checkpoints.parameter_map import ShardFunction, cuts, listed
 from flambeau.llm.checkpoints.weight_files import StoredTensor, open_weights
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.tensor_names import ParameterSlice, layouts, parts_of
 from flambeau.llm.models.transformer import Transformer
 
