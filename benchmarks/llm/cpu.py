@@ -87,7 +87,10 @@ def compare(kind: str, asked: argparse.Namespace, folder: Path) -> list[dict[str
     for round_ in range(-1, asked.rounds):  # the first one warms up
         for name in asked.jobs.split(","):
             job, lap, count = JOBS[name]
-            replies = {"flambeau": ours.run({**job, "seed": round_ + 1}), "llama.cpp": other.run({**job, "seed": round_ + 1})}
+            replies = {
+                "flambeau": ours.run({**job, "seed": round_ + 1}),
+                "llama.cpp": other.run({**job, "seed": round_ + 1}),
+            }
             if round_ < 0:
                 continue
             record: dict[str, Any] = {"kind": kind, "job": name, "round": round_}

@@ -46,7 +46,12 @@ def flambeau(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompts
     torch.set_num_threads(threads)
     options = {"quantization": kind} if kind in ("int8", "int4") else {"dtype": kind}
     config = EngineConfig(
-        device="cpu", max_num_seqs=MAX_STREAMS, max_model_len=CONTEXT, prefix_cache=False, kv_cache_bytes=2 << 30, **options
+        device="cpu",
+        max_num_seqs=MAX_STREAMS,
+        max_model_len=CONTEXT,
+        prefix_cache=False,
+        kv_cache_bytes=2 << 30,
+        **options,
     )
     loaded = load_network(Path(path), config, torch.device("cpu"), None)  # the checkpoint has no tokenizer
     engine = Engine(loaded.arch, loaded.backend, num_blocks=loaded.num_blocks, config=config)

@@ -87,9 +87,7 @@ def narrowest(weight_OI: Tensor) -> torch.dtype:
 
 
 @torch.inference_mode()
-def pack_floats(
-    weight_OI: Tensor, bias: Tensor | None = None, *, packs_float32: bool = True
-) -> PackedLinear | None:
+def pack_floats(weight_OI: Tensor, bias: Tensor | None = None, *, packs_float32: bool = True) -> PackedLinear | None:
     """Panels [P, I, 32] of the narrowest exact type; pairs of columns 16 apart for bfloat16."""
     weight_OI = weight_OI.detach()
     if weight_OI.dtype == torch.bfloat16:

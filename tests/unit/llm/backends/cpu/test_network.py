@@ -154,7 +154,13 @@ def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"norm": "layer"}, {"is_parallel": True}, {"num_experts": 4, "expert_size": 8}, {"has_alibi": True}, {"head_size": 8}],
+    [
+        {"norm": "layer"},
+        {"is_parallel": True},
+        {"num_experts": 4, "expert_size": 8},
+        {"has_alibi": True},
+        {"head_size": 8},
+    ],
 )
 def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
     model = random_model(**{"head_size": 16, **changes})
