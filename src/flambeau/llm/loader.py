@@ -174,9 +174,9 @@ def load_network(
 def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Replace quantized layers by those of the CPU kernels, else by PyTorch's."""
     kinds = (Int8Linear, Int4Linear)
-    if device.type == "cpu" and config.compile and any(isinstance(layer, kinds) for layer in model.modules()):
-        if kernels.load():  # which may build them first
-            pack_layers(model, kinds)
+    is_quantized = any(isinstance(layer, kinds) for layer in model.modules())
+    if is_quantized and device.type == "cpu" and config.compile and kernels.load():  # which may build them first
+        pack_layers(model, kinds)
     use_fast_layers(model, dtype)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu import bindings

@@ -204,7 +204,7 @@ FAMILIES = {
 def test_networks_of_other_families_give_the_twins_logits(family):
     model = random_model(head_size=16, **FAMILIES[family])
     generator = torch.Generator().manual_seed(3)
-    for name, weight in model.named_parameters():
+    for weight in model.parameters():
         if weight.dim() == 1:
             weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
     assert network.can_compute(model, room(model, 1)), model.arch.extras

@@ -147,8 +147,8 @@ def test_processors_without_the_newest_instructions_give_the_same(processor, tmp
     source, library = tmp_path / "multiply.cpp", tmp_path / "multiply.so"
     source.write_text(
         f'#include "{bindings.SOURCES}/matrix.h"\n'
-        'extern "C" void flambeau_multiply(const flambeau::Matrix* matrix, const float* x, float* out, int64_t rows, int '
-        "threads) { matrix->multiply(x, out, rows, false, threads); }\n"
+        'extern "C" void flambeau_multiply(const flambeau::Matrix* matrix, const float* x, float* out, int64_t rows, '
+        "int threads) { matrix->multiply(x, out, rows, false, threads); }\n"
     )
     flags = [flag.replace("native", processor) for flag in bindings.FLAGS]
     subprocess.run([bindings.find_compiler(), *flags, str(source), "-o", str(library)], check=True)
