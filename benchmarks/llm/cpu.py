@@ -1,4 +1,4 @@
-"""Measures generation on a CPU beside llama.cpp: one stream, 8 and 32 streams, and a long prompt, by kind of weights.
+"""Measures generation on a CPU beside llama.cpp: one, 8 and 32 streams and a long prompt, for each kind of weights.
 
     python benchmarks/llm/cpu.py --llama-python PYTHON [--shape smollm-135m] [--rounds 5] [--threads 2]
 

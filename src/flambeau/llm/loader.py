@@ -205,7 +205,7 @@ def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.de
     """Replace quantized layers by those of the CPU kernels, else by PyTorch's."""
     kinds = (Int8Linear, Int4Linear)
     is_quantized = any(isinstance(layer, kinds) for layer in model.modules())
-    if device.type == "cpu" and config.compile and is_quantized and kernels.load():  # which may build them first
+    if is_quantized and device.type == "cpu" and config.compile and kernels.load():  # which may build them first
         pack_layers(model, kinds)
     use_fast_layers(model, dtype)
 

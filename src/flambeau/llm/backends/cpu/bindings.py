@@ -128,7 +128,7 @@ class KernelLibrary:
         return name.decode()
 
     def load(self) -> bool:
-        """Load it, after building it if needed (about 15 seconds); False and one warning if that fails."""
+        """Load it, after building it if needed (about 20 seconds); False and one warning if that fails."""
         with self._lock:
             if not self._was_tried:
                 self._was_tried = True
@@ -200,7 +200,7 @@ def built_library(folder: Path, compiler: str = "", flags: Sequence[str] = FLAGS
 
 def build(library: Path, compiler: str, flags: Sequence[str]) -> None:
     """Compile the sources; the library appears complete or not at all."""
-    log.info("building the CPU kernels with %s: about 15 seconds, once for this machine", compiler)
+    log.info("building the CPU kernels with %s: about 20 seconds, once for this machine", compiler)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch) / "operators.so"
         command = [compiler, *flags, str(SOURCES / "operators.cpp"), "-o", str(built)]

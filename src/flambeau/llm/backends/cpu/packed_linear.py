@@ -98,7 +98,7 @@ def pack_floats(weight_OI: Tensor, bias: Tensor | None = None, *, packs_float32:
     columns_PNI = padded_rows(weight_OI.to(dtype)).view(-1, PANEL, weight_OI.shape[1])
     panels = columns_PNI.transpose(1, 2).contiguous()
     if dtype == torch.bfloat16:
-        panels = panels.unflatten(2, (2, LANES)).transpose(2, 3).contiguous()
+        panels = panels.view(*panels.shape[:2], 2, LANES).transpose(2, 3).contiguous()
     return PackedLinear(str(dtype).removeprefix("torch."), panels, weight_OI.shape[1], weight_OI.shape[0], bias)
 
 
@@ -157,7 +157,7 @@ def with_room(tensor: Tensor) -> Tensor:
 def rounded_inputs(x: Tensor, group_size: int) -> Tensor:
     """The inputs […, I] as the kernels round them for integer weights: the largest number of a group is 127 steps."""
     size = x.shape[-1]
-    groups = F.pad(x.float(), (0, -size % group_size)).unflatten(-1, (-1, group_size))
+    groups = F.pad(x.float(), (0, -size % group_size)).reshape(*x.shape[:-1], -1, group_size)
     largest = groups.abs().amax(dim=-1, keepdim=True)
     steps = torch.where(largest > 1e-30, groups * (127.0 / largest), 0.0).round()
     return (steps * (largest / 127.0)).flatten(-2)[..., :size]

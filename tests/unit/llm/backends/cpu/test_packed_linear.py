@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import subprocess
+
 import pytest
 import torch
 from torch import nn
@@ -129,3 +133,31 @@ def test_a_row_of_zeros_gives_zeros():
 def test_kinds_without_a_kernel_are_left_alone():
     assert packed(Fp8Linear.from_linear(linear(64, 32))) is None
     assert packed(nn.Identity()) is None
+
+
+VARIANTS = {"x86-64": set(), "haswell": {"avx2", "fma"}, "skylake-avx512": {"avx512f", "avx512bw"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", VARIANTS)
+def test_processors_without_the_newest_instructions_give_the_same(processor, tmp_path, monkeypatch):
+    features = set(bindings.processor_features().split())
+    if platform.machine() != "x86_64" or not VARIANTS[processor] <= features:
+        pytest.skip(f"this processor does not execute code for {processor}")
+    source, library = tmp_path / "multiply.cpp", tmp_path / "multiply.so"
+    source.write_text(
+        f'#include "{bindings.SOURCES}/matrix.h"\n'
+        'extern "C" void flambeau_multiply(const flambeau::Matrix* matrix, const float* x, float* out, int64_t rows, '
+        "int threads) { matrix->multiply(x, out, rows, false, threads); }\n"
+    )
+    flags = [flag.replace("native", processor) for flag in bindings.FLAGS]
+    subprocess.run([bindings.find_compiler(), *flags, str(source), "-o", str(library)], check=True)
+    layer, x = linear(256, 70, bias=True), torch.randn(11, 256)
+    layers = [packed(each) for each in (layer, Int8Linear.from_linear(layer), Int4Linear.from_linear(layer, 64))]
+    layers += [packed(linear(256, 70).to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
+    expected = [each(x) for each in layers]
+    older = ctypes.CDLL(str(library))
+    older.flambeau_multiply.argtypes = bindings.kernels.library.flambeau_multiply.argtypes
+    monkeypatch.setattr(bindings.kernels, "library", older)
+    for each, result in zip(layers, expected, strict=True):
+        torch.testing.assert_close(each(x), result, atol=1e-4, rtol=1e-4)

@@ -14,7 +14,7 @@ struct Matrix {  // [width, size]
   const float* bias;  // or null
   int64_t size, width, group;
 
-  void multiply(const float* x, float* out, int64_t num_rows, bool adds, int num_threads) const {
+  FLAMBEAU_ONCE void multiply(const float* x, float* out, int64_t num_rows, bool adds, int num_threads) const {
     const auto* words = static_cast<const uint32_t*>(weights);
     switch (kind) {
       case kFloat32: return multiply_floats<Float32>(x, words, bias, out, num_rows, size, width, adds, num_threads);

@@ -136,7 +136,7 @@ class Pass {
   }
 
   // The logits [N, V] of some of the tokens.
-  void run(const int64_t* rows, int64_t num_rows, float* logits) {
+  FLAMBEAU_ONCE void run(const int64_t* rows, int64_t num_rows, float* logits) {
     each_token([&](int64_t t) { embed(t); });
     for (int64_t i = 0; i < net_.num_layers; ++i) {
       attend(net_.layers[i]);

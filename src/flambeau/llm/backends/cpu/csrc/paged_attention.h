@@ -43,7 +43,7 @@ struct PagedStep {
 };
 
 // Turns scores into weights that sum to one. Nothing beyond them is read.
-inline void softmax(float* scores, int64_t length) {
+FLAMBEAU_ONCE inline void softmax(float* scores, int64_t length) {
   alignas(64) float rest[kLanes];
   const int64_t whole = length / kLanes * kLanes, more = length - whole;
   Floats high = Floats{} + scores[0];
@@ -165,7 +165,7 @@ void attend_group(const PagedStep<stored>& step, int64_t t, const int64_t* table
 
 // The scores of `rows` queries for sixteen keys, which are transposed [D, 16].
 template <int parts, int rows>
-inline void score_tile(const float* const* queries, const float* keys, float* scores, int64_t room) {
+FLAMBEAU_ONCE void score_tile(const float* const* queries, const float* keys, float* scores, int64_t room) {
   Floats sums[rows] = {};
   for (int64_t d = 0; d < parts * kLanes; ++d) {
     const Floats key = load(keys + d * kLanes);

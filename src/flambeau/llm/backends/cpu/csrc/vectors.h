@@ -7,6 +7,9 @@
 #include <immintrin.h>
 #endif
 
+// Compiled once instead of in every caller: the library is built on the machine that uses it.
+#define FLAMBEAU_ONCE __attribute__((noinline))
+
 namespace flambeau {
 
 constexpr int kLanes = 16;
