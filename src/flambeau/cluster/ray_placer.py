@@ -12,7 +12,6 @@ import asyncio
 import os
 import socket
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,9 +35,8 @@ from flambeau.wire.control import (
 )
 
 WATCH_S = 0.1
-SPARES = 2  # idle processes on each machine: a lost machine often has several workers
-SPARES_S = 1.0  # between two looks whether they were used
-SPARE_S = 0.5  # for which a spare is busy, so that two are not the same process
+SPARE_CALLS = 3  # one process runs them all, and those that Ray has started for the others stay idle
+SPARES_S = 1.0  # between two looks whether idle processes were used
 # A worker is a child of its agent's process and must outlive it; Ray kills the children of its processes otherwise.
 AGENT_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0"}
 
@@ -170,14 +168,17 @@ class RayPlacer:
         return [] if chosen else [Waiting(place.id, "")]
 
     def _prepare_spares(self) -> None:
-        """Keep idle processes of Ray on each machine, in which the next agents start at once instead of in seconds."""
+        """Keep idle processes of Ray on each machine, in which the next agents start at once instead of in seconds.
+
+        Ray starts an actor only in a process that has run nothing. Calls in a row make it start more than they need.
+        """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         alive = {node.id for node in self._nodes() if node.is_alive and node.resources.get("CPU")}
         for node in alive - self._nodes_with_spare:
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            for _ in range(SPARES):
+            for _ in range(SPARE_CALLS):
                 ray.remote(be_spare).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0).remote()
         self._nodes_with_spare = alive
 
@@ -219,8 +220,7 @@ class RayPlacer:
 
 
 def be_spare() -> None:
-    """Nothing: the process that ran it stays, with this module imported."""
-    time.sleep(SPARE_S)
+    """Nothing."""
 
 
 def why_ended(run: Any) -> str:
