@@ -12,6 +12,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ from flambeau.wire.control import (
 
 WATCH_S = 0.1
 SPARE_CALLS = 3  # one process runs them all, and those that Ray has started for the others stay idle
+SUSPECT_S = 5.0  # Ray may not know for a while that a machine is gone
 SPARES_S = 1.0  # between two looks whether idle processes were used
 # A worker is a child of its agent's process and must outlive it; Ray kills the children of its processes otherwise.
 AGENT_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0"}
@@ -76,6 +78,7 @@ class RayPlacer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._held: dict[str, Held] = {}
         self._nodes_with_spare: set[str] = set()
+        self._suspects: dict[str, float] = {}  # machines where an agent has just ended, until when
 
     async def run(self, fd: int) -> None:
         loop = asyncio.get_running_loop()
@@ -153,7 +156,9 @@ class RayPlacer:
 
     def _place(self, place: Place) -> list[Any]:
         """Ask for actors. Without room now they stay pending, which is the demand that an autoscaler sees."""
-        nodes = self._nodes()
+        nodes, now = self._nodes(), time.monotonic()
+        lost = [node for node, until in self._suspects.items() if until > now]
+        place = msgspec.structs.replace(place, avoid=[*place.avoid, *lost])
         if place.node and not allowed(nodes, place):
             return [Lost(place.id, f"{place.host} is not in the cluster")]
         chosen = choose(nodes, place, self._used(), [node for held in self._held.values() for node in held.nodes])
@@ -214,6 +219,8 @@ class RayPlacer:
             place_id = runs[run]
             if place_id in self._held:
                 reason = why_ended(run)
+                until = time.monotonic() + SUSPECT_S
+                self._suspects.update(dict.fromkeys(self._held[place_id].nodes, until))
                 self._remove(place_id)
                 found.append(Lost(place_id, reason))
         return found
