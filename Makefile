@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-EXTRAS := embed,example,explain,grpc,llm,onnx,otel,tls,vision
+EXTRAS := embed,example,explain,grpc,llm,onnx,otel,ray,tls,vision
 # Where Linux has no NVIDIA GPU: PyTorch's CPU build, 0.2 GB to download instead of 3. pip's own settings come first.
 CPU_TORCH = $(if $(shell [ "$$(uname)" = Linux ] || echo other; command -v nvidia-smi; \
 	$(PIP) config list | grep -E 'extra-index-url|find-links'),,--extra-index-url https://download.pytorch.org/whl/cpu)
