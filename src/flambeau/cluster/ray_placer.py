@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -124,7 +125,7 @@ class RayPlacer:
             address=self._address or "auto",
             namespace="flambeau",
             log_to_driver=False,
-            logging_level="warning",
+            logging_level=logging.WARNING,
             runtime_env={"env_vars": AGENT_VARIABLES},
         )
         nodes = [node for node in self._nodes() if node.is_alive]
