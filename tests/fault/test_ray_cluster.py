@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.timeout(400),  # on a busy machine Ray takes its time to start
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'flambeau[ray]'"),
 ]
-GPU = "minWorkers: 1\nmaxWorkers: 1\ndeviceType: gpu\ncluster: {cpus: 0.1}\n"
+GPU = "minWorkers: 1\nmaxWorkers: 1\ndeviceType: gpu\ncluster: {cpus: 0.1, gpus: 2}\n"
 GROUP = (
     "minWorkers: 1\nmaxWorkers: 1\nparallelType: tp\ndeviceType: cpu\nstartupTimeout: 300\n"
     "torchrun: {nnodes: 2, nproc-per-node: 1}\ncluster: {cpus: 0.5}\n"
@@ -128,12 +128,12 @@ def test_gpus_are_given_by_ray_and_waited_for(server):
     register(server, "seen")
     [worker] = settled(server, 1, "seen")
     variables = Path(f"/proc/{worker['pids'][0]}/environ").read_text().split("\0")
-    assert any(one in ("CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1") for one in variables)
+    assert "CUDA_VISIBLE_DEVICES=0,1" in variables
     assert not any(one.startswith("RAY_AUTH") for one in variables)
-    assert server.manage("PUT", "/models/seen?min_worker=5&max_worker=5&synchronous=false").status == 202
-    server.until(lambda: sum(w["state"] == "ready" for w in workers(server, "seen")) == 4)
+    assert server.manage("PUT", "/models/seen?min_worker=3&max_worker=3&synchronous=false").status == 202
+    server.until(lambda: sum(w["state"] == "ready" for w in workers(server, "seen")) == 2)
     [waiting] = [w for w in workers(server, "seen") if w["state"] != "ready"]
-    assert waiting["state"].startswith("waiting for a node with 1 GPU and 0.1 CPU, ")
+    assert waiting["state"].startswith("waiting for a node with 2 GPUs and 0.1 CPU, ")
     assert server.manage("DELETE", "/models/seen").status == 200
 
 
