@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,10 @@ from support.running import HANDLERS, Load, RunningServer, is_running
 NAP_S = 0.02
 PACKED = "minWorkers: 2\nmaxWorkers: 2\ncluster: {spread: pack, cpus: 0.5}\n"
 GREEDY = "minWorkers: 1\nmaxWorkers: 1\ncluster: {gpus: 9, placementTimeout: 3600}\n"
+GROUP = (
+    "minWorkers: 1\nmaxWorkers: 1\nparallelType: pp\ndeviceType: cpu\n"
+    "torchrun: {nnodes: 2, nproc-per-node: 1}\ncluster: {cpus: 0.5}\n"
+)
 HERE = "minWorkers: 2\nmaxWorkers: 2\ncluster: {here: 1}\n"
 
 
@@ -179,6 +184,25 @@ def test_workers_and_agents_of_a_removed_model_end(server, store):
     [worker] = settled(server, 1, "brief")
     assert server.manage("DELETE", "/models/brief").status == 200
     server.until(lambda: not any(map(is_running, (*worker["pids"], *worker["agents"]))))
+
+
+def test_group_over_two_nodes_starts_and_restarts_as_one(server, store):
+    new_model(store, "led", "led.py", GROUP)
+    assert server.manage("POST", "/models?url=led&initial_workers=1&synchronous=true").status == 200
+    [worker] = settled(server, 1, "led")
+    assert len({*worker["nodeIds"]}) == 2
+    ranks = [environment_of(pid) for pid in worker["pids"]]
+    assert [(one["RANK"], one["LOCAL_RANK"], one["GROUP_RANK"]) for one in ranks] == [("0", "0", "0"), ("1", "0", "1")]
+    assert len({(one["MASTER_ADDR"], one["MASTER_PORT"], one["WORLD_SIZE"]) for one in ranks}) == 1
+    assert server.predict("led").json == {"rank": "0", "calls": 1}
+    os.kill(worker["pids"][1], signal.SIGKILL)
+    server.until(lambda: not is_running(worker["pids"][0]))
+    assert server.predict("led").json == {"rank": "0", "calls": 1}  # new processes
+    assert server.manage("DELETE", "/models/led").status == 200
+
+
+def environment_of(pid):
+    return dict(one.split("=", 1) for one in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in one)
 
 
 @pytest.mark.parametrize("greeting", [b"GET / HTTP/1.1\r\n\r\n", b""], ids=["plain", "silent"])

@@ -7,6 +7,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,10 @@ from support.streams import Stream
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(400),  # on a busy machine Ray takes its time to start
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'flambeau[ray]'"),
 ]
-GPU = "minWorkers: 1\nmaxWorkers: 1\ndeviceType: gpu\ncluster: {cpus: 0.1}\n"
+GPU = "minWorkers: 1\nmaxWorkers: 1\ndeviceType: gpu\ncluster: {cpus: 0.1, gpus: 2}\n"
 GROUP = (
     "minWorkers: 1\nmaxWorkers: 1\nparallelType: tp\ndeviceType: cpu\nstartupTimeout: 300\n"
     "torchrun: {nnodes: 2, nproc-per-node: 1}\ncluster: {cpus: 0.5}\n"
@@ -28,7 +30,12 @@ MODELS = {
     "napper": ("napper.py", PLAIN),
     "counting": ("counting.py", PLAIN),
     "variables": ("tensor_parallel.py", GROUP),
+    "seen": ("napper.py", GPU),
 }
+
+
+class PatientServer(RunningServer):
+    start_timeout_s = 180.0
 
 
 class Timer:
@@ -51,7 +58,7 @@ def ray():
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     store = tmp_path_factory.mktemp("store")
-    for name, (handler, config) in {**MODELS, "seen": ("scripted.py", GPU)}.items():
+    for name, (handler, config) in MODELS.items():
         folder = store / name
         folder.mkdir()
         (folder / "handler.py").write_text((HANDLERS / handler).read_text())
@@ -61,7 +68,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, store, ray):
-    server = RunningServer(
+    server = PatientServer(
         tmp_path_factory.mktemp("ray") / "server.log",
         *(str(store / "napper"), "--model-store", str(store), "--workers", "2"),
         *("--cluster", f"ray={ray.address}", "--worker-address", "127.0.0.1:0"),
@@ -117,6 +124,19 @@ def test_workers_are_spread_over_the_nodes(server, ray):
     assert {*nodes} <= {*ray.raylets}
 
 
+def test_gpus_are_given_by_ray_and_waited_for(server):
+    register(server, "seen")
+    [worker] = settled(server, 1, "seen")
+    variables = Path(f"/proc/{worker['pids'][0]}/environ").read_text().split("\0")
+    assert "CUDA_VISIBLE_DEVICES=0,1" in variables
+    assert not any(one.startswith("RAY_AUTH") for one in variables)
+    assert server.manage("PUT", "/models/seen?min_worker=3&max_worker=3&synchronous=false").status == 202
+    server.until(lambda: sum(w["state"] == "ready" for w in workers(server, "seen")) == 2)
+    [waiting] = [w for w in workers(server, "seen") if w["state"] != "ready"]
+    assert waiting["state"].startswith("waiting for a node with 2 GPUs and 0.1 CPU, ")
+    assert server.manage("DELETE", "/models/seen").status == 200
+
+
 def test_killed_worker_is_replaced(server):
     [victim, _] = settled(server)
     with Load(nap(server), 4) as load:
@@ -165,7 +185,7 @@ def test_node_is_lost_under_load_and_streams(server, ray):
     order = {"n": 2000, "pause": 0.005, "resume": True}
     streams = [Stream(server, "counting", order) for _ in range(2)]
     firsts = [(stream.response or stream.begin()).read(4) for stream in streams]
-    time.sleep(3)  # the placer prepares the next agents
+    time.sleep(3)  # Ray prepares processes for the next agents
     [victim, _] = settled(server)
     node = victim["nodeIds"][0]
     doomed = [w for w in cluster(server)["workers"] if w.get("nodeIds") == [node]]

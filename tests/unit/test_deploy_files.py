@@ -145,3 +145,50 @@ def test_alerts_fire_in_prometheus(command):
     words = ["promtool", *command.split()]
     done = subprocess.run(words, cwd=DEPLOY / "grafana", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- machines for the workers of one server ----
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [*yaml.safe_load_all(path.read_text())]
+
+
+def pod_specs() -> list[dict[str, Any]]:
+    [ray] = documents(DEPLOY / "kuberay" / "raycluster.yaml")
+    [workers] = ray["spec"]["workerGroupSpecs"]
+    [pods] = documents(DEPLOY / "leaderworkerset" / "leaderworkerset.yaml")
+    template = pods["spec"]["leaderWorkerTemplate"]
+    templates = (ray["spec"]["headGroupSpec"]["template"], workers["template"])
+    return [one["spec"] for one in (*templates, template["leaderTemplate"], template["workerTemplate"])]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_pods_of_machines_are_valid_and_run_as_an_ordinary_user(number):
+    spec = pod_specs()[number]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
+    kubernetes_validate.validate(pod, "1.32", strict=True)
+    assert all(container["securityContext"]["runAsNonRoot"] for container in spec["containers"])
+
+
+def test_ray_cluster_asks_for_tokens():
+    [ray] = documents(DEPLOY / "kuberay" / "raycluster.yaml")
+    assert ray["spec"]["authOptions"] == {"mode": "token"}
+    pinned = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert [ray["spec"]["rayVersion"]] == pinned
+
+
+def test_pods_join_with_the_command_and_secret_of_the_leader():
+    _, _, leader, worker = pod_specs()
+    [server], [machine] = leader["containers"], worker["containers"]
+    assert server["args"][:3] == ["flambeau", "serve", "/models"]
+    assert {one[2:].replace("-", "_") for one in server["args"] if one.startswith("--")} <= SETTINGS
+    assert machine["args"][:3] == ["flambeau", "cluster", "join"]
+    secrets = [
+        env["valueFrom"]["secretKeyRef"]
+        for container in (server, machine)
+        for env in container["env"]
+        if env["name"] == "FLAMBEAU_CLUSTER_SECRET"
+    ]
+    assert secrets[0] == secrets[1]
+    assert server["args"][-1].rpartition(":")[2] == machine["args"][-1].rpartition(":")[2] == "7075"

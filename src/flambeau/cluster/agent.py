@@ -140,11 +140,11 @@ class Agent:
             gate = PinCheck(settings.fingerprint, settings.token, self._channel)
             host, port = split_address(settings.address)
             transport, _ = await loop.create_connection(lambda: gate, host, port, ssl=client_context())
+            if gate.problem is not None:
+                raise gate.problem
             sock = transport.get_extra_info("socket")
             own_address = sock.getsockname()[0]
             keep_alive(sock, settings.heartbeat_s)
-        if gate.problem is not None:
-            raise gate.problem
         self._channel.send(self._joined(own_address))
         watch = loop.create_task(self._watch())
         try:

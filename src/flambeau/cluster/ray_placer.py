@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -36,9 +37,9 @@ from flambeau.wire.control import (
 )
 
 WATCH_S = 0.1
-SPARES = 2  # idle processes on each machine: a lost machine often has several workers
-SPARES_S = 1.0  # between two looks whether they were used
-SPARE_S = 0.5  # for which a spare is busy, so that two are not the same process
+SPARE_CALLS = 3  # one process runs them all, and those that Ray has started for the others stay idle
+SUSPECT_S = 5.0  # Ray may not know for a while that a machine is gone
+SPARES_S = 1.0  # between two looks whether idle processes were used
 # A worker is a child of its agent's process and must outlive it; Ray kills the children of its processes otherwise.
 AGENT_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0"}
 
@@ -78,6 +79,7 @@ class RayPlacer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._held: dict[str, Held] = {}
         self._nodes_with_spare: set[str] = set()
+        self._suspects: dict[str, float] = {}  # machines where an agent has just ended, until when
 
     async def run(self, fd: int) -> None:
         loop = asyncio.get_running_loop()
@@ -123,7 +125,7 @@ class RayPlacer:
             address=self._address or "auto",
             namespace="flambeau",
             log_to_driver=False,
-            logging_level="warning",
+            logging_level=logging.WARNING,
             runtime_env={"env_vars": AGENT_VARIABLES},
         )
         nodes = [node for node in self._nodes() if node.is_alive]
@@ -155,7 +157,9 @@ class RayPlacer:
 
     def _place(self, place: Place) -> list[Any]:
         """Ask for actors. Without room now they stay pending, which is the demand that an autoscaler sees."""
-        nodes = self._nodes()
+        nodes, now = self._nodes(), time.monotonic()
+        lost = [node for node, until in self._suspects.items() if until > now]
+        place = msgspec.structs.replace(place, avoid=[*place.avoid, *lost])
         if place.node and not allowed(nodes, place):
             return [Lost(place.id, f"{place.host} is not in the cluster")]
         chosen = choose(nodes, place, self._used(), [node for held in self._held.values() for node in held.nodes])
@@ -170,14 +174,17 @@ class RayPlacer:
         return [] if chosen else [Waiting(place.id, "")]
 
     def _prepare_spares(self) -> None:
-        """Keep idle processes of Ray on each machine, in which the next agents start at once instead of in seconds."""
+        """Keep idle processes of Ray on each machine, in which the next agents start at once instead of in seconds.
+
+        Ray starts an actor only in a process that has run nothing. Calls in a row make it start more than they need.
+        """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         alive = {node.id for node in self._nodes() if node.is_alive and node.resources.get("CPU")}
         for node in alive - self._nodes_with_spare:
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            for _ in range(SPARES):
+            for _ in range(SPARE_CALLS):
                 ray.remote(be_spare).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0).remote()
         self._nodes_with_spare = alive
 
@@ -213,14 +220,15 @@ class RayPlacer:
             place_id = runs[run]
             if place_id in self._held:
                 reason = why_ended(run)
+                until = time.monotonic() + SUSPECT_S
+                self._suspects.update(dict.fromkeys(self._held[place_id].nodes, until))
                 self._remove(place_id)
                 found.append(Lost(place_id, reason))
         return found
 
 
 def be_spare() -> None:
-    """Nothing: the process that ran it stays, with this module imported."""
-    time.sleep(SPARE_S)
+    """Nothing."""
 
 
 def why_ended(run: Any) -> str:

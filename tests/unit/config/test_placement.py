@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from flambeau.config.model import ModelConfig
 from flambeau.config.placement import PlacementSettings
+from flambeau.config.server import ClusterConfig, ServerConfig, check_cluster
 from flambeau.config.value_types import ClusterManager
+from flambeau.errors import ConfigError
 
 
 def test_every_key_is_read():
@@ -34,7 +39,7 @@ def test_what_cannot_be_used_is_a_warning(section, named, caplog):
     assert named in record.getMessage()
 
 
-@pytest.mark.parametrize("text", ["ray", "ray=head:6379", "local=2", "local=2x8x1"])
+@pytest.mark.parametrize("text", ["ray", "ray=head:6379", "join", "local=2", "local=2x8x1"])
 def test_manager_is_read(text):
     assert ClusterManager().read(text) == text
 
@@ -49,3 +54,36 @@ def test_address_of_ray_client_is_answered_with_the_right_one(text):
 def test_other_managers_are_refused(text):
     with pytest.raises(ValueError, match=r"^$"):
         ClusterManager().read(text)
+
+
+@pytest.fixture
+def with_ray(monkeypatch):
+    monkeypatch.setattr("flambeau.config.server.importlib.util.find_spec", lambda name: object())
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+
+
+RAY = ServerConfig(cluster=ClusterConfig(manager="ray"))
+
+
+def test_ray_cluster_without_tokens_is_refused_unless_allowed(with_ray, monkeypatch, caplog):
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
+        check_cluster(RAY)
+    check_cluster(replace(RAY, allow_unprotected=True))
+    assert "without tokens" in caplog.text
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    check_cluster(RAY)
+
+
+def test_ray_that_is_not_installed_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.setattr("flambeau.config.server.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=re.escape("pip install 'flambeau[ray]'")):
+        check_cluster(RAY)
+
+
+@pytest.mark.parametrize("secret", [None, "short"])
+def test_machines_join_only_with_a_long_secret(secret, monkeypatch):
+    monkeypatch.delenv("FLAMBEAU_CLUSTER_SECRET", raising=False)
+    if secret is not None:
+        monkeypatch.setenv("FLAMBEAU_CLUSTER_SECRET", secret)
+    with pytest.raises(ConfigError, match="FLAMBEAU_CLUSTER_SECRET"):
+        check_cluster(ServerConfig(cluster=ClusterConfig(manager="join")))

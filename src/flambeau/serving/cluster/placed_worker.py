@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from flambeau.errors import FlambeauError
+from flambeau.errors import FlambeauError, PlacementFailed
 from flambeau.serving.cluster.resources import node_environment
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.workers.worker_output import WorkerOutput
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-VERDICT_S = 0.25  # between the end of a channel and the exit status, where its agent lives
+VERDICT_S = 0.5  # between the end of a channel and the exit status, where its agent lives
 KILL_S = 2.0  # for a killed process to end
 CONNECT_S = 60.0  # for a new process to dial
 _serials = itertools.count(1)
@@ -104,7 +104,8 @@ class PlacedWorker:
         ]
         try:
             try:
-                await self._start()
+                while not await self._start():
+                    logger.info("%s: its agent was lost before it started; it waits for another", self._spec.name)
             except Ending:
                 pass
             except (FlambeauError, OSError, TimeoutError) as error:
@@ -120,14 +121,20 @@ class PlacedWorker:
             for reader in readers:
                 reader.cancel()
 
-    async def _start(self) -> None:
+    async def _start(self) -> bool:
+        """Whether an agent was asked to start the process; not if it was lost meanwhile."""
         spec, load = self._spec, self._spec.load
         if spec.restore_files is not None:
             await self._or_end(asyncio.to_thread(spec.restore_files))
         seat = self._seat = await self._or_end(self._placement.seat_of(load.rank))
-        link = seat.open_link
-        folder = await self._or_end(link.prepare(Path(load.folder)))
-        group = await self._or_end(self._placement.group_environment(load.rank))
+        try:
+            link = seat.open_link
+            folder = await self._or_end(link.prepare(Path(load.folder)))
+            group = await self._or_end(self._placement.group_environment(load.rank))
+        except PlacementFailed:
+            if seat.is_open:
+                raise
+            return False
         self._load = msgspec.structs.replace(
             load, folder=folder, probe=None, watch=False, gpu_id=self._placement.gpu_id(load.rank)
         )
@@ -138,6 +145,7 @@ class PlacedWorker:
         python = spec.python if spec.has_own_python else ""
         link.send(Start(self.key, folder, environment, self._token, python))
         asyncio.get_running_loop().call_later(CONNECT_S, self._check_connected)
+        return True
 
     async def _or_end(self, work: Awaitable[T]) -> T:
         """The result, or Ending if this worker is killed meanwhile."""
@@ -184,10 +192,11 @@ class PlacedWorker:
             asyncio.get_running_loop().call_later(VERDICT_S, self._on_no_verdict)
 
     def _on_no_verdict(self) -> None:
-        """Its agent does not report an exit: the process hangs on, or both are gone without a trace."""
+        """Its agent does not report an exit: the process hangs on, or its machine is dying. Neither is used again."""
         if not self._end.done():
             if self._seat is not None:
                 self._seat.send(Kill(self.key))
+                self._placement.drop_agent(self._seat)
             self._set_end(self._lost())
 
     def _lost(self) -> RemoteEnd:

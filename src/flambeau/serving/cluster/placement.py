@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ORPHAN_S = 0.3  # after the end of an agent: a worker that is still connected has only lost its agent
-RETRY_S = 5.0  # until an agent is asked for again, where the cluster could not start one
+RETRIES_S = (0.1, 1.0, 5.0)  # until an agent is asked for again, where the cluster could not start one
 _ids = itertools.count(1)
 
 
@@ -101,6 +101,7 @@ class SlotPlacement:
         self._problem = ""  # why the machine that was given cannot be used
         self._changed = asyncio.Event()
         self._port_number = 0  # where the processes of a group meet
+        self._num_lost = 0  # Places in a row that came to nothing
         self._is_closed = False
 
     # ---- what others see ----
@@ -198,7 +199,7 @@ class SlotPlacement:
                 raise PlacementFailed(problem)
         self.acquired_at = self.acquired_at or time.monotonic()
         self._asked_at, self._reason = 0.0, ""
-        self._port_number = 0
+        self._port_number = self._num_lost = 0
 
     def _ask(self) -> None:
         """Ask for all machines anew: those of a group are given together."""
@@ -311,6 +312,13 @@ class SlotPlacement:
     def on_node_lost(self, seat: Seat) -> None:
         self._cluster.suspect(seat.node)
 
+    def drop_agent(self, seat: Seat) -> None:
+        """Use an agent no longer that did not report the end of its worker."""
+        link = seat.link
+        if link is not None:
+            link.close()
+            self._on_agent_lost(seat, link)
+
     # ---- messages of the placer ----
 
     def on_waiting(self, reason: str) -> None:
@@ -322,8 +330,10 @@ class SlotPlacement:
         if not seats or self._is_closed:
             return
         self._reason = reason
-        logger.warning("%s: no agent could be started: %s", self.request.model, reason)
-        asyncio.get_running_loop().call_later(RETRY_S, self._retry, place_id)
+        self._num_lost += 1
+        delay_s = RETRIES_S[min(self._num_lost, len(RETRIES_S)) - 1]
+        logger.warning("%s: no agent could be started; tried again in %g s: %s", self.request.model, delay_s, reason)
+        asyncio.get_running_loop().call_later(delay_s, self._retry, place_id)
 
     def _retry(self, place_id: str) -> None:
         if self._is_closed or place_id not in self._tokens:

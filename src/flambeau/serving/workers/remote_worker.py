@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from flambeau.errors import InvalidInput, JobFailed, ReplyNotRead
 from flambeau.metrics.traffic import ModelTraffic, smoothed
 from flambeau.serving.crash_recovery import WorkerExit
@@ -39,6 +41,7 @@ from flambeau.wire.messages import (
     Stop,
     TensorSpec,
     ToServer,
+    Work,
 )
 from flambeau.wire.stack_dumps import StackDump
 
@@ -361,7 +364,7 @@ class RemoteWorker:
         self.is_ready = True
         self.loaded_bytes = private_bytes_of(self.local_pids)
         self.ready_at = self._now()
-        self.load_s = self.ready_at - self._began
+        self.load_s = self.seconds_loading()
         self._traffic.loaded(self._name, self.load_s)
         if not self.ready.done():
             self.ready.set_result(None)
@@ -376,7 +379,7 @@ class RemoteWorker:
         first, last = parts[0], parts[-1]
         is_waited_for = job is not None and not job.is_over
         if last.work is not None:
-            batch.work = last.work
+            batch.work = last.work if self.placement is None else in_own_time(last.work, self._now())
         if job is not None:
             if last.last or not job.started:
                 job.times = JobTimes(
@@ -402,10 +405,10 @@ class RemoteWorker:
                 job.cancel()  # nobody takes the rest of the reply
                 job.report(JobFailed("The answer could not be delivered.", status=500))  # or the client would wait
         if last.last:
-            if last.work is not None and (job is None or job.kind != "describe"):
+            if last.work is not None and batch.work is not None and (job is None or job.kind != "describe"):
                 traffic = self._traffic
                 traffic.predicted(last.work.handler_s, batch.ids if traffic.log_prediction is not None else ())
-                traffic.worked(last.work, batch.started - job.arrived if job is not None else 0.0)
+                traffic.worked(batch.work, batch.started - job.arrived if job is not None else 0.0)
             self._finish(job_id, job, batch, first.status if is_waited_for else 0)
         else:
             is_first_part = batch.progress == batch.started
@@ -510,6 +513,13 @@ class RemoteWorker:
         elif not self.ended.done():
             cause = WorkerExit(reason="it closed its channel without exiting")
             asyncio.get_running_loop().call_later(EXIT_GRACE_S, self.kill, cause)
+
+
+def in_own_time(work: Work, now: float) -> Work:
+    """The work of another machine, whose clock is another, as if its end was the moment when its reply arrived."""
+    shift = now - work.ended
+    pauses = work.pauses and [(what, began + shift, seconds) for what, began, seconds in work.pauses]
+    return msgspec.structs.replace(work, began=work.began + shift, ended=now, pauses=pauses)
 
 
 def to_error(failed: Failed) -> JobFailed:

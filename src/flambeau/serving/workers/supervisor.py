@@ -181,7 +181,8 @@ class Supervisor:
     def _on_ready(self, slot: Slot, timer: StartupTimer, ready: asyncio.Future[None]) -> None:
         timer.cancel()
         if not ready.cancelled():
-            self.load_s = time.time() - slot.started_at
+            measured_s = slot.worker.load_s if slot.worker is not None else None
+            self.load_s = time.time() - slot.started_at if measured_s is None else measured_s
             self._last_logged = None
             if not slot.is_retired:
                 self._events.worker_loaded(slot.ref, self.load_s)

@@ -1,0 +1,127 @@
+"""A server and an agent, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from flambeau.cluster.agent import Agent, AgentSettings, OutputFile, own_environment
+from flambeau.cluster.model_cache import ModelCache
+from flambeau.errors import PlacementFailed
+from flambeau.serving.cluster import agent_link
+from flambeau.serving.cluster.agent_link import AgentLink
+from flambeau.serving.cluster.worker_port import WorkerPort
+from flambeau.wire.model_files import digest_of
+from flambeau.wire.tls import WrongServer
+
+
+class RemoteCache(ModelCache):
+    """As on a machine that has nothing at the server's paths."""
+
+    def find(self, folder, files, digest):
+        return super().find("/nowhere", files, digest)
+
+
+@asynccontextmanager
+async def linked(cache):
+    port = WorkerPort("127.0.0.1:0", 3)
+    await port.open()
+    joined, left = asyncio.Event(), asyncio.Event()
+    link = AgentLink(lambda _: joined.set(), lambda _: left.set())
+    token = port.expect(lambda: link.channel)
+    settings = AgentSettings(
+        agent="a", address=port.address, fingerprint=port.fingerprint, token=token, node="n", host="h"
+    )
+    running = asyncio.create_task(Agent(settings, cache).run())
+    try:
+        async with asyncio.timeout(30):
+            await joined.wait()
+            yield link
+    finally:
+        link.close()
+        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(left.wait(), 30)
+        await port.close()
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "handler.py").write_text("x = 1\n")
+    (folder / "sub" / "weights").write_bytes(bytes(range(256)) * 1000)
+    (folder / "empty").touch()
+    return folder
+
+
+async def test_agent_tells_who_it_is(tmp_path):
+    async with linked(ModelCache(tmp_path / "cache")) as link:
+        assert (link.joined.node, link.joined.host, link.joined.address) == ("n", "h", "127.0.0.1")
+        assert {"python", "flambeau"} <= {*link.joined.versions}
+        assert 0 < await link.find_port() < 65536
+
+
+async def test_files_that_are_there_are_used_in_place(tmp_path, model):
+    async with linked(ModelCache(tmp_path / "cache")) as link:
+        assert await link.prepare(model) == str(model)
+    assert not (tmp_path / "cache").exists()
+
+
+async def test_files_are_sent_once_and_found_again(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(agent_link, "PIECE_BYTES", 10_000)
+    sent = []
+    monkeypatch.setattr(
+        agent_link, "read_piece", lambda path, start, read=agent_link.read_piece: sent.append(path) or read(path, start)
+    )
+    async with linked(RemoteCache(tmp_path / "cache")) as link:
+        folder = await link.prepare(model)
+        assert folder == str(tmp_path / "cache" / digest_of(model))
+        assert digest_of(type(model)(folder)) == digest_of(model)
+        before = len(sent)
+        assert await link.prepare(model) == folder
+    assert before > 20
+    assert len(sent) == before
+
+
+async def test_machine_that_cannot_store_a_model_says_why(tmp_path, model):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    async with linked(RemoteCache(tmp_path / "cache")) as link:
+        with pytest.raises(PlacementFailed, match="could not be stored on h"):
+            await link.prepare(model)
+
+
+async def test_question_to_an_agent_that_is_gone_is_an_error(tmp_path):
+    async with linked(ModelCache(tmp_path / "cache")) as link:
+        asyncio.get_running_loop().call_soon(link.close)
+        with pytest.raises(PlacementFailed, match="lost"):
+            await link.find_port()
+
+
+async def test_agent_does_not_serve_another_server():
+    port = WorkerPort("127.0.0.1:0", 3)
+    await port.open()
+    settings = AgentSettings(agent="a", address=port.address, fingerprint="0" * 64, token="0" * 64, node="n")
+    with pytest.raises(WrongServer):
+        await Agent(settings).run()
+    await port.close()
+
+
+def test_output_is_read_in_order_and_a_large_file_is_emptied(tmp_path, monkeypatch):
+    monkeypatch.setattr("flambeau.cluster.agent.MAX_FILE_BYTES", 100)
+    path = tmp_path / "output"
+    path.write_bytes(b"")
+    file = OutputFile(str(path), is_error=False)
+    with open(path, "ab") as worker:
+        for number in range(60):
+            worker.write(f"line {number}\n".encode())
+            worker.flush()
+            assert file.read() == f"line {number}\n".encode()
+            assert file.read() == b""
+    assert path.stat().st_size <= 120
+
+
+def test_secrets_do_not_reach_workers():
+    given = {"RAY_AUTH_TOKEN": "x", "RAY_JOB_ID": "1", "FLAMBEAU_CLUSTER_SECRET": "x", "PATH": "/bin"}
+    assert own_environment(given) == {"PATH": "/bin"}
