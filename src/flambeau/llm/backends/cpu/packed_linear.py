@@ -24,7 +24,6 @@ from flambeau.llm.quantize.row_scaled import Int8Linear
 LANES = 16  # of csrc/vectors.h
 PANEL = 2 * LANES
 INT8_GROUP = 64  # inputs that are rounded together where the weights have no groups
-PADDING_WORDS = 1024  # kernels prefetch beyond the end
 
 
 class PackedLinear(nn.Module):
@@ -37,7 +36,7 @@ class PackedLinear(nn.Module):
         self.kind, self.in_features, self.out_features, self.group_size = kind, in_features, out_features, group_size
         self.panels: Tensor
         self.bias: Tensor | None
-        self.register_buffer("panels", with_room(panels))
+        self.register_buffer("panels", in_huge_pages(panels))
         self.register_buffer("bias", None if bias is None else bias.detach().float().contiguous())
 
     @property
@@ -146,12 +145,10 @@ def padded_rows(weight_OI: Tensor) -> Tensor:
     return F.pad(weight_OI, (0, 0, 0, -len(weight_OI) % PANEL)).contiguous()
 
 
-def with_room(tensor: Tensor) -> Tensor:
-    """A copy as words, with room for prefetching."""
+def in_huge_pages(tensor: Tensor) -> Tensor:
+    """A copy as words."""
     words = tensor.contiguous().view(-1).view(torch.int32)
-    copy = zeros_in_huge_pages((len(words) + PADDING_WORDS,), torch.int32)
-    copy[: len(words)] = words
-    return copy
+    return zeros_in_huge_pages((len(words),), torch.int32).copy_(words)
 
 
 def rounded_inputs(x: Tensor, group_size: int) -> Tensor:

@@ -30,8 +30,6 @@ inline void multiply_pair_panel(const uint32_t* x, const uint32_t* panel, int64_
     Words left, right;
     std::memcpy(&left, panel, sizeof left);
     std::memcpy(&right, panel + kLine, sizeof right);
-    __builtin_prefetch(panel + kLinesAhead * kLine);
-    __builtin_prefetch(panel + (kLinesAhead + 1) * kLine);
     for (int m = 0; m < rows; ++m) {
       low[m] = add_pair(low[m], left, x[m * pairs + k]);
       high[m] = add_pair(high[m], right, x[m * pairs + k]);

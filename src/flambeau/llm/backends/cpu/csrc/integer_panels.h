@@ -103,7 +103,6 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
   const auto next = [&panel] {
     Words words;
     std::memcpy(&words, panel, sizeof words);
-    __builtin_prefetch(panel + kLinesAhead * kLine);  // beyond its end is the next panel
     panel += kLine;
     return words;
   };

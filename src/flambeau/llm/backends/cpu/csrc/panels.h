@@ -14,7 +14,6 @@ namespace flambeau {
 
 constexpr int64_t kPanel = 2 * kLanes;
 constexpr int64_t kLine = kLanes;       // words of a cache line
-constexpr int64_t kLinesAhead = 128;    // prefetched from memory
 constexpr int64_t kBytesPerTask = 1 << 18;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRowsAtOnce = 8;  // sums in 16 of 32 registers
@@ -77,8 +76,6 @@ inline void multiply_float_panel(const float* x, const uint32_t* panel, int64_t 
   for (int64_t k = 0; k < size; ++k, panel += Weights::lines * kLine) {
     Floats left, right;
     Weights::load(panel, left, right);
-    for (int64_t line = 0; line < Weights::lines; ++line)
-      __builtin_prefetch(panel + (kLinesAhead + line) * kLine);  // beyond its end is the next panel
     for (int m = 0; m < rows; ++m) {
       low[m] += x[m * size + k] * left;
       high[m] += x[m * size + k] * right;

@@ -1,0 +1,38 @@
+"""What is applied to a network on a CPU while it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import flambeau.examples
+from flambeau.llm.backends.cpu import bindings
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.loader import load_network
+
+MODEL = Path(flambeau.examples.__file__).parent / "storyteller" / "draft"
+
+pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantized_layers_are_packed_for_the_cpu_kernels_and_the_cache_is_float16(kind):
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    config = EngineConfig(device="cpu", quantization=kind, num_blocks=4)
+    backend = load_network(MODEL, config, torch.device("cpu"), None).backend
+    kinds = {layer.kind for layer in backend.model.modules() if isinstance(layer, PackedLinear)}
+    assert kinds == {kind}
+    assert backend.cache.keys[0].dtype == torch.float16
+    assert backend.wait_until_compiled(timeout_s=250)
+    assert backend.decode_path == "CPU kernels"
+    backend.close()
+
+
+def test_nothing_is_packed_if_compilation_is_off():
+    config = EngineConfig(device="cpu", quantization="int8", num_blocks=4, compile=False)
+    backend = load_network(MODEL, config, torch.device("cpu"), None).backend
+    assert not any(isinstance(layer, PackedLinear) for layer in backend.model.modules())
