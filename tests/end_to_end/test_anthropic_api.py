@@ -16,7 +16,7 @@ from support.snippets import run, snippets
 anthropic = pytest.importorskip("anthropic")
 
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object"}}
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+CALL = [[0, "", None, None, "", [[0, "weather", '{"city"']]]], [[0, "", "tool_calls", None, "", [[0, "", ': "Oslo"}']]]]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_settings_reach_the_model(client):
 
 
 def test_call_of_a_tool_and_its_stream(client):
-    messages = script([[0, "Wait. "]], [[0, CALL[:30]]], [[0, CALL[30:], "stop"]])
+    messages = script([[0, "Wait. "]], *CALL)
     found = client.messages.create(messages=messages, tools=[TOOL], **ASKED)
     assert found.stop_reason == "tool_use"
     assert [block.type for block in found.content] == ["text", "tool_use"]

@@ -12,7 +12,7 @@ from support.running import RunningServer
 openai = pytest.importorskip("openai")
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+CALL = [0, "", "tool_calls", None, "", [[0, "weather", '{"city": "Oslo"}']]]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_settings_reach_the_model(client):
 
 def test_call_of_a_tool_and_its_result(client):
     asked = {"model": "scripted", "tools": [TOOL]}
-    first = client.responses.create(input=script([[0, CALL, "stop"]]), **asked)
+    first = client.responses.create(input=script([CALL]), **asked)
     [call] = first.output
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Oslo"})
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
