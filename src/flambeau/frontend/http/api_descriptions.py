@@ -13,6 +13,7 @@ from flambeau.frontend import management_parameters as parameters
 from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import (
+    OPENAI_ERROR,
     OBJECT,
     PREDICTING,
     STATUS,
@@ -249,6 +250,7 @@ MANAGEMENT = [
         query=_query(parameters.LOAD_ADAPTER),
         answers=_DONE,
         errors=(400, 404, 405, 503),
+        error=OPENAI_ERROR,
     ),
     Operation(
         path="/v1/unload_lora_adapter",
@@ -258,6 +260,7 @@ MANAGEMENT = [
         query=_query(parameters.UNLOAD_ADAPTER),
         answers=_DONE,
         errors=(400, 404, 405),
+        error=OPENAI_ERROR,
     ),
     Operation(
         path="/cluster",

@@ -23,6 +23,28 @@ ERROR: Schema = {
         "cause": {"type": "array", "items": TEXT, "description": "The cause; only on servers that show details."},
     },
 }
+# Of the paths that OpenAI's and vLLM's clients call.
+OPENAI_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": TEXT,
+                "type": TEXT,
+                "param": {"type": "string", "nullable": True, "description": "The invalid field."},
+                "code": {"type": "string", "nullable": True},
+                "cause": {
+                    "type": "array",
+                    "items": TEXT,
+                    "description": "How a worker died; only on servers that show details.",
+                },
+            },
+        }
+    },
+}
 ERROR_TEXTS = {
     400: "A parameter, the body or the key is invalid",
     401: "The key is invalid",

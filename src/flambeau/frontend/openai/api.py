@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from flambeau.frontend.http.exchange import Exchange
-from flambeau.frontend.http.openapi import TEXT, Operation, Schema
+from flambeau.frontend.http.openapi import OPENAI_ERROR, Operation, Schema
 from flambeau.frontend.http.router import Endpoint
 from flambeau.frontend.openai.chat import create_chat_completion
 from flambeau.frontend.openai.completions import create_completion
@@ -95,30 +95,9 @@ class OpenAiApi:
 # ---- the API description ----
 
 STATUSES = (400, 401, 404, 408, 413, 429, 500, 503, 507)
-ERROR: Schema = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": TEXT,
-                "type": TEXT,
-                "param": {"type": "string", "nullable": True, "description": "The invalid field."},
-                "code": {"type": "string", "nullable": True},
-                "cause": {
-                    "type": "array",
-                    "items": TEXT,
-                    "description": "How a worker died; only on servers that show details.",
-                },
-            },
-        }
-    },
-}
 
 
-def operation(path: str, operation_id: str, summary: str, request: type, error: Schema = ERROR) -> Operation:
+def operation(path: str, operation_id: str, summary: str, request: type, error: Schema = OPENAI_ERROR) -> Operation:
     return Operation(
         path=path,
         method="post",
