@@ -13,8 +13,8 @@ from flambeau.frontend import management_parameters as parameters
 from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import (
-    OPENAI_ERROR,
     OBJECT,
+    OPENAI_ERROR,
     PREDICTING,
     STATUS,
     TEXT,
