@@ -20,6 +20,13 @@ def memory_mb(pid):
     return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1024
 
 
+def log_process_of(pid):
+    """The process that writes a server's logs."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    [found] = [each for each in children if b"flambeau.logs.log_process" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return int(found)
+
+
 class Unread:
     """A pipe that is not read until `read`: it blocks as a console without a reader does, or a disk that hangs."""
 
@@ -99,7 +106,7 @@ def logging_server(tmp_path):
 
 def test_logs_are_written_again_after_the_disk_was_full(logging_server):
     server, folder = logging_server
-    pid = server.process.pid
+    pid = log_process_of(server.process.pid)
     server.until(lambda: "/readyz" in (folder / "access_log.log").read_text())
     limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
