@@ -289,7 +289,7 @@ def test_public_bind_switched_off_by_name_starts_with_a_warning(command):
 def test_keys_on_a_loopback_address_as_set(command, line, words, env, state):
     command.configure(line)
     command.started("--ncs", *words, env=env)
-    assert f"Token authorization: {state}" in command.log
+    command.until(lambda: f"Token authorization: {state}" in command.log)
 
 
 def test_keys_are_written_and_required_on_loopback_by_default(command):

@@ -106,8 +106,8 @@ def test_profiler_writes_a_trace_and_a_table(start, tmp_path):
     shutil.rmtree("/tmp/pytorch_profiler/profiled", ignore_errors=True)  # what an earlier run has left
     server = start(pack_net(tmp_path, "", name="profiled"), env={"ENABLE_TORCH_PROFILER": "TRUE"}).wait_ready()
     assert server.predict("profiled", ROW).status == 200
-    server.until(lambda: "Self CPU time total" in server.log)
-    assert all(stage in server.log for stage in ("preprocess", "inference", "postprocess"))
+    expected = ("Self CPU time total", "preprocess", "inference", "postprocess")
+    server.until(lambda: all(text in server.log for text in expected))
     assert [*Path("/tmp/pytorch_profiler/profiled").glob("*.json")]
     assert server.manage("GET", "/models/profiled?customized=true").status == 200
 

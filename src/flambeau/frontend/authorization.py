@@ -98,10 +98,19 @@ class Keys:
         if now >= self._next_look:
             self._look(now)
         given = bearer(authorization)
+        tenant = self._tenant(kind, given, now)
+        if tenant is None and given:
+            self._look(now)  # it may have been made just now
+            tenant = self._tenant(kind, given, now)
+        if tenant is not None:
+            return tenant
+        raise InvalidKey(REFUSED, plain=self._explain(kind, authorization, given, now))
+
+    def _tenant(self, kind: Kind, given: str, now: float) -> Tenant | None:
         for name, key in self._by_kind[kind]:
             if key.matches(given, now):
                 return self.tenants[name]
-        raise InvalidKey(REFUSED, plain=self._explain(kind, authorization, given, now))
+        return None
 
     def tenant_of(self, name: str) -> Tenant | None:
         """The tenant of a key by its name; None if it was revoked or has expired."""

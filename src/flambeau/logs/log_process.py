@@ -22,10 +22,11 @@ from typing import Any
 
 from flambeau.logs.line_formats import LineFormat
 from flambeau.logs.rolling_file import MAX_BYTES, RollingFile
-from flambeau.logs.writer import NOTE_S, Entry, Logs
+from flambeau.logs.writer import FLUSH_S, NOTE_S, Entry, Logs
 
 CLOSE_S = 3.0  # for the process to write the last lines
 MAX_FORMATS = 2000  # then all are sent again: those of workers that have ended would stay for ever
+FLUSH = -1  # in place of the number of dropped lines: tell that all before is written
 MARSHAL_VERSION = 2  # without references, which take longer to find than to repeat
 _size = struct.Struct("<I")
 
@@ -67,16 +68,32 @@ class LogProcess(Logs):
         self._numbers: dict[LineFormat, int] = {}
         self._own: Logs | None = None  # in place of the process
         from_server, self._pipe = os.pipe()  # no other process inherits it: its end is that of the server
+        self._flushed, to_server = os.pipe()  # a byte for each `flush`
         # In a session of its own: Ctrl-C ends the server, whose last lines are still to be written.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(from_server)], pass_fds=(from_server,), start_new_session=True
+            [sys.executable, "-P", "-m", __name__, str(from_server), str(to_server)],
+            pass_fds=(from_server, to_server),
+            start_new_session=True,
         )
         os.close(from_server)
+        os.close(to_server)
         self._send(pickle.dumps(targets))
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def flush(self, timeout_s: float = FLUSH_S) -> None:
+        super().flush(timeout_s)
+        try:
+            with self._writing:
+                if self._own is not None:
+                    return
+                self._send(marshal.dumps(self._frame([], FLUSH), MARSHAL_VERSION))
+            if select.select([self._flushed], [], [], timeout_s)[0]:
+                os.read(self._flushed, 1)
+        except OSError:
+            pass  # the writing thread notices that the process has ended
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         super().close(timeout_s)
@@ -84,6 +101,7 @@ class LogProcess(Logs):
             self._own.close(timeout_s)
             return
         os.close(self._pipe)
+        os.close(self._flushed)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -126,6 +144,7 @@ class LogProcess(Logs):
 
     def _replace_process(self, error: OSError) -> None:
         os.close(self._pipe)
+        os.close(self._flushed)
         self._own = self._targets.open()
         text = f"the log process {self.pid} has ended ({error.strerror}); the server writes its logs itself"
         self._own.write_batch([self._note(text)])
@@ -160,7 +179,11 @@ def main() -> None:
         data = read_frame(pipe)
         if data is None:
             break
-        take_frame(marshal.loads(data), formats, logs)
+        frame = marshal.loads(data)
+        if frame[-1] == FLUSH:
+            os.write(int(sys.argv[2]), b"f")
+        else:
+            take_frame(frame, formats, logs)
     logs.close()
 
 

@@ -38,6 +38,7 @@ MANY = 50
 QUIET_S = 0.2  # below MANY lines in this time, there is no pause
 AT_A_TIME = 1000  # about a millisecond, in which the server waits for the interpreter
 BYTES_AT_A_TIME = 1 << 20
+FLUSH_S = 2.0
 NOTE_S = 1.0  # between two attempts to report dropped lines
 
 # A text, several lines of output, or the values that the format makes a text of.
@@ -117,6 +118,12 @@ class Logs:
             finally:
                 self._writing.release()
         self.add(line, payload, num_bytes)
+
+    def flush(self, timeout_s: float = FLUSH_S) -> None:
+        """Wait until what was added so far is written, for at most `timeout_s`. Not for the event loop."""
+        deadline, wanted = time.monotonic() + timeout_s, self._added_bytes
+        while self._taken_bytes < wanted and not self._is_closed and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Write the waiting entries, for at most `timeout_s`."""

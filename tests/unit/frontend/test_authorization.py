@@ -467,3 +467,13 @@ def test_pages_of_other_sites_are_refused(host, origin, is_allowed):
 def test_any_name_and_any_page_can_be_allowed():
     check = HostCheck(("*",), (("Access-Control-Allow-Origin", "*"),), hostname="box")
     check.check("evil.example", "null")
+
+
+def test_new_key_is_valid_at_once(new, clock, config):
+    keys = new()
+    with pytest.raises(InvalidKey):
+        keys.check("inference", "Bearer " + "n" * 32)
+    other = json.loads(config.file.read_text())
+    other["inference"]["key"] = "n" * 32
+    config.file.write_text(json.dumps(other))
+    keys.check("inference", "Bearer " + "n" * 32)  # without a second between

@@ -60,6 +60,16 @@ def test_a_line_is_written_soon(targets, tmp_path):
     logs.close(60)  # twice is harmless
 
 
+def test_flush_returns_when_all_is_written(targets, tmp_path):
+    logs = LogProcess(targets)
+    for i in range(3):
+        logs.add(LINE, f"line {i}")
+        logs.flush(60)
+        assert len(lines_of(tmp_path / "ts_log.log")) == i + 1
+    logs.close(60)
+    logs.flush()  # there is nobody to wait for
+
+
 def test_lines_after_the_end_go_to_the_console(targets, capfd):
     logs = LogProcess(LogTargets(console=1, files=targets.files))
     logs.close(60)

@@ -108,6 +108,7 @@ class ConsoleApi:
         if len(self._viewers) >= MAX_VIEWERS:
             raise Unavailable(f"{MAX_VIEWERS} consoles are open already; close one.")
         exchange.start(200, EVENT_HEADERS)
+        exchange.checks_key = True
         watched = self._viewers[exchange] = query_of(exchange).get("model", "")
         exchange.on_gone = lambda: self._viewers.pop(exchange, None)
         exchange.send([event("history", self._history()), event("state", self._state(exchange.host, watched))])

@@ -623,7 +623,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._is_slow:
             self._hold(self._transport)  # the client may have read meanwhile
         if self._active is not None:
-            if self._active.is_started:
+            if self._active.is_started and not self._active.checks_key:
                 self._check_key_again(self._active)
             return
         limits = self.listener.limits

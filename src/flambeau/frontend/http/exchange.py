@@ -79,6 +79,7 @@ class Exchange:
         "_task",
         "arrived",
         "body",
+        "checks_key",
         "explains",
         "headers",
         "host",
@@ -130,6 +131,7 @@ class Exchange:
         self.status = 0  # of the response, once it is started
         self.received_bytes = self.sent_bytes = 0  # of the bodies, if the access log shows them
         self.on_gone: Callable[[], object] | None = None
+        self.checks_key = False  # the endpoint itself ends the stream when its key is revoked
         self.trace: RequestTrace | None = None
         self.model_name = ""  # that answers, for the access log
         self.job: Job | None = None  # that streams the response; it is paused while the client does not read
