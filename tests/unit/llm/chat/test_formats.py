@@ -267,10 +267,16 @@ def marked(name, text):
     return text, special
 
 
-@pytest.mark.parametrize(("name", "text", "reasoning", "answer", "calls"), [c for c in CASES if c[4]])
+def spells_a_marker(text, reasoning):
+    """Whether an example has the text of a marker where the model would write no special token."""
+    return '</tool_call>"' in text or "oops" in text or reasoning.startswith("Maybe")
+
+
+CALLS_BY_MARKERS = [case for case in CASES if case[4] and not spells_a_marker(*case[1:3])]
+
+
+@pytest.mark.parametrize(("name", "text", "reasoning", "answer", "calls"), CALLS_BY_MARKERS)
 def test_markers_may_be_special_tokens(name, text, reasoning, answer, calls):
-    if '</tool_call>"' in text or "oops" in text or reasoning.startswith("Maybe"):
-        pytest.skip("the text has a marker that is none")
     text, special = marked(name, text)
     assert decoded(parse(name, text, special=special)) == (reasoning, answer, calls)
     assert decoded(parse(name, text, range(len(text)), special=special)) == (reasoning, answer, calls)
