@@ -77,7 +77,7 @@ class LogProcess(Logs):
         )
         os.close(from_server)
         os.close(to_server)
-        self._send(pickle.dumps(targets))
+        self._pass_on(pickle.dumps(targets))
 
     @property
     def pid(self) -> int:
@@ -111,12 +111,8 @@ class LogProcess(Logs):
     # ---- the writing thread ----
 
     def _write(self, batch: list[Entry]) -> None:
-        if self._own is None:
-            try:
-                self._send(marshal.dumps(self._frame(batch), MARSHAL_VERSION))
-                return
-            except OSError as error:
-                self._replace_process(error)
+        if self._own is None and self._pass_on(marshal.dumps(self._frame(batch), MARSHAL_VERSION)):
+            return
         assert self._own is not None
         self._own.write_batch(batch)
 
@@ -137,6 +133,15 @@ class LogProcess(Logs):
         self._numbers.update((line, number) for number, line in enumerate(new, len(self._numbers)))
         return [(self._numbers[line], line) for line in new]
 
+    def _pass_on(self, data: bytes) -> bool:
+        """Send to the process; False: it has ended, and is replaced."""
+        try:
+            self._send(data)
+        except OSError as error:
+            self._replace_process(error)
+            return False
+        return True
+
     def _send(self, data: bytes) -> None:
         view = memoryview(_size.pack(len(data)) + data)
         while view:
@@ -155,11 +160,11 @@ class LogProcess(Logs):
 
     def _report_dropped(self) -> None:
         dropped, self._reported_dropped = self.num_dropped - self._reported_dropped, self.num_dropped
+        if self._own is None and dropped and self._pass_on(marshal.dumps(self._frame([], dropped), MARSHAL_VERSION)):
+            return
         if self._own is not None:
             self._own.num_dropped += dropped
             self._own.write_batch([])
-        elif dropped:
-            self._send(marshal.dumps(self._frame([], dropped), MARSHAL_VERSION))
 
 
 def main() -> None:
