@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from flambeau.errors import FlambeauError, InvalidField
-from flambeau.frontend.anthropic.requests import CountTokensRequest, MessagesRequest, renamed, to_chat
+from flambeau.errors import FlambeauError
+from flambeau.frontend.anthropic.requests import CLIENT_NAMES, CountTokensRequest, MessagesRequest, to_chat
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.errors import anthropic_error
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.chat import ChatWriter, generation_of, writer_of
-from flambeau.frontend.openai.chat_translation import ChatTranslation, Document, to_event
+from flambeau.frontend.openai.chat_translation import ChatTranslation, Document, client_names, to_event
 from flambeau.frontend.openai.models import choose_model, with_adapter_of
 from flambeau.frontend.openai.requests import ChatRequest, read_request
 from flambeau.frontend.openai.responses import ResponseHead, generate
@@ -52,10 +52,8 @@ def count_document(body: bytes) -> Document:
 
 
 def checked_generation(chat: ChatRequest) -> Generate:
-    try:
+    with client_names(CLIENT_NAMES):
         return generation_of(chat)
-    except InvalidField as error:
-        raise renamed(error) from None
 
 
 class MessageWriter(ChatTranslation):

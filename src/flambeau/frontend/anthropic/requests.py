@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import InvalidField
+from flambeau.frontend.openai.chat_translation import read_chat
 from flambeau.frontend.openai.fields import FLAG, OBJECT, TEXT, array, either, integer, number, shown, text
 from flambeau.frontend.openai.requests import (
     FIELDS,
@@ -17,7 +18,6 @@ from flambeau.frontend.openai.requests import (
     Object,
     ignored,
     optional,
-    read_object,
     registered,
     required,
     unsupported,
@@ -88,16 +88,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         }
         if request.stream:
             chat["stream_options"] = {"include_usage": True}
-    try:
-        return read_object({name: value for name, value in chat.items() if value is not None}, ChatRequest)
-    except InvalidField as error:
-        raise renamed(error) from None
-
-
-def renamed(error: InvalidField) -> InvalidField:
-    """An error of a chat in the names of the client."""
-    name = CLIENT_NAMES.get(error.field)
-    return error if name is None else InvalidField(name, str(error).replace(error.field, name))
+    return read_chat(chat, CLIENT_NAMES)
 
 
 # ---- messages ----

@@ -1,15 +1,17 @@
-"""ChatTranslation: writes the reply of a chat in the format of another API, from the chunks of a ChatWriter."""
+"""Other APIs as chats: `read_chat` checks a request, ChatTranslation writes the reply from chunks of a ChatWriter."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from flambeau.errors import FlambeauError
+from flambeau.errors import FlambeauError, InvalidField
 from flambeau.frontend.openai.chat import ChatWriter
+from flambeau.frontend.openai.requests import ChatRequest, read_object
 from flambeau.frontend.openai.responses import encode
 from flambeau.wire.generation import Piece
 
@@ -17,6 +19,24 @@ Document = dict[str, Any]
 EVENT_START = b"data: "
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def read_chat(fields: Mapping[str, Any], names: Mapping[str, str]) -> ChatRequest:
+    """A chat of the fields that are not None; errors have the client's `names` of them."""
+    with client_names(names):
+        return read_object({name: value for name, value in fields.items() if value is not None}, ChatRequest)
+
+
+@contextmanager
+def client_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise the errors of a chat in the names of the client; `names` has them by those of a chat."""
+    try:
+        yield
+    except InvalidField as error:
+        name = names.get(error.field)
+        if name is None:
+            raise
+        raise InvalidField(name, str(error).replace(error.field, name)) from None
 
 
 class ChatTranslation(ABC):

@@ -11,11 +11,12 @@ from flambeau.frontend.http.errors import JSON_TYPE, openai_error_body, respond_
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.api import operation
 from flambeau.frontend.openai.chat import generation_of, writer_of
+from flambeau.frontend.openai.chat_translation import client_names
 from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.frontend.openai.models import choose_model, with_adapter_of
 from flambeau.frontend.openai.requests import Object, read_request
 from flambeau.frontend.openai.responses import ResponseHead, generate
-from flambeau.frontend.openai_responses.requests import ResponsesRequest, items_of, messages_of, renamed, to_chat
+from flambeau.frontend.openai_responses.requests import CLIENT_NAMES, ResponsesRequest, items_of, messages_of, to_chat
 from flambeau.frontend.openai_responses.store import ResponseStore, StoredResponse
 from flambeau.frontend.openai_responses.writer import ResponseObjectWriter, new_id
 from flambeau.serving.server import Server
@@ -65,10 +66,8 @@ class ResponsesApi:
         if not messages:
             raise InvalidField("input", "input must not be empty; send a text or a list of items")
         chat = to_chat(request, messages)
-        try:
+        with client_names(CLIENT_NAMES):
             generation = generation_of(chat)
-        except InvalidField as error:
-            raise renamed(error) from None
         model, version = choose_model(server.registry, request.model, "chat", takes_adapter=True)
         generation = with_adapter_of(server.registry, request.model, model, generation)
         head = ResponseHead.new("chatcmpl-", model, request.model)
