@@ -27,7 +27,7 @@ from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
-from flambeau.llm.executor.kv_cache import KVCache, num_blocks_for
+from flambeau.llm.executor.kv_cache import KVCache, available_bytes, num_blocks_for
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
     LeaderBackend,
@@ -38,6 +38,7 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
+from flambeau.llm.executor.state_cache import num_slots_for, state_bytes
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -105,6 +106,7 @@ class LoadedNetwork:
     arch: Architecture  # of the whole network
     backend: Backend
     num_blocks: int
+    num_slots: int  # for the states of recurrent layers
     adapters: AdapterStore
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
 
@@ -124,6 +126,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         loaded.arch,
         leader or loaded.backend,
         num_blocks=loaded.num_blocks,
+        num_slots=loaded.num_slots,
         config=config,
         device=str(device),
         tokenizer=tokenizer,
@@ -182,9 +185,13 @@ def load_network(
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
     cached = cache_dtype(model, device, dtype)
-    num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
+    num_slots = num_slots_for(arch, config, available_bytes(arch, config, device)) if arch.recurrence else 0
+    taken_bytes = num_slots * state_bytes(arch)
+    num_blocks = num_blocks_for(
+        local, config, device, cached, drafting, weight_bytes=weight_bytes, taken_bytes=taken_bytes
+    )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
-    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
+    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
     backend = (
@@ -196,6 +203,7 @@ def load_network(
         arch=arch,
         backend=backend,
         num_blocks=num_blocks,
+        num_slots=num_slots,
         adapters=adapters,
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
     )

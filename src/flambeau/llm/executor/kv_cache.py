@@ -15,16 +15,21 @@ from torch import Tensor
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError, NoRoom
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
+from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture
 
 HOST_FRACTION = 0.25  # of the available memory of a CPU machine, which other processes need too …
 HOST_BYTES = 4 << 30  # … up to this limit, unless kv_cache_bytes is set
 SMALL_BYTES = 128 << 20  # on a CPU: what the cache of even the smallest model may take
+MAX_EMPTY_BLOCKS = 1 << 16  # of a network without attention: a million tokens in blocks of 16
 RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and cache
 
 
 class KVCache:
-    """Tensors [P, K, G, D] of keys and of values for each layer. Block 0 is for padding and belongs to no sequence."""
+    """Tensors [P, K, G, D] of keys and of values for each layer. Block 0 is for padding and belongs to no sequence.
+
+    Recurrent layers have a state for each of `num_slots` sequences instead.
+    """
 
     def __init__(
         self,
@@ -34,11 +39,15 @@ class KVCache:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        num_slots: int = 0,
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.states = StateCache(arch, num_slots, device=device)
         shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_size)
-        self.keys = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
-        self.values = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
+        empty = (0, *shape[1:])  # recurrent layers have no keys and values
+        shapes = [empty if layer in arch.recurrent_layers else shape for layer in range(arch.num_layers)]
+        self.keys = [zeros(shape, device, dtype) for shape in shapes]
+        self.values = [zeros(shape, device, dtype) for shape in shapes]
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""
@@ -56,7 +65,8 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
-    return 2 * arch.num_layers * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
+    num_layers = arch.num_layers - len(arch.recurrent_layers)
+    return 2 * num_layers * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
 
 
 def num_blocks_for(
@@ -67,11 +77,13 @@ def num_blocks_for(
     draft: Architecture | None = None,
     *,
     weight_bytes: int = 0,
+    taken_bytes: int = 0,
 ) -> int:
     """As many blocks as the memory allows, but no more than all sequences at full length need; block 0 included.
 
     On a CPU the cache is no larger than `weight_bytes`, one sequence of full length or SMALL_BYTES, whichever is
-    most: fewer sequences run at a time there, and the memory belongs to other processes as well.
+    most: fewer sequences run at a time there, and the memory belongs to other processes as well. `taken_bytes` of the
+    memory belong to states. Blocks of a network without attention take no memory: they only count tokens.
     """
     if config.num_blocks is not None:
         return config.num_blocks + 1
@@ -79,9 +91,11 @@ def num_blocks_for(
     sequence_blocks = -(-length // config.block_size)
     wanted = config.max_num_seqs * sequence_blocks
     size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
+    if not size_bytes:
+        return min(wanted, max(sequence_blocks, MAX_EMPTY_BLOCKS)) + 1
     if device.type == "cpu" and config.kv_cache_bytes is None:
         wanted = min(wanted, max(sequence_blocks, max(weight_bytes, SMALL_BYTES) // size_bytes))
-    affordable = available_bytes(arch, config, device) // size_bytes
+    affordable = max(0, available_bytes(arch, config, device) - taken_bytes) // size_bytes
     if affordable < 1 and config.kv_cache_bytes is not None:
         raise LLMError(f"kv_cache_bytes is {config.kv_cache_bytes}, and one block takes {size_bytes}; raise it")
     if affordable < 1:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Activation, Architecture
 from flambeau.llm.models.moe import SparseMLP
+from flambeau.llm.models.recurrent import Recur, make_mixer
 from flambeau.llm.models.rope import Rotation, Rotations, rotate
 
 
@@ -40,6 +41,10 @@ class Attend(Protocol):
         has_alibi: bool = False,
     ) -> Tensor:
         """From q […, H, D] and k, v […, G, D] to […, H, D]; the inputs are views of one larger tensor."""
+
+    @property
+    def recur(self) -> Recur:
+        """The counterpart for recurrent layers."""
 
 
 class RMSNorm(nn.Module):
@@ -131,7 +136,9 @@ class Attention(nn.Module):
         self.is_local = self.window is not None and arch.local_rope_theta is not None
         self.rotary_size = arch.rotary_size
         self.is_rotated = layer not in arch.unrotated_layers
-        self.qkv_proj = nn.Linear(arch.hidden_size, (heads + 2 * kv_heads) * size, bias=arch.qkv_bias)
+        self.has_gates = arch.gates_attention
+        num_queries = 2 * heads if self.has_gates else heads  # each head's query, then its gate
+        self.qkv_proj = nn.Linear(arch.hidden_size, (num_queries + 2 * kv_heads) * size, bias=arch.qkv_bias)
         self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
         self.clip = arch.clip_qkv
         self.has_alibi = arch.has_alibi
@@ -146,7 +153,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
+        heads: Tensor = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
+        gates: Tensor | None = None
+        if self.has_gates:
+            queries, rest = heads.tensor_split([2 * self.num_heads], dim=-2)
+            queries, gates = queries.unflatten(-2, (self.num_heads, 2)).unbind(-2)
+            heads = torch.cat((queries, rest), dim=-2)
         qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.split_qk(qk)
@@ -171,6 +183,8 @@ class Attention(nn.Module):
         if self.has_alibi:
             more["has_alibi"] = True
         y = attend(self.layer, q, k, v, scale=self.scale, window=self.window, **more)
+        if gates is not None:
+            y = y * torch.sigmoid(gates)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
 
     def split_qk(self, qk: Tensor) -> tuple[Tensor, Tensor]:
@@ -270,7 +284,27 @@ class ParallelLayer(DecoderLayer):
         return self.add(x, self.self_attn(y, rotations, attend) + self.mlp(z))
 
 
+class RecurrentLayer(DecoderLayer):
+    """A recurrence in the place of attention; there may be no feed-forward layer."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        del self.self_attn
+        self.mixer = make_mixer(arch, layer)
+        self.has_mlp, self.is_wide = arch.has_mlp, arch.wide_residual
+        if not self.has_mlp:
+            del self.mlp, self.post_attention_layernorm
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        y = self.mixer(self.input_layernorm(x.to(self.input_layernorm.weight.dtype)), attend.recur)
+        x = self.add(x.float() if self.is_wide else x, y)
+        return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
+
+
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
+    if layer in arch.recurrent_layers:
+        return RecurrentLayer(arch, layer)
     if arch.is_parallel:
         return ParallelLayer(arch, layer)
     return DecoderLayer(arch, layer) if arch.norm_places == "before" else PostNormLayer(arch, layer)
@@ -310,7 +344,7 @@ class Transformer(nn.Module):
         rotations = self.rotation(positions)
         for layer in self.model.layers:
             x = layer(x, rotations, attend)
-        return self.model.norm(x)  # type: ignore[no-any-return]
+        return self.model.norm(x.to(self.model.embed_tokens.weight.dtype))  # type: ignore[no-any-return]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """What the first layer gets […, E] for the tokens […]."""

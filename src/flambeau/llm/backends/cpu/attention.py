@@ -86,12 +86,8 @@ def choose_attention(cache: KVCache, inputs: StepInputs) -> Attend:
     return CpuAttention(cache, inputs) if is_short and can_attend(cache) else PagedAttention(cache, inputs)
 
 
-class CpuAttention:
+class CpuAttention(PagedAttention):
     """Attention over the blocks of a cache; the keys and values of the step are written first."""
-
-    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
-        self._cache = cache
-        self._inputs = inputs
 
     def __call__(
         self,
@@ -109,7 +105,7 @@ class CpuAttention:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         if sinks is not None or has_alibi:  # which the kernel does not know
-            return PagedAttention(cache, inputs)(
+            return super().__call__(
                 layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks, has_alibi=has_alibi
             )
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB

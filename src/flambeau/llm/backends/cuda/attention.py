@@ -239,12 +239,8 @@ operators.impl("cache_kv", cache_kv, "CPU")
 operators._register_fake("cache_kv", lambda *tensors: None)
 
 
-class TritonAttention:
+class TritonAttention(PagedAttention):
     """Attention of decode steps over the blocks of a cache; the keys and values of the step are written first."""
-
-    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
-        self._cache = cache
-        self._inputs = inputs
 
     def __call__(
         self,
@@ -262,7 +258,7 @@ class TritonAttention:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         if softcap is not None or sinks is not None or has_alibi:  # which the kernel does not know
-            return PagedAttention(cache, inputs)(
+            return super().__call__(
                 layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks, has_alibi=has_alibi
             )
         torch.ops.flambeau.cache_kv(inputs.slots_T, k, v, cache.keys[layer], cache.values[layer])
