@@ -11,7 +11,9 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
 from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
-from flambeau.llm.models.families import Config, Family, family_of, partial_rotation
+from flambeau.llm.models.families.config_parts import partial_rotation
+from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.table import family_of
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 ACTIVATIONS: dict[str, Activation] = {

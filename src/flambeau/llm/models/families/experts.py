@@ -1,0 +1,207 @@
+"""Families with experts."""
+
+from __future__ import annotations
+
+from flambeau.llm.models.families.config_parts import CLIP_KEYS, ROTARY_KEYS, clipped, granite, partial_rotation
+from flambeau.llm.models.families.family import Config, Family
+
+
+def qwen_2_moe(config: Config) -> Config:
+    return {
+        "qkv_bias": bool(config["qkv_bias"]),
+        "shared_expert_size": int(config["shared_expert_intermediate_size"]),
+        "gates_shared_expert": True,
+    }
+
+
+def granite_moe_shared(config: Config) -> Config:
+    return {**granite(config), "shared_expert_size": int(config["shared_intermediate_size"])}
+
+
+def glm_4_moe(config: Config) -> Config:
+    return {
+        **partial_rotation(config),
+        "qk_norm": bool(config.get("use_qk_norm")),
+        "shared_expert_size": int(config["n_shared_experts"]) * int(config["moe_intermediate_size"]),
+        "num_expert_groups": int(config["n_group"]),
+        "num_chosen_groups": int(config["topk_group"]),
+        "routed_scale": float(config["routed_scaling_factor"]),
+        "dense_layers": frozenset(range(int(config["first_k_dense_replace"]))),
+        "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0),
+    }
+
+
+def gpt_oss(config: Config) -> Config:
+    return {"swiglu_limit": float(config["swiglu_limit"]), "swiglu_alpha": float(config["swiglu_alpha"])}
+
+
+GRANITE_MOE_NAMES = (
+    (r"\.block_sparse_moe\.input_linear\.weight", ".mlp.experts.gate_up_proj"),
+    (r"\.block_sparse_moe\.output_linear\.weight", ".mlp.experts.down_proj"),
+    (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.gate."),
+    (r"\.shared_mlp\.input_linear\.", ".mlp.shared_expert.gate_up_proj."),
+    (r"\.shared_mlp\.output_linear\.", ".mlp.shared_expert.down_proj."),
+)
+GRANITE_MOE_DEFAULTS = {
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+
+EXPERTS = {
+    "MixtralForCausalLM": Family(
+        model_type="mixtral",
+        qkv_bias=False,
+        output_bias=False,
+        windowed="all",
+        switches_window=False,
+        names_layers=False,
+        experts=True,
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        model_type="qwen3_moe",
+        qk_norm=True,
+        windowed="all",
+        names_layers=False,
+        experts=True,
+        defaults={
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+        },
+    ),
+    "OlmoeForCausalLM": Family(
+        model_type="olmoe",
+        qk_norm=True,
+        experts=True,
+        parts={"wide_qk_norm": True},
+        derive=clipped,
+        understands=CLIP_KEYS,
+        defaults={
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+            "eos_token_id": 50279,
+        },
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        model_type="qwen2_moe",
+        output_bias=False,
+        windowed="late",
+        experts=True,
+        derive=qwen_2_moe,
+        defaults={
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "norm_topk_prob": False,
+            "qkv_bias": True,
+        },
+    ),
+    "GraniteMoeForCausalLM": Family(
+        model_type="granitemoe",
+        experts=True,
+        derive=granite,
+        renames=GRANITE_MOE_NAMES,
+        defaults=GRANITE_MOE_DEFAULTS,
+    ),
+    "GraniteMoeSharedForCausalLM": Family(
+        model_type="granitemoeshared",
+        experts=True,
+        derive=granite_moe_shared,
+        renames=GRANITE_MOE_NAMES,
+        defaults={**GRANITE_MOE_DEFAULTS, "shared_intermediate_size": 0},
+    ),
+    "Glm4MoeForCausalLM": Family(
+        model_type="glm4_moe",
+        output_bias=False,
+        experts=True,
+        parts={"has_sigmoid_router": True},
+        derive=glm_4_moe,
+        understands=ROTARY_KEYS | {"use_qk_norm", "num_mtp_layers"},  # layers for further tokens are not used
+        aliases={"n_routed_experts": "num_experts"},
+        renames=(
+            (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
+            (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
+        ),
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 1408,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+    ),
+    "GptOssForCausalLM": Family(
+        model_type="gpt_oss",
+        windowed="even",
+        switches_window=False,
+        experts=True,
+        parts={
+            "has_sinks": True,
+            "expert_bias": True,
+            "interleaved_gates": True,
+            "transposed": r"\.experts\.(gate_up|down)_proj$",
+        },
+        derive=gpt_oss,
+        understands=frozenset({"experts_per_token", "initial_context_length", "swiglu_limit"}),
+        renames=((r"\.mlp\.router\.", ".mlp.gate."),),
+        dequantizes=("mxfp4",),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 128,
+            "attention_bias": True,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "rope_theta": 150000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
+}
