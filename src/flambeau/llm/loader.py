@@ -249,10 +249,15 @@ def load_draft(
     config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
 ) -> Transformer | None:
     """The draft model, if one is configured and used."""
-    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1:
+    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or target.recurrence is not None:
         return None
     path = Path(config.draft)
-    vocab_size = read_architecture(path).vocab_size
+    drafting = read_architecture(path)
+    if drafting.recurrence is not None:
+        raise LLMError(
+            f"the draft {path} has recurrent layers, whose states cannot drop rejected tokens; use a draft without"
+        )
+    vocab_size = drafting.vocab_size
     if vocab_size != target.vocab_size:
         raise LLMError(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "

@@ -50,7 +50,9 @@ def num_slots_for(arch: Architecture, config: EngineConfig, available_bytes: int
     has_blocks = len(arch.recurrent_layers) < arch.num_layers
     affordable = available_bytes // size // (2 if has_blocks else 1)
     if affordable < 1 and config.kv_cache_bytes is not None:
-        raise LLMError(f"kv_cache_bytes is {config.kv_cache_bytes}, and the state of one sequence takes {size}; raise it")
+        raise LLMError(
+            f"kv_cache_bytes is {config.kv_cache_bytes}, and the state of one sequence takes {size}; raise it"
+        )
     if affordable < 1:
         raise NoRoom(
             f"no memory is left for the state of a single sequence, which takes {size / 1e6:.0f} MB; use a smaller "

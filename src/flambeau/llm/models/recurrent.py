@@ -79,6 +79,11 @@ def float32_parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape, dtype=torch.float32))
 
 
+def by_head(x: Tensor, number: int) -> Tensor:
+    """[…, C] to […, number, C / number]."""
+    return x.reshape(*x.shape[:-1], number, -1)
+
+
 class ShortConvolution(RecurrentMixer):
     """A convolution of a few tokens between two gates (LFM2)."""
 
@@ -119,9 +124,9 @@ class Mamba2(RecurrentMixer):
         xbc, dt = inputs
         shape, parts = self.shape, self.shape.num_groups * self.shape.state_size
         xbc, window = self.convolve(xbc, states[0], lengths_S)
-        x, b, c = F.silu(xbc).float().split((shape.inner_size, parts, parts), dim=-1)
-        x = x.unflatten(-1, (shape.num_heads, shape.head_size))
-        b, c = (part.unflatten(-1, (shape.num_groups, shape.state_size)) for part in (b, c))
+        x, b, c = torch.split(F.silu(xbc).float(), [shape.inner_size, parts, parts], dim=-1)
+        x = by_head(x, shape.num_heads)
+        b, c = (by_head(part, shape.num_groups) for part in (b, c))
         dt = F.softplus(dt.float() + self.dt_bias).clamp(*shape.time_step_limits)
         y, state = scan_mamba2(x, mask_padding(dt, lengths_S), -self.A_log.exp(), b, c, states[1])
         return (y + x * self.D.unsqueeze(-1)).flatten(-2), (window, state)
@@ -187,10 +192,10 @@ class DeltaNet(RecurrentMixer):
         qkv, beta, dt = inputs
         shape, keys = self.shape, self.shape.num_groups * self.shape.state_size
         qkv, window = self.convolve(qkv, states[0], lengths_S)
-        q, k, v = F.silu(qkv).float().split((keys, keys, shape.inner_size), dim=-1)
-        q, k = (part.unflatten(-1, (shape.num_groups, shape.state_size)) for part in (q, k))
+        q, k, v = torch.split(F.silu(qkv).float(), [keys, keys, shape.inner_size], dim=-1)
+        q, k = (by_head(part, shape.num_groups) for part in (q, k))
         q, k = (self.normalized(part).repeat_interleave(self.shared, dim=2) for part in (q, k))
-        v = v.unflatten(-1, (shape.num_heads, shape.head_size))
+        v = by_head(v, shape.num_heads)
         log_decay = mask_padding(-self.A_log.exp() * F.softplus(dt.float() + self.dt_bias), lengths_S)
         beta = mask_padding(beta.float().sigmoid(), lengths_S)
         y, state = scan_delta(q * shape.state_size**-0.5, k, v, log_decay, beta, states[1])

@@ -64,17 +64,18 @@ def scan_mamba2(
     x_SQHP: Tensor, dt_SQH: Tensor, a_H: Tensor, b_SQGN: Tensor, c_SQGN: Tensor, state_SHPN: Tensor
 ) -> tuple[Tensor, Tensor]:
     """h ← exp(dt·a) h + dt·x bᵀ; y = h c. Returns y [S, Q, H, P] and the last h."""
-    groups = b_SQGN.shape[2]
-    scaled = (x_SQHP * dt_SQH.unsqueeze(-1)).unflatten(2, (groups, -1))  # [S, Q, G, R, P]
-    log_decay = (dt_SQH * a_H).unflatten(2, (groups, -1))  # [S, Q, G, R]
-    state = state_SHPN.unflatten(1, (groups, -1))
-    if x_SQHP.shape[1] == 1:
+    num_sequences, num_tokens, groups = b_SQGN.shape[:3]
+    heads = num_sequences, num_tokens, groups, -1
+    scaled = (x_SQHP * dt_SQH.unsqueeze(-1)).reshape(*heads, x_SQHP.shape[-1])  # [S, Q, G, R, P]
+    log_decay = (dt_SQH * a_H).reshape(heads)  # [S, Q, G, R]
+    state = state_SHPN.reshape(num_sequences, groups, -1, *state_SHPN.shape[2:])
+    if num_tokens == 1:
         added = scaled[:, 0].unsqueeze(-1) * b_SQGN[:, 0, :, None, None, :]
         state = state * log_decay[:, 0, ..., None, None].exp() + added
         y = (state * c_SQGN[:, 0, :, None, None, :]).sum(dim=-1).unsqueeze(1)
         return y.flatten(2, 3), state.flatten(1, 2)
     pieces = []
-    for chunk in chunks(x_SQHP.shape[1]):
+    for chunk in chunks(num_tokens):
         b, c, x = b_SQGN[:, chunk], c_SQGN[:, chunk], scaled[:, chunk]
         total, decay = decay_between(log_decay[:, chunk].movedim(1, -1))  # [S, G, R, L] and [S, G, R, L, L]
         scores = torch.einsum("slgn,smgn->sglm", c, b).unsqueeze(2) * decay

@@ -153,12 +153,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
-        heads: Tensor = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
         gates: Tensor | None = None
         if self.has_gates:
-            queries, rest = heads.tensor_split([2 * self.num_heads], dim=-2)
-            queries, gates = queries.unflatten(-2, (self.num_heads, 2)).unbind(-2)
-            heads = torch.cat((queries, rest), dim=-2)
+            pairs, rest = heads.tensor_split([2 * self.num_heads], dim=-2)
+            gates = pairs[..., 1::2, :]
+            heads = torch.cat((pairs[..., ::2, :], rest), dim=-2)
         qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.split_qk(qk)
