@@ -27,7 +27,7 @@ from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
-from flambeau.llm.executor.kv_cache import KVCache, available_bytes, num_blocks_for
+from flambeau.llm.executor.kv_cache import KVCache, num_blocks_for, num_slots_for
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
     LeaderBackend,
@@ -38,7 +38,7 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
-from flambeau.llm.executor.state_cache import num_slots_for, state_bytes
+from flambeau.llm.executor.state_cache import state_bytes
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -185,7 +185,7 @@ def load_network(
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
     cached = cache_dtype(model, device, dtype)
-    num_slots = num_slots_for(arch, config, available_bytes(arch, config, device)) if arch.recurrence else 0
+    num_slots = num_slots_for(arch, config, device, weight_bytes=weight_bytes)
     taken_bytes = num_slots * state_bytes(arch)
     num_blocks = num_blocks_for(
         local, config, device, cached, drafting, weight_bytes=weight_bytes, taken_bytes=taken_bytes

@@ -7,6 +7,7 @@ Shapes: L layers · P blocks · K tokens of a block · G key-value heads · D he
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError, NoRoom
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
-from flambeau.llm.executor.state_cache import StateCache
+from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.models.architecture import Architecture
+
+logger = logging.getLogger(__name__)
 
 HOST_FRACTION = 0.25  # of the available memory of a CPU machine, which other processes need too …
 HOST_BYTES = 4 << 30  # … up to this limit, unless kv_cache_bytes is set
@@ -104,6 +107,39 @@ def num_blocks_for(
             "fewer models on this device"
         )
     return min(wanted, affordable) + 1
+
+
+def num_slots_for(arch: Architecture, config: EngineConfig, device: torch.device, *, weight_bytes: int = 0) -> int:
+    """As many slots for states as sequences may run, if the memory allows it; 0 for a network without states.
+
+    A network with attention too leaves half of the memory to its blocks. On a CPU, the limits of blocks apply.
+    """
+    size = state_bytes(arch)
+    if not size:
+        return 0
+    available = available_bytes(arch, config, device)
+    if device.type == "cpu" and config.kv_cache_bytes is None:
+        available = min(available, max(weight_bytes, SMALL_BYTES, 2 * size))
+    affordable = available // size if len(arch.recurrent_layers) == arch.num_layers else available // size // 2
+    if affordable < 1 and config.kv_cache_bytes is not None:
+        raise LLMError(
+            f"kv_cache_bytes is {config.kv_cache_bytes}, and the state of one sequence takes {size}, beside blocks; "
+            f"set at least {2 * size}"
+        )
+    if affordable < 1:
+        raise NoRoom(
+            f"no memory is left on {device} for the state of a single sequence, which takes {size / 1e6:.1f} MB; use a "
+            "smaller model, quantization, or fewer models on this device"
+        )
+    if affordable < config.max_num_seqs:
+        logger.info(
+            "at most %d sequences run at a time instead of %d (max_num_seqs): each has a state of %.1f MB; raise "
+            "kv_cache_bytes for more",
+            affordable,
+            config.max_num_seqs,
+            size / 1e6,
+        )
+    return min(config.max_num_seqs, affordable)
 
 
 def available_bytes(arch: Architecture, config: EngineConfig, device: torch.device) -> int:
