@@ -29,6 +29,7 @@ TINY = {
 GPT = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 PLAIN = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
 POSITIONLESS = {key: value for key, value in PLAIN.items() if key not in ("rope_theta", "intermediate_size")}
+MAMBA = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 6}
 OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "GPT2": GPT,
     "GPTJ": GPT,
@@ -36,6 +37,8 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
     "Bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "Mamba": MAMBA,
+    "FalconMamba": MAMBA,
     "Mamba2": {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
@@ -254,6 +257,21 @@ MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
     "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
+    "mamba": Kind("Mamba", {"num_hidden_layers": 2}),
+    "falcon-mamba": Kind("FalconMamba", {"mixer_rms_eps": 1e-3, "use_bias": True}),
+    "lfm-2-moe": Kind(
+        "Lfm2Moe",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.7,
+            "pad_token_id": None,
+        },
+    ),
     "lfm-2": Kind(
         "Lfm2",
         {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": None},
@@ -304,6 +322,38 @@ HYBRID_KINDS = {  # with recurrent layers
             "tie_word_embeddings": True,
         },
     ),
+    "falcon-h1": Kind(
+        "FalconH1",
+        {
+            **MAMBA_2,
+            "mamba_d_ssm": 64,
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 0.9,
+            "key_multiplier": 0.7,
+            "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.6,
+            "ssm_multipliers": [0.9, 0.8, 0.7, 1.1, 1.2],
+            "mlp_multipliers": [0.8, 0.7],
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.5,
+            "attention_bias": True,
+            "pad_token_id": None,
+        },
+    ),
+    "falcon-h1-norm": Kind(
+        "FalconH1",
+        {
+            **MAMBA_2,
+            "mamba_d_ssm": None,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mlp_bias": True,
+            "pad_token_id": None,
+        },
+    ),
+    "falcon-h1-early-norm": Kind(
+        "FalconH1", {**MAMBA_2, "mamba_d_ssm": 64, "mamba_rms_norm": True, "pad_token_id": None}
+    ),
     "bamba": Kind("Bamba", {**MAMBA_2, "num_hidden_layers": 3, "attn_layer_indices": [1], "pad_token_id": None}),
     "jamba": Kind(
         "Jamba",
@@ -351,7 +401,7 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
         else:
             torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
     for name, buffer in model.named_buffers():
-        if name.endswith("correction_bias"):
+        if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.3)
     return model
 

@@ -42,14 +42,17 @@ def tiny_model(arch: Architecture = ARCH, seed: int = 0) -> Transformer:
 
 
 def tiny_hybrid(kind: str, **changes: Any) -> Transformer:
-    """A network with recurrent layers of a kind around one with attention."""
+    """A network with recurrent layers of a kind around one with attention; `joint`: they have attention, too."""
+    name = "mamba2" if kind == "joint" else kind
     shape: dict[str, Any] = {
         "mamba": {"inner_size": 64, "state_size": 6, "time_step_rank": 3},
         "mamba2": {"inner_size": 64, "num_heads": 8, "head_size": 8, "state_size": 10, "num_groups": 2},
         "short_conv": {"inner_size": 64, "conv_width": 3},
         "delta_net": {"inner_size": 64, "num_heads": 4, "head_size": 16, "state_size": 8, "num_groups": 2},
-    }[kind]
-    recurrence = Recurrence(**{"kind": kind, "layers": frozenset({0, 2}), **shape, **changes})
+    }[name]
+    recurrence = Recurrence(
+        **{"kind": name, "is_beside_attention": kind == "joint", "layers": frozenset({0, 2}), **shape, **changes}
+    )
     return tiny_model(replace(ARCH, recurrence=recurrence))
 
 

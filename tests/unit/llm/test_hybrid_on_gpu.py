@@ -24,7 +24,7 @@ PROMPTS = [[5], [1, 2, 3], [*range(80)], [9, 8, 7, 6]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "mamba2", "short_conv", "delta_net"])
+@pytest.mark.parametrize("kind", ["mamba", "mamba2", "short_conv", "delta_net", "joint"])
 def test_tokens_are_those_of_a_cpu(kind):
     model, config = tiny_hybrid(kind), EngineConfig(block_size=4, max_num_seqs=4, max_step_tokens=32)
     expected = [completion.token_ids for completion in tiny_engine(model, max_step_tokens=32).generate(PROMPTS, GREEDY)]

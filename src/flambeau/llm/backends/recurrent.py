@@ -54,7 +54,10 @@ class PagedRecurrence:
         self._groups: list[SequenceGroup] = []
         if not self._query_len:
             starts: list[int] = inputs.query_starts.tolist()
-            self._groups = [group.to(inputs.ids_T.device) for group in group_sequences(starts)]
+            if len(set(np.diff(starts))) == 1:  # a single prompt, for example
+                self._query_len = starts[1]
+            else:
+                self._groups = [group.to(inputs.ids_T.device) for group in group_sequences(starts)]
 
     def __call__(self, layer: int, recurrence: Advance, *inputs: Tensor) -> Tensor:
         """From inputs [T, …] with one last dimension to outputs [T, …]."""

@@ -48,7 +48,7 @@ class KVCache:
         self.states = StateCache(arch, num_slots, device=device)
         shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_size)
         empty = (0, *shape[1:])  # recurrent layers have no keys and values
-        shapes = [empty if layer in arch.recurrent_layers else shape for layer in range(arch.num_layers)]
+        shapes = [shape if layer in arch.attending_layers else empty for layer in range(arch.num_layers)]
         self.keys = [zeros(shape, device, dtype) for shape in shapes]
         self.values = [zeros(shape, device, dtype) for shape in shapes]
 
@@ -68,8 +68,7 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
-    num_layers = arch.num_layers - len(arch.recurrent_layers)
-    return 2 * num_layers * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
+    return 2 * len(arch.attending_layers) * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
 
 
 def num_blocks_for(
@@ -120,7 +119,7 @@ def num_slots_for(arch: Architecture, config: EngineConfig, device: torch.device
     available = available_bytes(arch, config, device)
     if device.type == "cpu" and config.kv_cache_bytes is None:
         available = min(available, max(weight_bytes, SMALL_BYTES, 2 * size))
-    affordable = available // size if len(arch.recurrent_layers) == arch.num_layers else available // size // 2
+    affordable = available // size // (2 if arch.attending_layers else 1)
     if affordable < 1 and config.kv_cache_bytes is not None:
         raise LLMError(
             f"kv_cache_bytes is {config.kv_cache_bytes}, and the state of one sequence takes {size}, beside blocks; "

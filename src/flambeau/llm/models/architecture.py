@@ -105,6 +105,9 @@ class Architecture:
     recurrence: Recurrence | None = None  # layers with a state of fixed size instead of keys and values
     has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2)
     wide_residual: bool = False  # layers are added up in float32 whatever the type of the network (Mamba 2)
+    attention_input_scale: float = 1.0  # of attention beside a recurrence (Falcon H1)
+    attention_output_scale: float = 1.0
+    mlp_scales: tuple[float, float] = (1.0, 1.0)  # of the gate and of the output of the feed-forward layer (Falcon H1)
     gates_attention: bool = False  # queries come with gates for the outputs of attention (Qwen3-Next)
     head_bias: bool = False
     # ---- end of the extras ----
@@ -131,8 +134,14 @@ class Architecture:
 
     @property
     def recurrent_layers(self) -> frozenset[int]:
-        """The layers that have a state; the others have keys and values."""
+        """The layers that have a state."""
         return self.recurrence.layers if self.recurrence is not None else frozenset()
+
+    @property
+    def attending_layers(self) -> frozenset[int]:
+        """The layers that have keys and values."""
+        has_both = self.recurrence is not None and self.recurrence.is_beside_attention
+        return frozenset(range(self.num_layers)) - (frozenset() if has_both else self.recurrent_layers)
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 RecurrentKind = Literal["mamba", "mamba2", "short_conv", "delta_net"]
+InnerNorms = Literal["none", "learned", "plain"]  # with weights (Jamba), or without (Falcon Mamba)
+MixerNorm = Literal["after_gate", "before_gate", "none"]  # Mamba 2
 StateShapes = tuple[tuple[int, ...], ...]  # of one sequence: the window of the convolution, then the state matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """The recurrent layers of a network, which are all of one kind; its other layers have attention."""
+    """The recurrent layers of a network, which are all of one kind; its other layers have attention, or all have."""
 
     kind: RecurrentKind
     layers: frozenset[int]
@@ -25,7 +27,16 @@ class Recurrence:
     state_size: int = 0  # Mamba: numbers per channel; delta net: the size of a key
     num_groups: int = 1  # Mamba 2: groups of heads with the same B and C; delta net: key heads
     time_step_rank: int = 0  # Mamba 1
+    inner_norms: InnerNorms = "none"  # Mamba 1: of time steps, B and C
+    inner_epsilon: float = 1e-6  # of plain ones
     time_step_limits: tuple[float, float] = (0.0, math.inf)  # Mamba 2
+    # Falcon H1 only:
+    is_beside_attention: bool = False  # a layer has both, and adds up what they say
+    norm: MixerNorm = "after_gate"
+    norm_groups: int = 1
+    input_scale: float = 1.0
+    part_scales: tuple[float, ...] = ()  # of the gate, x, B, C and the time step
+    output_scale: float = 1.0
 
     @property
     def conv_size(self) -> int:

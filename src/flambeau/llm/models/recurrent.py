@@ -43,17 +43,25 @@ class Recur(Protocol):
 
 
 class GatedNorm(nn.Module):
-    """An RMS norm with a gate, which is applied before the norm or after it; in float32."""
+    """An RMS norm over each of a few groups, and a gate before or after it; in float32."""
 
-    def __init__(self, size: int, epsilon: float, *, gates_first: bool) -> None:
+    def __init__(self, size: int, epsilon: float, *, gates_first: bool, num_groups: int = 1) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.epsilon, self.gates_first = epsilon, gates_first
+        self.epsilon, self.gates_first, self.num_groups = epsilon, gates_first, num_groups
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        gate, weight = F.silu(gate.float()), self.weight.float()
-        y = F.rms_norm(x.float() * gate if self.gates_first else x.float(), weight.shape, weight, self.epsilon)
+        gate, x = F.silu(gate.float()), x.float()
+        groups = by_head(x * gate if self.gates_first else x, self.num_groups)
+        y = F.rms_norm(groups, groups.shape[-1:], eps=self.epsilon).flatten(-2) * self.weight.float()
         return (y if self.gates_first else y * gate).to(self.weight.dtype)
+
+
+class Gate(nn.Module):
+    """A gate without a norm, in float32."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return (x.float() * F.silu(gate.float())).to(gate.dtype)
 
 
 class RecurrentMixer(nn.Module):
@@ -112,13 +120,30 @@ class Mamba2(RecurrentMixer):
         self.sizes = shape.inner_size, shape.conv_size, shape.num_heads
         self.in_proj = nn.Linear(arch.hidden_size, sum(self.sizes), bias=shape.projection_bias)
         self.dt_bias, self.A_log, self.D = (float32_parameter(shape.num_heads) for _ in range(3))
-        self.norm = GatedNorm(shape.inner_size, arch.norm_epsilon, gates_first=True)
+        self.norm = Gate() if shape.norm == "none" else self.gated_norm(arch.norm_epsilon)
         self.out_proj = nn.Linear(shape.inner_size, arch.hidden_size, bias=shape.projection_bias)
+
+    def gated_norm(self, epsilon: float) -> GatedNorm:
+        shape = self.shape
+        is_first = shape.norm == "after_gate"
+        return GatedNorm(shape.inner_size, epsilon, gates_first=is_first, num_groups=shape.norm_groups)
 
     def forward(self, x: Tensor, recur: Recur) -> Tensor:
         """[…, E] to […, E]."""
-        gate, xbc, dt = self.in_proj(x).split(self.sizes, dim=-1)
-        return self.out_proj(self.norm(recur(self.layer, self, xbc, dt), gate))  # type: ignore[no-any-return]
+        gate, xbc, dt = self.project(x)
+        y = self.out_proj(self.norm(recur(self.layer, self, xbc, dt), gate))
+        return y if self.shape.output_scale == 1.0 else y * self.shape.output_scale  # type: ignore[no-any-return]
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gate, the input of the convolution, and the time steps."""
+        shape = self.shape
+        y = self.in_proj(x if shape.input_scale == 1.0 else x * shape.input_scale)
+        if shape.part_scales:
+            groups = shape.num_groups * shape.state_size
+            parts = y.split((shape.inner_size, shape.inner_size, groups, groups, shape.num_heads), dim=-1)
+            y = torch.cat([part * scale for part, scale in zip(parts, shape.part_scales, strict=True)], dim=-1)
+        gate, xbc, dt = y.split(self.sizes, dim=-1)
+        return gate, xbc, dt
 
     def advance(self, states: States, lengths_S: Tensor | None, *inputs: Tensor) -> tuple[Tensor, States]:
         xbc, dt = inputs
@@ -133,7 +158,7 @@ class Mamba2(RecurrentMixer):
 
 
 class Mamba(RecurrentMixer):
-    """A state-space layer whose decay is a number per channel, state and token, with norms inside (Jamba)."""
+    """A state-space layer whose decay is a number per channel, state and token."""
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__(arch, layer)
@@ -145,7 +170,7 @@ class Mamba(RecurrentMixer):
         self.dt_proj = nn.Linear(rank, size)
         self.A_log, self.D = float32_parameter(size, state), float32_parameter(size)
         self.out_proj = nn.Linear(size, arch.hidden_size, bias=bias)
-        self.dt_layernorm, self.b_layernorm, self.c_layernorm = (nn.RMSNorm(n, arch.norm_epsilon) for n in self.sizes)
+        self.dt_layernorm, self.b_layernorm, self.c_layernorm = (inner_norm(arch, size) for size in self.sizes)
 
     def forward(self, x: Tensor, recur: Recur) -> Tensor:
         """[…, E] to […, E]."""
@@ -161,6 +186,16 @@ class Mamba(RecurrentMixer):
         dt = mask_padding(F.softplus(self.dt_proj(self.dt_layernorm(dt)).float()), lengths_S)
         y, state = scan_mamba(x.float(), dt, -self.A_log.exp(), b, c, states[1])
         return y + x.float() * self.D, (window, state)
+
+
+def inner_norm(arch: Architecture, size: int) -> nn.Module:
+    """A norm inside of a Mamba 1 layer."""
+    assert arch.recurrence is not None
+    kind = arch.recurrence.inner_norms
+    if kind == "none":
+        return nn.Identity()
+    has_weight = kind == "learned"
+    return nn.RMSNorm(size, arch.norm_epsilon if has_weight else arch.recurrence.inner_epsilon, has_weight)
 
 
 class DeltaNet(RecurrentMixer):

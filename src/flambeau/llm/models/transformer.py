@@ -222,9 +222,24 @@ class PlainMLP(nn.Module):
         return self.down_proj(self.activate(self.up_proj(x)))  # type: ignore[no-any-return]
 
 
+class ScaledMLP(MLP):
+    """A gated feed-forward layer with a factor of the gate and one of the output."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__(arch)
+        self.scales = arch.mlp_scales
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self.activate(gate * self.scales[0]) * up) * self.scales[1]  # type: ignore[no-any-return]
+
+
 def make_mlp(arch: Architecture, layer: int) -> nn.Module:
     if arch.has_experts(layer):
         return SparseMLP(arch)
+    if arch.mlp_scales != (1.0, 1.0):
+        return ScaledMLP(arch)
     return MLP(arch) if arch.has_gate else PlainMLP(arch)
 
 
@@ -302,9 +317,25 @@ class RecurrentLayer(DecoderLayer):
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
 
+class JointLayer(DecoderLayer):
+    """Attention and a recurrence read the same input; what they say is added up."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.mixer = make_mixer(arch, layer)
+        self.scales = arch.attention_input_scale, arch.attention_output_scale
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        y = self.input_layernorm(x)
+        attended = self.self_attn(y * self.scales[0], rotations, attend) * self.scales[1]
+        x = self.add(x, attended + self.mixer(y, attend.recur))
+        return self.add(x, self.mlp(self.post_attention_layernorm(x)))
+
+
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     if layer in arch.recurrent_layers:
-        return RecurrentLayer(arch, layer)
+        return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
     if arch.is_parallel:
         return ParallelLayer(arch, layer)
     return DecoderLayer(arch, layer) if arch.norm_places == "before" else PostNormLayer(arch, layer)
