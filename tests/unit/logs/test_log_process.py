@@ -185,7 +185,8 @@ def test_lines_of_a_busy_server_wait_for_an_idle_core_unless_they_are_late():
 def test_the_priority_of_a_process_comes_back():
     code = (
         "import os; from flambeau.logs.log_process import Priority; p = Priority(); p.set(True);"
-        "print(os.sched_getscheduler(0) == os.SCHED_IDLE); p.set(False); print(os.sched_getscheduler(0) == os.SCHED_OTHER)"
+        "print(os.sched_getscheduler(0) == os.SCHED_IDLE); p.set(False);"
+        "print(os.sched_getscheduler(0) == os.SCHED_OTHER)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["True", "True"]
