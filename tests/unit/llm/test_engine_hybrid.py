@@ -17,17 +17,17 @@ from support.async_backend import AsyncEagerBackend
 from support.tiny_models import ARCH, tiny_engine, tiny_hybrid, tiny_model
 
 KINDS = ("mamba", "mamba2", "short_conv", "delta_net", "joint")
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 
 
-def some_prompts(number: int = 8) -> list[list[int]]:
+def some_prompts(number: int = 6) -> list[list[int]]:
     """Some shorter than a chunk of a scan, some longer; two of one token."""
     rng = random.Random(1)
-    lengths = [1, 3, 90, 17, 1, 66, 40, 5][:number]
+    lengths = [1, 3, 90, 17, 1, 66][:number]
     return [[rng.randrange(ARCH.vocab_size) for _ in range(length)] for length in lengths]
 
 
-def without_cache(model: Transformer, prompt: list[int], num_tokens: int = 16) -> list[int]:
+def without_cache(model: Transformer, prompt: list[int], num_tokens: int = 10) -> list[int]:
     """Greedy tokens, each from the whole sequence computed anew."""
     ids = [*prompt]
     with torch.inference_mode():
@@ -57,14 +57,14 @@ def test_a_batch_is_each_alone(model, expected):
     assert [ids_of(alone.generate([prompt], GREEDY))[0] for prompt in some_prompts()] == expected
 
 
-@pytest.mark.parametrize("max_step_tokens", [1, 7, 64])
+@pytest.mark.parametrize("max_step_tokens", [5, 64])
 def test_a_prompt_in_chunks_beside_others_that_decode_is_the_whole_prompt(model, expected, max_step_tokens):
     engine = tiny_engine(model, max_step_tokens=max_step_tokens)
     assert ids_of(engine.generate(some_prompts(), GREEDY)) == expected
 
 
 def test_preempted_is_undisturbed(model, expected):
-    engine = tiny_engine(model, num_blocks=60)
+    engine = tiny_engine(model, num_blocks=53)
     assert ids_of(engine.generate(some_prompts(), GREEDY)) == expected
     assert engine.state.num_preempted > 0
     assert engine.state.num_blocks_used == 0
@@ -92,11 +92,11 @@ def test_a_cancelled_request_gives_its_slot_back(model, expected):
 def test_steps_that_are_started_ahead_advance_the_state_once(model, expected):
     engine = tiny_engine(model, kind=AsyncEagerBackend)
     assert ids_of(engine.generate(some_prompts(), GREEDY)) == expected
-    assert engine._backend.num_ahead > 10
+    assert engine._backend.num_ahead > 5
 
 
 def test_choices_of_a_request_have_states_of_their_own(model, expected):
-    choices = tiny_engine(model).generate([some_prompts()[3]], SamplingParams(temperature=0.0, max_tokens=16, n=3))
+    choices = tiny_engine(model).generate([some_prompts()[3]], SamplingParams(temperature=0.0, max_tokens=10, n=3))
     assert ids_of(choices) == [expected[3]] * 3
     assert [choice.counts.num_cached for choice in choices] == [0, 0, 0]
 
@@ -111,14 +111,12 @@ def test_the_log_probabilities_of_a_prompt_are_those_of_the_whole(model):
     torch.testing.assert_close(torch.tensor([info.logprob for info in infos]), wanted, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantized_projections_give_a_batch_what_they_give_each_alone(kind):
-    for recurrent in KINDS:
-        model = quantize(tiny_hybrid(recurrent), kind, group_size=32)
-        prompts = some_prompts(4)
-        assert type(model.model.layers[0].mixer.out_proj).__name__ == f"{kind.capitalize()}Linear"
-        found = ids_of(tiny_engine(model, max_step_tokens=32).generate(prompts, GREEDY))
-        assert found == [without_cache(model, prompt) for prompt in prompts]
+@pytest.mark.parametrize(("kind", "recurrent"), [("int8", "mamba"), ("int8", "delta_net"), ("int4", "mamba2")])
+def test_quantized_projections_give_a_batch_what_they_give_each_alone(kind, recurrent):
+    model, prompts = quantize(tiny_hybrid(recurrent), kind, group_size=32), some_prompts(4)
+    assert type(model.model.layers[0].mixer.out_proj).__name__ == f"{kind.capitalize()}Linear"
+    found = ids_of(tiny_engine(model, max_step_tokens=32).generate(prompts, GREEDY))
+    assert found == [without_cache(model, prompt) for prompt in prompts]
 
 
 def test_a_network_without_attention_has_blocks_without_memory():
