@@ -54,6 +54,22 @@ def stretched(rope_type: str, **options: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0, **options}}
 
 
+LATENT = {  # attention whose keys and values come from latents
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+}
+DEEPSEEK = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+}
 YARN = {"original_max_position_embeddings": 32}
 KINDS = {
     "llama-2": Kind("Llama", {"num_key_value_heads": 4}),
@@ -225,6 +241,44 @@ KINDS = {
             **stretched("yarn", truncate=False, **YARN),
         },
     ),
+    "deepseek-v2": Kind(
+        "DeepseekV2",
+        {
+            **LATENT,
+            **DEEPSEEK,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            **stretched("yarn", mscale=0.7, mscale_all_dim=0.9, **YARN),
+        },
+    ),
+    "deepseek-v2-lite": Kind("DeepseekV2", {**LATENT, **DEEPSEEK, "q_lora_rank": None, "attention_bias": True}),
+    "deepseek-v3": Kind(
+        "DeepseekV3",
+        {
+            **LATENT,
+            **DEEPSEEK,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            **stretched("yarn", mscale=1.0, mscale_all_dim=1.0, **YARN),
+        },
+    ),
+    "deepseek-v3-halves": Kind(
+        "DeepseekV3",
+        {
+            **LATENT,
+            **DEEPSEEK,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "attention_bias": True,
+        },
+    ),
+    "minicpm-3": Kind("MiniCPM3", {**LATENT, "num_key_value_heads": 4, "scale_emb": 3, "dim_model_base": 24}),
     "gpt-2": Kind("GPT2", {"n_inner": None}),
     "gpt-j": Kind("GPTJ", {"rotary_dim": 4}),
     "gpt-neox": Kind("GPTNeoX", {"partial_rotary_factor": 0.5}),

@@ -184,7 +184,7 @@ def layer_shape(arch: Architecture, owner: str) -> tuple[int, int]:
     heads = arch.num_heads * arch.head_size
     return {
         "qkv_proj": (heads + 2 * arch.num_kv_heads * arch.head_size, hidden),
-        "o_proj": (hidden, heads),
+        "o_proj": (hidden, arch.num_heads * arch.output_size),
         "gate_up_proj": (2 * inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),

@@ -17,7 +17,8 @@ from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.transformer import Attend, Transformer
+from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.transformer import Transformer
 
 
 class ScoreChanges(NamedTuple):
@@ -77,15 +78,14 @@ class PagedAttention:
         cache, inputs = self._cache, self._inputs
         cache.write(layer, inputs.slots_T, k, v)
         attend = attend_uniform if inputs.query_len else attend_ragged
-        return attend(
-            q, cache.keys[layer], cache.values[layer], inputs, scale, window, ScoreChanges(softcap, sinks, has_alibi)
-        )
+        values = None if cache.is_latent else cache.values[layer]
+        return attend(q, cache.keys[layer], values, inputs, scale, window, ScoreChanges(softcap, sinks, has_alibi))
 
 
 def attend_uniform(
     q_THD: Tensor,
     keys: Tensor,
-    values: Tensor,
+    values: Tensor | None,
     inputs: StepInputs,
     scale: float,
     window: int | None,
@@ -95,13 +95,15 @@ def attend_uniform(
     length = inputs.query_len
     q_SHQD = q_THD.view(-1, length, *q_THD.shape[1:]).transpose(1, 2)
     k_SGCD = keys[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2).to(q_THD.dtype)
-    v_SGCD = values[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2).to(q_THD.dtype)
     places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
     positions_SQ = inputs.positions_T.view(-1, length)
     mask_SQC = attention_mask(positions_SQ, places_C, window)
     # Old contents of a block may be NaN, which a weight of 0 does not remove.
     is_old = (places_C > positions_SQ.amax(1, keepdim=True))[:, None, :, None]
-    k_SGCD, v_SGCD = k_SGCD.masked_fill_(is_old, 0), v_SGCD.masked_fill_(is_old, 0)
+    k_SGCD = k_SGCD.masked_fill_(is_old, 0)
+    v_SGCD = k_SGCD
+    if values is not None:
+        v_SGCD = values[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2).to(q_THD.dtype).masked_fill_(is_old, 0)
     y_SHQD = attend_to(q_SHQD, k_SGCD, v_SGCD, mask_SQC.unsqueeze(1), scale, changes)
     return y_SHQD.transpose(1, 2).flatten(0, 1)
 
@@ -109,7 +111,7 @@ def attend_uniform(
 def attend_ragged(
     q_THD: Tensor,
     keys: Tensor,
-    values: Tensor,
+    values: Tensor | None,
     inputs: StepInputs,
     scale: float,
     window: int | None,
@@ -122,7 +124,9 @@ def attend_ragged(
         tokens = slice(starts[i], starts[i + 1])
         blocks = inputs.block_tables_SB[i, : -(-length // keys.shape[1])]
         k_GCD = keys[blocks].flatten(0, 1)[:length].transpose(0, 1).to(q_THD.dtype)
-        v_GCD = values[blocks].flatten(0, 1)[:length].transpose(0, 1).to(q_THD.dtype)
+        v_GCD = k_GCD
+        if values is not None:
+            v_GCD = values[blocks].flatten(0, 1)[:length].transpose(0, 1).to(q_THD.dtype)
         mask_QC = attention_mask(inputs.positions_T[tokens], torch.arange(length, device=keys.device), window)
         q_HQD = q_THD[tokens].transpose(0, 1)
         y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, scale, changes)

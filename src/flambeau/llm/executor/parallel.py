@@ -27,7 +27,7 @@ IDLE = timedelta(days=365)  # followers wait as long as there are no requests; t
 END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER = 0, 1, 2, 3, 4
 HEADER_SIZE = 7
 
-_ROWS = ("gate_proj", "up_proj", "q_proj")  # each rank has some of the outputs …
+_ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
 NormPlaces = Literal["before", "after", "both"]
+RouterKind = Literal["softmax", "grouped_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 
 
@@ -80,6 +81,11 @@ class Architecture:
     has_norm_weight: bool = True  # of a layer norm (OLMo 1 has none)
     parallel_norms: bool = False  # in parallel layers, the feed-forward layer has a norm of its own (GPT-NeoX)
     clip_qkv: float | None = None  # the largest absolute value in queries, keys and values
+    latent_size: int = 0  # of the latent that keys and values are computed from (DeepSeek); 0: there is none
+    query_latent_size: int = 0  # with a latent: the size of that of queries; 0: there is none
+    unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`
+    value_size: int = 0  # with a latent: of a head of values
+    paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
     has_alibi: bool = False  # scores fall with the distance instead of rotary positions (BLOOM)
     learned_positions: bool = False  # embeddings of positions are added to those of tokens (GPT-2)
@@ -90,8 +96,9 @@ class Architecture:
     swiglu_alpha: float = 1.702  # with a limit
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
     gates_shared_expert: bool = False  # Qwen 2 MoE
-    has_sigmoid_router: bool = False  # experts are weighed one by one, and chosen with a bias (GLM-4.5)
-    num_expert_groups: int = 1  # with a sigmoid router: experts are chosen from the best groups only …
+    router: RouterKind = "softmax"  # how experts are chosen
+    router_jitter: float = 0.0  # of a sparse mixer
+    num_expert_groups: int = 1  # experts are chosen from the best groups only …
     num_chosen_groups: int = 1  # … of which there are so many
     routed_scale: float = 1.0  # of the weights of the chosen experts
     attention_scale: float | None = None  # None: the root of the head size
@@ -117,6 +124,11 @@ class Architecture:
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""
         return self.windows[layer] if self.windows else None
+
+    @property
+    def output_size(self) -> int:
+        """What attention gives for each head."""
+        return self.value_size or self.head_size
 
     @property
     def extras(self) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def read_config(folder: Path) -> Config:
 
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
-    given = {family.aliases.get(key, key): value for key, value in config.items()}
+    given = renamed(config, family)
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -138,6 +138,12 @@ def from_hugging_face(config: Config) -> Architecture:
     is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
     parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
     return replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+
+
+def renamed(config: Config, family: Family) -> dict[str, Any]:
+    """config.json with Llama's names of keys; the family's own names come first where a file has both."""
+    own = {family.aliases[key]: value for key, value in config.items() if key in family.aliases}
+    return {key: value for key, value in config.items() if key not in family.aliases} | own
 
 
 def activation(config: Config, family: Family) -> Activation:

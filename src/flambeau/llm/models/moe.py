@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.routers import ROUTERS, WIDE, RouterSettings, Routing
 
 
 class Experts(nn.Module):
@@ -109,12 +110,11 @@ class SparseMLP(nn.Module):
         self.gate = nn.Linear(arch.hidden_size, arch.num_experts, bias=arch.expert_bias)
         self.experts = Experts(arch)
         self.experts.reset_parameters()
-        self.num_experts_per_token = arch.num_experts_per_token
         self.normalizes_experts = arch.normalizes_experts
-        self.num_groups, self.num_chosen_groups = arch.num_expert_groups, arch.num_chosen_groups
+        self.router, self.settings = arch.router, RouterSettings.of(arch)
         self.routed_scale = arch.routed_scale
         # float32 whatever the type of the network: it decides between scores that are close.
-        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.has_sigmoid_router else None
+        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.router == "biased_sigmoid" else None
         self.score_bias = None if bias is None else nn.Parameter(bias)
         self.shared_expert = SharedExpert(arch) if arch.shared_expert_size else None
         self.shared_expert_gate = nn.Linear(arch.hidden_size, 1, bias=False) if arch.gates_shared_expert else None
@@ -134,21 +134,11 @@ class SparseMLP(nn.Module):
         gate = self.shared_expert_gate
         return y + (shared if gate is None else shared * torch.sigmoid(gate(x)))  # type: ignore[no-any-return]
 
-    def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+    def route(self, x_TE: Tensor) -> Routing:
         """The weights [T, A] of the chosen experts, and their numbers."""
-        if self.score_bias is None:
-            weights_TN = self.gate(x_TE).float().softmax(dim=-1)
-            weights_TA, chosen_TA = weights_TN.topk(self.num_experts_per_token, dim=-1)
-            return weights_TA, chosen_TA
-        weights_TN = F.linear(x_TE.float(), self.gate.weight.float()).sigmoid()
-        scores_TN = weights_TN + self.score_bias
-        if self.num_groups > 1:
-            scores = scores_TN.view(len(x_TE), self.num_groups, -1)
-            best = scores.topk(2, dim=-1)[0].sum(dim=-1).topk(self.num_chosen_groups, dim=-1)[1]
-            is_chosen = torch.zeros(scores.shape[:2], dtype=torch.bool, device=x_TE.device).scatter(1, best, True)
-            scores_TN = scores.masked_fill(~is_chosen.unsqueeze(-1), -torch.inf).flatten(1)
-        chosen_TA = scores_TN.topk(self.num_experts_per_token, dim=-1)[1]
-        return weights_TN.gather(1, chosen_TA), chosen_TA
+        is_wide = self.router in WIDE
+        logits_TN = F.linear(x_TE.float(), self.gate.weight.float()) if is_wide else self.gate(x_TE)
+        return ROUTERS[self.router](logits_TN, self.score_bias, self.settings)
 
 
 def needs_static_shapes(x: Tensor) -> bool:

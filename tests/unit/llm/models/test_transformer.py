@@ -184,7 +184,10 @@ def test_short_sequences_have_the_short_factors_of_longrope_if_none_may_be_long(
     assert "max_model_len: 16" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["llama-3.1", "qwen-3", "mixtral", "gpt-oss", "qwen-2-moe", "gpt-2", "bloom", "olmo"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama-3.1", "qwen-3", "mixtral", "gpt-oss", "qwen-2-moe", "gpt-2", "bloom", "olmo", "deepseek-v2", "deepseek-v3"],
+)
 def test_a_step_of_even_length_is_traced_without_a_break(checkpoint, kind):
     model, _ = checkpoint(kind)
     ids, cache = some_ids(20), cache_for(model)
@@ -210,6 +213,9 @@ OTHER_FILES = (  # kinds whose files have other names, or another arrangement, t
     "granite-moe-shared",
     "glm-4.5",
     "gpt-oss",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "minicpm-3",
     "gpt-2",
     "gpt-j",
     "gpt-neox",
@@ -244,6 +250,9 @@ SHARDED = (
     "granite-moe-shared",
     "glm-4.5",
     "gpt-oss",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "minicpm-3",
     "gpt-2",
     "gpt-j",
     "gpt-neox",

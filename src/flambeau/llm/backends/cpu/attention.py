@@ -14,7 +14,7 @@ from flambeau.llm.backends.cpu.bindings import CPagedStep, index_pointers, kerne
 from flambeau.llm.backends.eager import PagedAttention
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.transformer import Attend
+from flambeau.llm.models.attention import Attend
 
 HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # as listed in csrc/paged_attention.h
 CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # places in bindings.KINDS
@@ -75,7 +75,7 @@ def with_contiguous_heads(x: Tensor) -> Tensor:
 def can_attend(cache: KVCache) -> bool:
     """Whether the kernel is loaded and supports this cache."""
     keys = cache.keys[0]
-    is_known = keys.dtype in CACHE_KINDS and keys.shape[-1] in HEAD_SIZES
+    is_known = not cache.is_latent and keys.dtype in CACHE_KINDS and keys.shape[-1] in HEAD_SIZES
     return is_known and keys.device.type == "cpu" and kernels.library is not None
 
 

@@ -261,7 +261,7 @@ class TritonAttention:
     ) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if softcap is not None or sinks is not None or has_alibi:  # which the kernel does not know
+        if cache.is_latent or softcap is not None or sinks is not None or has_alibi:  # which the kernel does not know
             return PagedAttention(cache, inputs)(
                 layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks, has_alibi=has_alibi
             )
