@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -304,6 +305,32 @@ def test_layers_for_further_tokens_are_left_out_if_the_configuration_counts_them
             with pytest.raises(CheckpointError, match="eh_proj"):
                 load_model(tmp_path)
     model = load_model(tmp_path)
+    torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+
+
+def test_deepseek_in_blocks_of_fp8_is_dequantized(tmp_path):
+    reference = write_checkpoint(tmp_path, "deepseek-v3")
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("_proj.weight", "_mqa.weight"))]:
+        scale = tensors[name].abs().max() / 448
+        stored = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors |= {
+            name: stored,
+            f"{name}_scale_inv": scale.expand(*(-(-size // 128) for size in stored.shape)).clone(),
+        }
+        plain = stored.float() * scale
+        if name in dict(reference.named_parameters()):
+            reference.get_parameter(name).copy_(plain)
+            continue
+        stack, expert, projection = re.fullmatch(r"(.*experts)\.(\d+)\.(\w+)\.weight", name).groups()
+        fused = reference.get_parameter(f"{stack}.{'down_proj' if projection == 'down_proj' else 'gate_up_proj'}")
+        rows = {"gate_proj": slice(0, 24), "up_proj": slice(24, 48), "down_proj": slice(None)}[projection]
+        fused[int(expert), rows] = plain
+    save_file(tensors, tmp_path / "model.safetensors")
+    file = tmp_path / "config.json"
+    method = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": method}))
+    model = load_model(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
 
 

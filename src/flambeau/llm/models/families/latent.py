@@ -131,6 +131,7 @@ LATENT = {
         supported={
             "topk_method": (None, "noaux_tc"),
             "scoring_func": (None, "sigmoid"),
+            "index_topk": (None,),  # sparse attention of V3.2
             "moe_layer_freq": (None, 1),
         },
         aliases=DEEPSEEK_ALIASES,
