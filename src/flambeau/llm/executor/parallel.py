@@ -77,7 +77,7 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         )
     if arch.wide_qk_norm:
         raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
-    if arch.has_alibi:
+    if arch.alibi is not None:
         raise LLMError("ALiBi's slopes depend on the number of heads, which ranks share; use one rank")
     if arch.num_kv_heads % size and size % arch.num_kv_heads:
         raise LLMError(f"{arch.num_kv_heads} key-value heads cannot be split among {size} ranks")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
 NormPlaces = Literal["before", "after", "both"]
+AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
 RouterKind = Literal["softmax", "grouped_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 
@@ -87,10 +88,15 @@ class Architecture:
     value_size: int = 0  # with a latent: of a head of values
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
-    has_alibi: bool = False  # scores fall with the distance instead of rotary positions (BLOOM)
+    alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
+    chunks: tuple[int | None, ...] = ()  # tokens of a chunk in each layer, which attend to each other only (Llama 4)
+    rotated_qk_norm: bool = False  # queries and keys are normalized after the rotation, without weights (Llama 4)
+    temperature_length: int = 0  # in unrotated layers, queries grow each time that so many tokens have passed …
+    temperature_scale: float = 0.0  # … by this times a logarithm (Llama 4)
     learned_positions: bool = False  # embeddings of positions are added to those of tokens (GPT-2)
     position_offset: int = 0  # of the first learned position (OPT)
     embedding_norm: bool = False  # a norm after the embeddings (BLOOM)
+    scales_expert_inputs: bool = False  # experts get inputs times their weights, and are added up as they are (Llama 4)
     expert_bias: bool = False  # of the router and of the experts (gpt-oss)
     swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
     swiglu_alpha: float = 1.702  # with a limit
@@ -124,6 +130,10 @@ class Architecture:
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""
         return self.windows[layer] if self.windows else None
+
+    def chunk(self, layer: int) -> int | None:
+        """The tokens of a chunk that attend to each other; None: there are no chunks."""
+        return self.chunks[layer] if self.chunks else None
 
     @property
     def output_size(self) -> int:

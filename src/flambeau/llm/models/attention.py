@@ -5,14 +5,31 @@ Shapes: … any leading dimensions · E hidden · H heads · G key-value heads �
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.architecture import AlibiKind, Architecture
 from flambeau.llm.models.norms import HeadNorm, make_norm
 from flambeau.llm.models.rope import Rotations, rotate
+
+
+class ScoreChanges(NamedTuple):
+    """What happens to the scores of attention before the softmax, beside the scale and a window."""
+
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]
+    alibi: AlibiKind | None = None
+    chunk: int | None = None  # tokens attend to those of their own chunk only, so many at a time
+
+    @property
+    def has_only_softcap(self) -> bool:
+        return self.sinks is None and self.alibi is None and self.chunk is None
+
+
+PLAIN_SCORES = ScoreChanges()
 
 
 class Attend(Protocol):
@@ -27,9 +44,7 @@ class Attend(Protocol):
         *,
         scale: float,
         window: int | None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        has_alibi: bool = False,
+        changes: ScoreChanges = PLAIN_SCORES,
     ) -> Tensor:
         """From q […, H, D] and k, v […, G, D] to […, H, D]; the inputs are views of one larger tensor."""
 
@@ -50,7 +65,9 @@ class Attention(nn.Module):
         self.qkv_proj = nn.Linear(arch.hidden_size, (heads + 2 * kv_heads) * size, bias=arch.qkv_bias)
         self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
         self.clip = arch.clip_qkv
-        self.has_alibi = arch.has_alibi
+        self.normalizes_rotated, self.epsilon = arch.rotated_qk_norm and self.is_rotated, arch.norm_epsilon
+        self.is_tempered = not self.is_rotated
+        self.alibi, self.chunk = arch.alibi, arch.chunk(layer)
         self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
         spans = (heads * size, kv_heads * size) if arch.wide_qk_norm else (size, size)
         self.is_wide = arch.wide_qk_norm
@@ -80,13 +97,13 @@ class Attention(nn.Module):
             else:
                 rotated, rest = qk.tensor_split([self.rotary_size], dim=-1)
                 qk = torch.cat((rotate(rotated, *rotation), rest), dim=-1)
+        if self.normalizes_rotated:
+            qk = F.rms_norm(qk.float(), (self.head_size,), eps=self.epsilon).to(qk.dtype)
         q, k = self.split_qk(qk)
-        more: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}
-        if self.sinks is not None:
-            more["sinks"] = self.sinks
-        if self.has_alibi:
-            more["has_alibi"] = True
-        y = attend(self.layer, q, k, v, scale=self.scale, window=self.window, **more)
+        if self.is_tempered and rotations.query_scale is not None:
+            q = (q * rotations.query_scale).to(q.dtype)
+        changes = ScoreChanges(self.softcap, self.sinks, self.alibi, self.chunk)
+        y = attend(self.layer, q, k, v, scale=self.scale, window=self.window, changes=changes)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
 
     def split_qk(self, qk: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from flambeau.llm.models.architecture import Architecture, RopeScaling
 
 Angles = tuple[Tensor, Tensor]  # cosine and sine […, 1, D] of some positions
-Rotations = tuple[Angles, Angles]  # of ordinary layers, and of those with a local theta
+
+
+class Rotations(NamedTuple):
+    """What attention needs to know of positions."""
+
+    ordinary: Angles
+    local: Angles  # of layers with a local theta
+    query_scale: Tensor | None = None  # […, 1, 1]: what queries of unrotated layers are multiplied with
 
 
 class Rotation(nn.Module):
@@ -37,7 +44,8 @@ class Rotation(nn.Module):
     def forward(self, positions: Tensor) -> Rotations:
         """What `rotate` needs for the positions […]."""
         angles = self.angles(positions)
-        return angles, self.local.angles(positions) if self.local is not None else angles
+        local = self.local.angles(positions) if self.local is not None else angles
+        return Rotations(angles, local, query_scale(self.arch, positions))
 
     def angles(self, positions: Tensor) -> Angles:
         cos, sin = self.cos[positions], self.sin[positions]
@@ -55,6 +63,14 @@ class Rotation(nn.Module):
         """Move to the network's device, but keep float32: the tables are computed again."""
         self.make_tables(fn(self.cos).device)
         return self
+
+
+def query_scale(arch: Architecture, positions: Tensor) -> Tensor | None:
+    """What the queries at these positions are multiplied with in layers without rotation; None: nothing."""
+    if not arch.temperature_length:
+        return None
+    passed = torch.floor((positions.float() + 1.0) / arch.temperature_length)
+    return (torch.log1p(passed) * arch.temperature_scale + 1.0)[..., None, None]
 
 
 def rotation_tables(arch: Architecture, length: int) -> tuple[Tensor, Tensor]:
