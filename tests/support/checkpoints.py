@@ -279,6 +279,59 @@ KINDS = {
         },
     ),
     "minicpm-3": Kind("MiniCPM3", {**LATENT, "num_key_value_heads": 4, "scale_emb": 3, "dim_model_base": 24}),
+    "llama-4": Kind(
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 1, 0],
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
+        },
+    ),
+    "llama-4-two-experts": Kind(
+        "Llama4",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "attn_temperature_tuning": False,
+            "layer_types": ["full_attention", "chunked_attention"],
+            "attention_chunk_size": 7,
+        },
+    ),
+    "phi-moe": Kind(
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.2,
+            "sliding_window": 9,
+        },
+    ),
+    "phi-moe-long": Kind(
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.5, 3.0, 6.0],
+                "long_factor": [1.0, 1.5, 3.0, 6.0],
+                "short_mscale": 1.1,
+                "long_mscale": 1.3,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
     "gpt-2": Kind("GPT2", {"n_inner": None}),
     "gpt-j": Kind("GPTJ", {"rotary_dim": 4}),
     "gpt-neox": Kind("GPTNeoX", {"partial_rotary_factor": 0.5}),
@@ -286,6 +339,19 @@ KINDS = {
     "falcon-7b": Kind("Falcon", {"multi_query": True}),
     "falcon-40b": Kind("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-serial": Kind("Falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon-alibi": Kind(
+        "Falcon", {"multi_query": False, "alibi": True, "bias": True, "num_attention_heads": 6, "hidden_size": 48}
+    ),
+    "opt-350m": Kind("OPT", {"word_embed_proj_dim": 20, "do_layer_norm_before": False, "pad_token_id": None}),
+    "opt-without-norms": Kind(
+        "OPT",
+        {
+            "word_embed_proj_dim": 32,
+            "_remove_final_layer_norm": True,
+            "layer_norm_elementwise_affine": False,
+            "pad_token_id": None,
+        },
+    ),
     "opt": Kind("OPT", {"word_embed_proj_dim": 32, "pad_token_id": None}),
     "bloom": Kind("Bloom"),
     "bloom-6-heads": Kind("Bloom", {"n_head": 6, "hidden_size": 48}),
@@ -322,7 +388,7 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
 def config_class(family: str) -> Any:
     import transformers
 
-    return getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    return getattr(transformers, f"{family}TextConfig" if family in ("Gemma3", "Llama4") else f"{family}Config")
 
 
 def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:

@@ -81,6 +81,8 @@ def load_model(
             path,
             ", ".join(arch.unknown_keys),
         )
+    if arch.unused:
+        logger.warning("%s: the language model is loaded alone, so pictures are not supported", path)
     with on_meta_device(dtype or embedding(files, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = map_weights(model, arch, files, shard)

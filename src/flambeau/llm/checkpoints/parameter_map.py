@@ -101,6 +101,7 @@ def is_ignored(model: Transformer, name: str) -> bool:
     """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens."""
     arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
     is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
+    is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
     return bool(IGNORED.search(name) or is_unused) or (
         model.lm_head is None and canonical_name(name, model.arch.renames) == "lm_head.weight"
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
-NormPlaces = Literal["before", "after", "both"]
+NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after its result has been added
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
 RouterKind = Literal["softmax", "grouped_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
@@ -31,6 +31,8 @@ class RopeScaling:
     attention_factor: float | None = None  # yarn, longrope; None: computed from the factor
     short_factors: tuple[float, ...] = ()  # longrope: of each pair of dimensions
     long_factors: tuple[float, ...] = ()  # longrope
+    short_mscale: float | None = None  # longrope, in the place of the attention factor (Phi-3.5-MoE)
+    long_mscale: float | None = None  # longrope
     is_long: bool = True  # longrope: sequences may be longer than the original length, so the long factors are used
     mscale: float | None = None  # yarn
     mscale_all_dimensions: float | None = None  # yarn
@@ -72,6 +74,7 @@ class Architecture:
     norm_bias: bool = False  # of a layer norm
     norm_offset: float = 0.0  # added to the weights of norms (Gemma stores their difference from 1)
     norm_places: NormPlaces = "before"  # of attention and the feed-forward layer
+    has_last_norm: bool = True  # before the head (OPT-350M has none)
     is_parallel: bool = False  # attention and the feed-forward layer have the same input, and one norm
     has_gate: bool = True  # of the feed-forward layer
     activation: Activation = "silu"
@@ -95,6 +98,7 @@ class Architecture:
     temperature_scale: float = 0.0  # … by this times a logarithm (Llama 4)
     learned_positions: bool = False  # embeddings of positions are added to those of tokens (GPT-2)
     position_offset: int = 0  # of the first learned position (OPT)
+    embedding_size: int = 0  # of embeddings, projected to the hidden size and back (OPT-350M); 0: the hidden size
     embedding_norm: bool = False  # a norm after the embeddings (BLOOM)
     scales_expert_inputs: bool = False  # experts get inputs times their weights, and are added up as they are (Llama 4)
     expert_bias: bool = False  # of the router and of the experts (gpt-oss)
@@ -119,6 +123,7 @@ class Architecture:
     interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
     interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate
     grouped_qkv: bool = False  # in the files only: queries, keys and values of a key-value head lie side by side
+    unused: str = ""  # in the files only: a pattern of the names of tensors that are left out
     num_unused_layers: int = 0  # in the files only: layers that predict further tokens, after the others
     transposed: str = ""  # in the files only: a pattern of the names of weights that are transposed
     eos_ids: tuple[int, ...] = ()

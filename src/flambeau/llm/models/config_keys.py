@@ -81,5 +81,7 @@ def unknown_keys(given: Mapping[str, Any], understood: frozenset[str]) -> tuple[
             # A section may hold one section for each type of layer.
             groups = {f"{section}.{key}": value for key, value in nested.items() if isinstance(value, Mapping)}
             groups = groups or {section: nested}
-            unknown += [f"{name}.{key}" for name, group in groups.items() for key in group if key not in ROPE_KEYS]
+            unknown += [
+                f"{name}.{key}" for name, group in groups.items() for key in group if key not in ROPE_KEYS | understood
+            ]
     return tuple(unknown)

@@ -64,7 +64,7 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
-        rotation = rotations[0]
+        rotation = rotations.ordinary
         latent, k_rotated = self.kv_a_proj_with_mqa(x).split((self.latent_size, self.rotary_size), dim=-1)
         k_rotated = rotate(self.to_halves(k_rotated.unsqueeze(-2)), *rotation)
         k = torch.cat((self.kv_a_layernorm(latent).unsqueeze(-2), k_rotated), dim=-1)

@@ -132,6 +132,9 @@ def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> T
 
 
 def long_attention_factor(scaling: RopeScaling) -> float:
+    mscale = scaling.long_mscale if scaling.is_long else scaling.short_mscale
+    if mscale is not None:
+        return mscale
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_length)) if scaling.factor > 1 else 1.0

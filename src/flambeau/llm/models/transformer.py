@@ -113,6 +113,15 @@ class PostNormLayer(DecoderLayer):
         return self.add(x, self.post_feedforward_layernorm(self.mlp(y)))
 
 
+class SumNormLayer(DecoderLayer):
+    """A norm after each addition to the residual stream."""
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        x = self.input_layernorm(self.add(x, self.self_attn(x, rotations, attend)))
+        return self.post_attention_layernorm(self.add(x, self.mlp(x)))  # type: ignore[no-any-return]
+
+
 class ParallelLayer(DecoderLayer):
     """Attention and the feed-forward layer read the same input, normalized once or by a norm each."""
 
@@ -132,7 +141,8 @@ class ParallelLayer(DecoderLayer):
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     if arch.is_parallel:
         return ParallelLayer(arch, layer)
-    return DecoderLayer(arch, layer) if arch.norm_places == "before" else PostNormLayer(arch, layer)
+    kinds = {"before": DecoderLayer, "sum": SumNormLayer}
+    return kinds.get(arch.norm_places, PostNormLayer)(arch, layer)
 
 
 class Decoder(nn.Module):
@@ -140,9 +150,14 @@ class Decoder(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size)
+        size = arch.embedding_size
+        self.embed_tokens = nn.Embedding(arch.vocab_size, size or arch.hidden_size)
+        self.project_in = nn.Linear(size, arch.hidden_size, bias=False) if size else None
+        self.project_out = nn.Linear(arch.hidden_size, size, bias=False) if size else None
         self.layers = nn.ModuleList(make_layer(arch, i) for i in range(arch.num_layers))
         self.norm = make_norm(arch)
+        if not arch.has_last_norm:
+            del self.norm
         self.embed_positions = (
             nn.Embedding(arch.max_length + arch.position_offset, arch.hidden_size) if arch.learned_positions else None
         )
@@ -159,7 +174,9 @@ class Transformer(nn.Module):
         self.arch = arch
         self.model = Decoder(arch)
         self.lm_head = (
-            None if arch.tied_embeddings else nn.Linear(arch.hidden_size, arch.vocab_size, bias=arch.head_bias)
+            None
+            if arch.tied_embeddings
+            else nn.Linear(arch.embedding_size or arch.hidden_size, arch.vocab_size, bias=arch.head_bias)
         )
         self.rotation = Rotation(arch)
 
@@ -169,13 +186,15 @@ class Transformer(nn.Module):
         rotations = self.rotation(positions)
         for layer in self.model.layers:
             x = layer(x, rotations, attend)
-        return self.model.norm(x)  # type: ignore[no-any-return]
+        return self.model.norm(x) if self.arch.has_last_norm else x
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """What the first layer gets […, E] for the tokens […]."""
         x: Tensor = self.model.embed_tokens(ids)
         if self.arch.embedding_scale != 1.0:
             x = x * torch.tensor(self.arch.embedding_scale, dtype=x.dtype)  # rounded as the network's numbers are
+        if self.model.project_in is not None:
+            x = self.model.project_in(x)
         if self.model.embed_positions is not None:
             x = x + self.model.embed_positions(positions + self.arch.position_offset)
         if self.model.embed_norm is not None:
@@ -184,6 +203,8 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states […, E] to logits […, V], in float32."""
+        if self.model.project_out is not None:
+            hidden = self.model.project_out(hidden)
         if self.lm_head is None:
             logits = F.linear(hidden, self.model.embed_tokens.weight).float()
         else:

@@ -187,7 +187,7 @@ def test_short_sequences_have_the_short_factors_of_longrope_if_none_may_be_long(
 
 @pytest.mark.parametrize(
     "kind",
-    ["llama-3.1", "qwen-3", "mixtral", "gpt-oss", "qwen-2-moe", "gpt-2", "bloom", "olmo", "deepseek-v2", "deepseek-v3"],
+    ["llama-3.1", "qwen-3", "mixtral", "gpt-oss", "qwen-2-moe", "gpt-2", "bloom", "olmo", "deepseek-v2", "llama-4"],
 )
 def test_a_step_of_even_length_is_traced_without_a_break(checkpoint, kind):
     model, _ = checkpoint(kind)
@@ -217,10 +217,13 @@ OTHER_FILES = (  # kinds whose files have other names, or another arrangement, t
     "deepseek-v2-lite",
     "deepseek-v3",
     "minicpm-3",
+    "llama-4",
+    "phi-moe",
     "gpt-2",
     "gpt-j",
     "gpt-neox",
     "falcon-40b",
+    "opt-350m",
     "opt",
     "bloom",
     "mpt",
@@ -254,6 +257,9 @@ SHARDED = (
     "deepseek-v2-lite",
     "deepseek-v3",
     "minicpm-3",
+    "llama-4",
+    "phi-moe",
+    "opt-350m",
     "gpt-2",
     "gpt-j",
     "gpt-neox",
@@ -305,6 +311,24 @@ def test_layers_for_further_tokens_are_left_out_if_the_configuration_counts_them
             with pytest.raises(CheckpointError, match="eh_proj"):
                 load_model(tmp_path)
     model = load_model(tmp_path)
+    torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+
+
+def test_the_language_model_of_a_llama_4_with_pictures_is_loaded_alone(tmp_path, caplog):
+    reference = write_checkpoint(tmp_path, "llama-4")
+    tensors = {f"language_model.{name}": t for name, t in load_file(tmp_path / "model.safetensors").items()}
+    tensors |= {
+        "vision_model.class_embedding": torch.ones(8),
+        "multi_modal_projector.linear_1.weight": torch.ones(8, 8),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    file = tmp_path / "config.json"
+    text = json.loads(file.read_text())
+    whole = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "vision_config": {"a": 1}}
+    file.write_text(json.dumps({**whole, "text_config": text}))
+    model = load_model(tmp_path)
+    assert model.arch.unknown_keys == ()
+    assert "pictures" in caplog.text
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
 
 

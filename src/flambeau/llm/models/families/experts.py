@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import CLIP_KEYS, ROTARY_KEYS, clipped, granite, partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 
@@ -29,6 +30,12 @@ def glm_4_moe(config: Config) -> Config:
         "dense_layers": frozenset(range(int(config["first_k_dense_replace"]))),
         "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0),
     }
+
+
+def phi_moe(config: Config) -> Config:
+    if config["num_experts_per_tok"] != 2:
+        raise CheckpointError("num_experts_per_tok must be 2 here, as the router chooses two experts")
+    return {"router_jitter": float(config["router_jitter_noise"]), "head_bias": bool(config.get("lm_head_bias"))}
 
 
 def gpt_oss(config: Config) -> Config:
@@ -164,6 +171,29 @@ EXPERTS = {
             "topk_group": 1,
             "first_k_dense_replace": 1,
             "norm_topk_prob": True,
+        },
+    ),
+    "PhimoeForCausalLM": Family(
+        model_type="phimoe",
+        windowed="all",
+        switches_window=False,
+        names_layers=False,
+        experts=True,
+        parts={"norm": "layer", "norm_bias": True, "router": "sparse_mixer"},
+        derive=phi_moe,
+        understands=frozenset({"lm_head_bias", "short_mscale", "long_mscale"}),
+        renames=((r"\.mlp\.router\.", ".mlp.gate."),),
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "router_jitter_noise": 0.01,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
         },
     ),
     "GptOssForCausalLM": Family(

@@ -29,7 +29,10 @@ def falcon(config: Config) -> Config:
     is_parallel = is_new or bool(config["parallel_attn"])
     num_norms = config.get("num_ln_in_parallel_attn") or (2 if is_new else 1)
     has_bias = bool(config.get("bias"))
+    has_alibi = bool(config.get("alibi"))
     return {
+        "alibi": "scaled" if has_alibi else None,
+        "unrotated_layers": frozenset(range(config["num_hidden_layers"])) if has_alibi else frozenset(),
         "num_kv_heads": num_kv_heads,
         "is_parallel": is_parallel,
         "parallel_norms": is_parallel and num_norms == 2,
@@ -40,10 +43,20 @@ def falcon(config: Config) -> Config:
 
 
 def opt(config: Config) -> Config:
-    if config.get("word_embed_proj_dim") not in (None, config["hidden_size"]):
-        raise CheckpointError("word_embed_proj_dim is not supported unless it is hidden_size")
-    has_bias = bool(config["enable_bias"])
-    return {"qkv_bias": has_bias, "output_bias": has_bias, "mlp_bias": has_bias}
+    """The smaller variants have embeddings of their own size, and norms after each addition (350M)."""
+    hidden, has_bias = config["hidden_size"], bool(config["enable_bias"])
+    is_before, is_affine = bool(config["do_layer_norm_before"]), bool(config["layer_norm_elementwise_affine"])
+    size, is_bare = config.get("word_embed_proj_dim") or hidden, bool(config.get("_remove_final_layer_norm"))
+    return {
+        "qkv_bias": has_bias,
+        "output_bias": has_bias,
+        "mlp_bias": has_bias,
+        "embedding_size": 0 if size == hidden else int(size),
+        "norm_places": "before" if is_before else "sum",
+        "has_last_norm": is_before and not is_bare,
+        "has_norm_weight": is_affine,
+        "norm_bias": is_affine,
+    }
 
 
 def mpt(config: Config) -> Config:
@@ -186,7 +199,9 @@ GPT_LIKE = {
         mlp_ratio=4,
         parts={**PLAIN_PARTS, "grouped_qkv": True},
         derive=falcon,
-        understands=frozenset({"multi_query", "parallel_attn", "num_kv_heads"}),  # without effect in some generations
+        understands=frozenset(
+            {"alibi", "multi_query", "parallel_attn", "num_kv_heads"}
+        ),  # without effect in some generations
         epsilon_key="layer_norm_epsilon",
         activation_key="activation",
         aliases={
@@ -221,11 +236,6 @@ GPT_LIKE = {
         is_rotated=False,
         parts={**PLAIN_PARTS, "learned_positions": True, "position_offset": 2},
         derive=opt,
-        supported={
-            "do_layer_norm_before": (None, True),
-            "_remove_final_layer_norm": (None, False),
-            "layer_norm_elementwise_affine": (None, True),
-        },
         epsilon_key="layer_norm_eps",
         activation_key="activation_function",
         aliases={"ffn_dim": "intermediate_size"},
@@ -242,6 +252,8 @@ GPT_LIKE = {
             "activation_function": "relu",
             "layer_norm_eps": 1e-5,
             "enable_bias": True,
+            "do_layer_norm_before": True,
+            "layer_norm_elementwise_affine": True,
             "tie_word_embeddings": True,
             "eos_token_id": 2,
             "bos_token_id": 2,
