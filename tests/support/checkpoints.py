@@ -5,6 +5,7 @@ Importing transformers takes seconds: it is imported by the first test that comp
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ POSITIONLESS = {key: value for key, value in PLAIN.items() if key not in ("rope_
 OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "GPT2": GPT,
     "GPTJ": GPT,
+    "GPTBigCode": GPT,
     "GPTNeoX": PLAIN,
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
@@ -279,6 +281,34 @@ KINDS = {
         },
     ),
     "minicpm-3": Kind("MiniCPM3", {**LATENT, "num_key_value_heads": 4, "scale_emb": 3, "dim_model_base": 24}),
+    "glm-4.7-flash": Kind(
+        "Glm4MoeLite",
+        {
+            **LATENT,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 3,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
+    "youtu": Kind("Youtu", LATENT),
+    "dots-1": Kind("Dots1", {**DEEPSEEK, "first_k_dense_replace": 1, "sliding_window": 9, "max_window_layers": 1}),
+    "hunyuan": Kind("HunYuanDenseV1", {"head_dim": 16, "pad_token_id": None, **stretched("dynamic", alpha=50.0)}),
+    "hunyuan-moe": Kind("HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2, "head_dim": 16, "pad_token_id": None}),
+    "ernie-4.5-moe": Kind(
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "arcee": Kind("Arcee", {"head_dim": 16}),
+    "starcoder": Kind("GPTBigCode", {}),
+    "starcoder-all-heads": Kind("GPTBigCode", {"multi_query": False}),
     "llama-4": Kind(
         "Llama4",
         {
@@ -362,18 +392,12 @@ KINDS = {
 
 def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
-    import transformers
-
     options = {**OTHER_SIZES.get(KINDS[kind].family, TINY), **KINDS[kind].options, **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
     config = config_class(KINDS[kind].family)(**options, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(seed)
-    model = (
-        getattr(transformers, MODEL_CLASSES.get(KINDS[kind].family, f"{KINDS[kind].family}ForCausalLM"))(config)
-        .eval()
-        .requires_grad_(False)
-    )
+    model = model_class(KINDS[kind].family)(config).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -383,6 +407,14 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
         if name.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, std=0.3)
     return model
+
+
+def model_class(family: str) -> Any:
+    import transformers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # some of its files use what torch no longer recommends
+        return getattr(transformers, MODEL_CLASSES.get(family, f"{family}ForCausalLM"))
 
 
 def config_class(family: str) -> Any:

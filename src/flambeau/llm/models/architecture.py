@@ -13,7 +13,7 @@ RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
 NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after its result has been added
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
-RouterKind = Literal["softmax", "grouped_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
+RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 
 
@@ -81,6 +81,7 @@ class Architecture:
     rotary_size: int | None = None  # the dimensions of a head that are rotated; None: all
     local_rope_theta: float | None = None  # of layers with a window, whose positions are not scaled (Gemma 3)
     wide_qk_norm: bool = False  # one norm over all heads instead of one per head (OLMo 2)
+    late_qk_norm: bool = False  # queries and keys are normalized after the rotation (Hunyuan)
     separate_qk_norm: bool = False  # a layer norm per head, and each head has its own weights (Cohere)
     has_norm_weight: bool = True  # of a layer norm (OLMo 1 has none)
     parallel_norms: bool = False  # in parallel layers, the feed-forward layer has a norm of its own (GPT-NeoX)
@@ -125,6 +126,7 @@ class Architecture:
     grouped_qkv: bool = False  # in the files only: queries, keys and values of a key-value head lie side by side
     unused: str = ""  # in the files only: a pattern of the names of tensors that are left out
     num_unused_layers: int = 0  # in the files only: layers that predict further tokens, after the others
+    normalized_head: bool = False  # in the files only: rows of the head have to be normalized (Baichuan 2)
     transposed: str = ""  # in the files only: a pattern of the names of weights that are transposed
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None

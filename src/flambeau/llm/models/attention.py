@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.alibi, self.chunk = arch.alibi, arch.chunk(layer)
         self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
         spans = (heads * size, kv_heads * size) if arch.wide_qk_norm else (size, size)
-        self.is_wide = arch.wide_qk_norm
+        self.is_wide, self.normalizes_late = arch.wide_qk_norm, arch.late_qk_norm
         self.q_norm: nn.Module | None = make_norm(arch, spans[0]) if arch.qk_norm else None
         self.k_norm: nn.Module | None = make_norm(arch, spans[1]) if arch.qk_norm else None
         if arch.separate_qk_norm:
@@ -81,13 +81,8 @@ class Attention(nn.Module):
         """[…, E] to […, E]."""
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
         qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.split_qk(qk)
-            if self.is_wide:
-                q, k = q.flatten(-2), k.flatten(-2)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-1 if self.is_wide else -2)
-            if self.is_wide:
-                qk = qk.view(*qk.shape[:-1], -1, self.head_size)
+        if not self.normalizes_late:
+            qk = self.normalize(qk)
         if self.clip is not None:
             qk, v = qk.clamp(-self.clip, self.clip), v.clamp(-self.clip, self.clip)
         if self.is_rotated:
@@ -97,6 +92,8 @@ class Attention(nn.Module):
             else:
                 rotated, rest = qk.tensor_split([self.rotary_size], dim=-1)
                 qk = torch.cat((rotate(rotated, *rotation), rest), dim=-1)
+        if self.normalizes_late:
+            qk = self.normalize(qk)
         if self.normalizes_rotated:
             qk = F.rms_norm(qk.float(), (self.head_size,), eps=self.epsilon).to(qk.dtype)
         q, k = self.split_qk(qk)
@@ -105,6 +102,16 @@ class Attention(nn.Module):
         changes = ScoreChanges(self.softcap, self.sinks, self.alibi, self.chunk)
         y = attend(self.layer, q, k, v, scale=self.scale, window=self.window, changes=changes)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+
+    def normalize(self, qk: Tensor) -> Tensor:
+        """Queries and keys […, H+G, D] after their norms, if there are any."""
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        q, k = self.split_qk(qk)
+        if not self.is_wide:
+            return torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
+        qk = torch.cat((self.q_norm(q.flatten(-2)), self.k_norm(k.flatten(-2))), dim=-1)
+        return qk.view(*qk.shape[:-1], -1, self.head_size)
 
     def split_qk(self, qk: Tensor) -> tuple[Tensor, Tensor]:
         """[…, H+G, D] to […, H, D] and […, G, D]."""

@@ -51,6 +51,7 @@ CANONICAL_FILES = {
     "interleaved_rope": False,
     "interleaved_gates": False,
     "grouped_qkv": False,
+    "normalized_head": False,
     "transposed": "",
 }
 QUANTIZATION_METHODS = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.routers import ROUTERS, WIDE, RouterSettings, Routing
+from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing
 
 
 class Experts(nn.Module):
@@ -129,7 +129,7 @@ class SparseMLP(nn.Module):
         self.router, self.settings = arch.router, RouterSettings.of(arch)
         self.routed_scale = arch.routed_scale
         # float32 whatever the type of the network: it decides between scores that are close.
-        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.router == "biased_sigmoid" else None
+        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.router in BIASED else None
         self.score_bias = None if bias is None else nn.Parameter(bias)
         self.shared_expert = SharedExpert(arch) if arch.shared_expert_size else None
         self.shared_expert_gate = nn.Linear(arch.hidden_size, 1, bias=False) if arch.gates_shared_expert else None

@@ -51,6 +51,14 @@ def grouped_softmax(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSe
     return weights_TA, chosen_TA
 
 
+def biased_softmax(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
+    """The experts with the largest sums of weight and bias (Ernie 4.5)."""
+    assert bias_N is not None
+    weights_TN = logits_TN.float().softmax(dim=-1)
+    chosen_TA = (weights_TN + bias_N).topk(settings.num_chosen, dim=-1)[1]
+    return weights_TN.gather(1, chosen_TA), chosen_TA
+
+
 def biased_sigmoid(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
     """Experts are weighed one by one, and chosen with a bias that is no part of the weights (DeepSeek V3, GLM-4.5)."""
     assert bias_N is not None
@@ -92,9 +100,11 @@ def sparse_mixer(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSetti
 ROUTERS: dict[RouterKind, Callable[[Tensor, Tensor | None, RouterSettings], Routing]] = {
     "softmax": softmax,
     "grouped_softmax": grouped_softmax,
+    "biased_softmax": biased_softmax,
     "biased_sigmoid": biased_sigmoid,
     "sigmoid": sigmoid,
     "sparse_mixer": sparse_mixer,
 }
 # Scores in float32 whatever the type of the network: they decide between experts that are close.
-WIDE: frozenset[RouterKind] = frozenset({"grouped_softmax", "biased_sigmoid"})
+WIDE: frozenset[RouterKind] = frozenset({"grouped_softmax", "biased_softmax", "biased_sigmoid"})
+BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid"})

@@ -5,6 +5,14 @@ from __future__ import annotations
 from flambeau.llm.models.families.family import Config
 
 ROTARY_KEYS = frozenset({"partial_rotary_factor"})
+HUNYUAN_KEYS = frozenset(  # `alpha` is a rope parameter; the others have no effect, or only these values
+    {"alpha", "eod_token_id", "attention_head_dim", "org_vocab_size", "cla_share_factor", "use_rotary_pos_emb"}
+)
+HUNYUAN_NAMES = (
+    (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
+    (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
+)
+HUNYUAN_SUPPORTED = {"use_qk_norm": (None, True), "use_cla": (None, False), "norm_type": (None, "hf_rms", "rms")}
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 
@@ -15,6 +23,17 @@ def partial_rotation(config: Config) -> Config:
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     size = int(head_size * factor)
     return {} if size == head_size else {"rotary_size": size}
+
+
+def stretched_theta(config: Config) -> Config:
+    """Hunyuan's `alpha` stretches theta, whatever the length; its files call that dynamic."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    alpha, kind = parameters.get("alpha"), parameters.get("rope_type") or parameters.get("type")
+    if not alpha or kind != "dynamic":
+        return {}
+    theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {"rope_theta": float(theta * alpha ** (size / (size - 2)))}
 
 
 def granite(config: Config) -> Config:

@@ -10,6 +10,12 @@ from flambeau.llm.models.families.config_parts import ROTARY_KEYS, partial_rotat
 from flambeau.llm.models.families.family import Config, Family
 
 
+def gpt_bigcode(config: Config) -> Config:
+    """One key-value head, or as many as heads, which lie side by side in the files."""
+    is_multi_query = bool(config["multi_query"])
+    return {"num_kv_heads": 1} if is_multi_query else {"grouped_qkv": True}
+
+
 def gpt_j(config: Config) -> Config:
     return {"rotary_size": int(config["rotary_dim"])}
 
@@ -82,6 +88,15 @@ MPT_ATTENTION: Mapping[str, tuple[Any, ...]] = {  # values of attn_config that a
     "alibi_bias_max": (8,),
 }
 PLAIN_PARTS = {"norm": "layer", "norm_bias": True, "has_gate": False}
+BIGCODE_ROUNDING = (
+    "attention_softmax_in_fp32",
+    "scale_attention_softmax_in_fp32",
+    "inference_runner",
+    "pre_allocate_kv_cache",
+    "validate_runner_input",
+    "max_batch_size",
+    "max_sequence_length",
+)
 GPT_ALIASES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -132,6 +147,31 @@ GPT_LIKE = {
             "max_position_embeddings": 1024,
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "eos_token_id": 50256,
+            "bos_token_id": 50256,
+        },
+    ),
+    "GPTBigCodeForCausalLM": Family(
+        model_type="gpt_bigcode",
+        has_kv_heads=False,
+        qkv_bias=True,
+        output_bias=True,
+        is_rotated=False,
+        mlp_ratio=4,
+        parts={**PLAIN_PARTS, "mlp_bias": True, "learned_positions": True},
+        derive=gpt_bigcode,
+        understands=frozenset({"n_ctx", "num_key_value_heads", *BIGCODE_ROUNDING}),
+        supported={"scale_attn_weights": (None, True)},
+        epsilon_key="layer_norm_epsilon",
+        activation_key="activation_function",
+        aliases=GPT_ALIASES,
+        renames=GPT_2_NAMES,
+        defaults={
+            "max_position_embeddings": 1024,
+            "activation_function": "gelu_pytorch_tanh",
+            "layer_norm_epsilon": 1e-5,
+            "multi_query": True,
             "tie_word_embeddings": True,
             "eos_token_id": 50256,
             "bos_token_id": 50256,

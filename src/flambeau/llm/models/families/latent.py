@@ -67,6 +67,17 @@ def deepseek_3(config: Config) -> Config:
     return {**latent_attention(config), **deepseek_experts(config), "paired_rope": bool(config["rope_interleave"])}
 
 
+def glm_4_lite(config: Config) -> Config:
+    kinds = config.get("mlp_layer_types") or ["dense", *["sparse"] * (config["num_hidden_layers"] - 1)]
+    if len(kinds) != config["num_hidden_layers"] or not set(kinds) <= {"dense", "sparse"}:
+        raise CheckpointError("mlp_layer_types must name all layers, each one of dense, sparse")
+    return {**deepseek_3(config), "dense_layers": frozenset(i for i, kind in enumerate(kinds) if kind == "dense")}
+
+
+def youtu(config: Config) -> Config:
+    return {**latent_attention(config), "paired_rope": bool(config["rope_interleave"])}
+
+
 def minicpm_3(config: Config) -> Config:
     num_layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     depth, base = config.get("scale_depth"), config.get("dim_model_base")
@@ -152,6 +163,50 @@ LATENT = {
             "num_nextn_predict_layers": 1,
             "eos_token_id": 1,
             "bos_token_id": 0,
+        },
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        model_type="glm4_moe_lite",
+        has_kv_heads=False,
+        experts=True,
+        parts={"router": "biased_sigmoid"},
+        derive=glm_4_lite,
+        understands=DERIVED_KEYS | {"first_k_dense_replace"},
+        supported={"topk_method": (None, "noaux_tc"), "scoring_func": (None, "sigmoid"), "index_topk": (None,)},
+        aliases=DEEPSEEK_ALIASES,
+        renames=DEEPSEEK_NAMES,
+        defaults={
+            **DEEPSEEK_DEFAULTS,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "rope_interleave": True,
+            "eos_token_id": 1,
+            "bos_token_id": 0,
+        },
+    ),
+    "YoutuForCausalLM": Family(
+        model_type="youtu",
+        has_kv_heads=False,
+        derive=youtu,
+        understands=DERIVED_KEYS | {"embedding_initializer_range"},
+        aliases=ALIASES,
+        defaults={
+            **DEEPSEEK_DEFAULTS,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "rope_interleave": True,
+            "eos_token_id": 128001,
+            "bos_token_id": 128000,
         },
     ),
     "MiniCPM3ForCausalLM": Family(
