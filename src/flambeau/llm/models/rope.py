@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture, RopeScaling
 
+MAX_TABLE_LENGTH = 1 << 20
 Angles = tuple[Tensor, Tensor]  # cosine and sine […, 1, D] of some positions
 
 
@@ -27,13 +28,18 @@ class Rotations(NamedTuple):
 
 
 class Rotation(nn.Module):
-    """The cosine and sine of every position, in float32 whatever the type of the network."""
+    """The cosine and sine of every position, in float32 whatever the type of the network.
+
+    Tables have those of all positions, unless sequences may be so long that they would take gigabytes.
+    """
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.arch = arch
         self.cos: Tensor
         self.sin: Tensor
+        self.inverse: Tensor
+        self.has_tables = arch.max_length <= MAX_TABLE_LENGTH
         # Layers with a window may have a theta of their own, without scaling.
         theta = arch.local_rope_theta
         self.local = (
@@ -48,11 +54,18 @@ class Rotation(nn.Module):
         return Rotations(angles, local, query_scale(self.arch, positions))
 
     def angles(self, positions: Tensor) -> Angles:
-        cos, sin = self.cos[positions], self.sin[positions]
+        if self.has_tables:
+            cos, sin = self.cos[positions], self.sin[positions]
+        else:
+            angles = positions.unsqueeze(-1).float() * self.inverse
+            cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
         return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
 
     def make_tables(self, device: torch.device) -> None:
-        length = 0 if device.type == "meta" else self.arch.max_length  # a network on the meta device has none yet
+        is_empty = device.type == "meta" or not self.has_tables  # a network on the meta device has none yet
+        length = 0 if is_empty else self.arch.max_length
+        inverse, self.factor = inverse_wavelengths(self.arch)
+        self.register_buffer("inverse", inverse.to(device), persistent=False)
         cos, sin = rotation_tables(self.arch, length)
         self.register_buffer("cos", cos.to(device), persistent=False)
         self.register_buffer("sin", sin.to(device), persistent=False)

@@ -269,7 +269,7 @@ def unknown_parts(arch: Architecture) -> list[str]:
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on a CPU; no experts, layer norms, parallel or sharded layers."""
     arch, keys = model.arch, cache.keys[0]
-    if unknown_parts(arch):
+    if unknown_parts(arch) or not model.rotation.has_tables:
         return False
     if keys.device.type != "cpu" or keys.dtype not in CACHE_KINDS or arch.head_size not in HEAD_SIZES:
         return False

@@ -158,7 +158,7 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     arch = model.arch
     if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or unknown_parts(arch):
         return False
-    if arch.num_heads // arch.num_kv_heads > TILE_ROWS:
+    if arch.num_heads // arch.num_kv_heads > TILE_ROWS or not model.rotation.has_tables:
         return False
     are_alike = all(p.dtype == cache.keys[0].dtype and p.is_contiguous() for p in model.parameters())
     return are_alike and all(is_unmodified(module, QUANTIZED) for module in model.modules())

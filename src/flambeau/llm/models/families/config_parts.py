@@ -5,14 +5,25 @@ from __future__ import annotations
 from flambeau.llm.models.families.family import Config
 
 ROTARY_KEYS = frozenset({"partial_rotary_factor"})
-HUNYUAN_KEYS = frozenset(  # `alpha` is a rope parameter; the others have no effect, or only these values
-    {"alpha", "eod_token_id", "attention_head_dim", "org_vocab_size", "cla_share_factor", "use_rotary_pos_emb"}
-)
+_HUNYUAN_KEYS = """
+alpha eod_token_id attention_head_dim org_vocab_size cla_share_factor use_rotary_pos_emb add_classification_head
+anyres_pooling_size class_num dense_list im_start_id im_end_id im_newline_id pad_id pool_type text_start_id text_end_id
+video_start_id video_end_id mask_init_id moe_drop_tokens moe_random_routing_dropped_token capacity_factor
+"""
+HUNYUAN_KEYS = frozenset(_HUNYUAN_KEYS.split())  # `alpha` is a rope parameter; the others have no effect
 HUNYUAN_NAMES = (
     (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
     (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
 )
-HUNYUAN_SUPPORTED = {"use_qk_norm": (None, True), "use_cla": (None, False), "norm_type": (None, "hf_rms", "rms")}
+HUNYUAN_SUPPORTED = {
+    "use_qk_norm": (None, True),
+    "use_cla": (None, False),
+    "norm_type": (None, "hf_rms", "rms"),
+    "group_limited_greedy": (None, False),
+    "routed_scaling_factor": (None, False, 1.0),
+    "moe_layer_num_skipped": (None, 0),
+    "use_mixed_mlp_moe": (None, False, True),
+}
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 

@@ -116,6 +116,30 @@ GRANITE_MOE_DEFAULTS = {
     "bos_token_id": 1,
 }
 
+PHI_MOE = Family(
+    model_type="phimoe",
+    windowed="all",
+    switches_window=False,
+    names_layers=False,
+    experts=True,
+    parts={"norm": "layer", "norm_bias": True, "router": "sparse_mixer"},
+    derive=phi_moe,
+    understands=frozenset({"lm_head_bias", "short_mscale", "long_mscale"}),
+    renames=((r"\.mlp\.router\.", ".mlp.gate."),),
+    defaults={
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": False,
+        "router_jitter_noise": 0.01,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+    },
+)
+
 EXPERTS = {
     "MixtralForCausalLM": Family(
         model_type="mixtral",
@@ -229,36 +253,15 @@ EXPERTS = {
             "norm_topk_prob": True,
         },
     ),
-    "PhimoeForCausalLM": Family(
-        model_type="phimoe",
-        windowed="all",
-        switches_window=False,
-        names_layers=False,
-        experts=True,
-        parts={"norm": "layer", "norm_bias": True, "router": "sparse_mixer"},
-        derive=phi_moe,
-        understands=frozenset({"lm_head_bias", "short_mscale", "long_mscale"}),
-        renames=((r"\.mlp\.router\.", ".mlp.gate."),),
-        defaults={
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "num_local_experts": 16,
-            "num_experts_per_tok": 2,
-            "norm_topk_prob": False,
-            "router_jitter_noise": 0.01,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
-        },
-    ),
+    "PhimoeForCausalLM": PHI_MOE,
+    "PhiMoEForCausalLM": PHI_MOE,  # as Microsoft writes it
     "HunYuanMoEV1ForCausalLM": Family(
         model_type="hunyuan_v1_moe",
         qk_norm=True,
         parts={"late_qk_norm": True},
         derive=hunyuan_moe,
         understands=HUNYUAN_KEYS,
-        supported={**HUNYUAN_SUPPORTED, "hidden_act": (None, "silu")},
+        supported={**HUNYUAN_SUPPORTED, "hidden_act": (None, "silu"), "norm_topk_prob": (None, True)},
         aliases={"num_local_experts": "num_experts"},
         renames=(
             *HUNYUAN_NAMES,

@@ -96,6 +96,7 @@ BIGCODE_ROUNDING = (
     "validate_runner_input",
     "max_batch_size",
     "max_sequence_length",
+    "pad_key_length",
 )
 GPT_ALIASES = {
     "n_embd": "hidden_size",
@@ -239,6 +240,7 @@ GPT_LIKE = {
         mlp_ratio=4,
         parts={**PLAIN_PARTS, "grouped_qkv": True},
         derive=falcon,
+        supported={"apply_residual_connection_post_layernorm": (None, False)},
         understands=frozenset(
             {"alibi", "multi_query", "parallel_attn", "num_kv_heads"}
         ),  # without effect in some generations
