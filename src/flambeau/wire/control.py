@@ -106,6 +106,7 @@ class Start(Struct, array_like=True, tag=21, frozen=True):
     environment: dict[str, str]
     token: str
     python: str = ""  # empty: the agent's own
+    local: str = ""  # the name of the server's Unix socket, which a worker of the same machine dials instead
 
 
 class Adopt(Struct, array_like=True, tag=22, frozen=True):
@@ -126,6 +127,21 @@ class FindPort(Struct, array_like=True, tag=24, frozen=True):
     """Find a free port for a group of processes."""
 
     serial: int
+
+
+class Look(Struct, array_like=True, tag=27, frozen=True):
+    """Tell what the kernel knows of a worker's process."""
+
+    serial: int
+    worker: str
+
+
+class TakeStacks(Struct, array_like=True, tag=28, frozen=True):
+    """Read the stacks of a worker, a moment later."""
+
+    serial: int
+    worker: str
+    after_s: float
 
 
 class FileInfo(Struct, array_like=True, frozen=True):
@@ -218,10 +234,29 @@ class WantPieces(Struct, array_like=True, tag=38, frozen=True):
     serial: int
 
 
+class Looked(Struct, array_like=True, tag=39, frozen=True):
+    """A process at one moment; its threads have a name, a state, a system call and a number of waits."""
+
+    serial: int
+    activity: str
+    user_s: float = 0.0
+    system_s: float = 0.0
+    num_events: int = 0
+    threads: list[tuple[str, str, str, int]] = []
+
+
+class TookStacks(Struct, array_like=True, tag=40, frozen=True):
+    """The stacks of a worker; `is_endless`: its main thread is in a loop that cannot end."""
+
+    serial: int
+    text: str
+    is_endless: bool
+
+
 ToPlacer = Place | Remove | AskNodes | Welcome
 FromPlacer = Connected | Waiting | Lost | Nodes
-ToAgent = Start | Adopt | Kill | FindPort | Prepare | FilePiece
-FromAgent = Joined | Started | Printed | Ended | Usage | FoundPort | Prepared | WantPieces
+ToAgent = Start | Adopt | Kill | FindPort | Look | TakeStacks | Prepare | FilePiece
+FromAgent = Joined | Started | Printed | Ended | Usage | FoundPort | Looked | TookStacks | Prepared | WantPieces
 
 to_placer_decoder: msgspec.msgpack.Decoder[ToPlacer] = msgspec.msgpack.Decoder(ToPlacer)
 from_placer_decoder: msgspec.msgpack.Decoder[FromPlacer] = msgspec.msgpack.Decoder(FromPlacer)

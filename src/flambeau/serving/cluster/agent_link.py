@@ -19,11 +19,15 @@ from flambeau.wire.control import (
     FoundPort,
     FromAgent,
     Joined,
+    Look,
+    Looked,
     Prepare,
     Prepared,
     Printed,
     Started,
+    TakeStacks,
     ToAgent,
+    TookStacks,
     Usage,
     WantPieces,
     from_agent_decoder,
@@ -34,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20  # the event loop encrypts one in about a millisecond
 ANSWER_S = 60.0  # for an agent to answer what takes no time
+INSPECTION_S = 5.0  # for an agent to look at a worker
 
 
 class Hosted(Protocol):
@@ -77,6 +82,22 @@ class AgentLink:
             answer = await self._ask(serial, FindPort(serial))
         assert isinstance(answer, FoundPort)
         return answer.port
+
+    async def look(self, worker: str) -> Looked:
+        """What the kernel there knows of a worker's process; raises PlacementFailed or TimeoutError."""
+        serial = next(self._serials)
+        async with asyncio.timeout(INSPECTION_S):
+            answer = await self._ask(serial, Look(serial, worker))
+        assert isinstance(answer, Looked)
+        return answer
+
+    async def take_stacks(self, worker: str, after_s: float) -> TookStacks:
+        """The stacks of a worker, a moment later; raises PlacementFailed or TimeoutError."""
+        serial = next(self._serials)
+        async with asyncio.timeout(INSPECTION_S):
+            answer = await self._ask(serial, TakeStacks(serial, worker, after_s))
+        assert isinstance(answer, TookStacks)
+        return answer
 
     async def prepare(self, folder: Path) -> str:
         """Where the files of a model are on its machine; they are sent if it has none. Raises PlacementFailed."""
@@ -131,7 +152,7 @@ class AgentLink:
         if isinstance(message, Joined):
             self.joined = message
             self._on_joined(self)
-        elif isinstance(message, FoundPort | Prepared | WantPieces):
+        elif isinstance(message, FoundPort | Looked | TookStacks | Prepared | WantPieces):
             answer = self._answers.get(message.serial)
             if answer is not None and not answer.done():
                 answer.set_result(message)
