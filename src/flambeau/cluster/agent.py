@@ -207,14 +207,27 @@ class Agent:
         try:
             folder = await asyncio.to_thread(self._cache.find, message.folder, message.files, message.digest)
             if not folder and message.digest:
-                transfer = self._transfers[message.serial] = ModelTransfer(self._cache, message.digest)
-                self._channel.send(WantPieces(message.serial))
-                folder = await transfer.run()
+                folder = await self._receive(message)
             self._channel.send(Prepared(message.serial, folder))
         except (OSError, ValueError) as error:
             self._channel.send(Prepared(message.serial, "", str(error)))
         finally:
             self._transfers.pop(message.serial, None)
+
+    async def _receive(self, message: Prepare) -> str:
+        """Get the files from where they came from, and the others from the server."""
+        transfer = self._transfers[message.serial] = ModelTransfer(self._cache, message.digest)
+        if folder := await transfer.fetch(message.remote, message.files):
+            return folder
+        self._channel.send(WantPieces(message.serial, transfer.held, transfer.problem))
+        try:
+            return await transfer.run()
+        except ValueError:
+            if not transfer.held:
+                raise
+        transfer.start_over()
+        self._channel.send(WantPieces(message.serial, [], transfer.problem))
+        return await transfer.run()
 
     # ---- workers that make no progress ----
 

@@ -152,6 +152,21 @@ class FileInfo(Struct, array_like=True, frozen=True):
     mtime_ns: int
 
 
+class RemoteFiles(Struct, array_like=True, frozen=True):
+    """Where a machine may get files of a model by itself: from the hub, or as an archive from a URL."""
+
+    folder: str = ""  # below the model's folder; empty: all of it
+    hub: str = ""  # org/name@commit
+    url: str = ""
+    allowed: list[str] = []  # expressions that the URL, and those it redirects to, must match
+    allow_private: bool = False
+
+    @property
+    def shown(self) -> str:
+        """A name for logs, without a query, which may be secret."""
+        return self.hub or self.url.partition("?")[0]
+
+
 class Prepare(Struct, array_like=True, tag=25, frozen=True):
     """Have the files of a model: at the same path, or else in the machine's cache, under their digest."""
 
@@ -159,6 +174,7 @@ class Prepare(Struct, array_like=True, tag=25, frozen=True):
     folder: str
     files: list[FileInfo]
     digest: str = ""  # of the contents; empty: answer whether they are at the same path
+    remote: list[RemoteFiles] = []
 
 
 class FilePiece(Struct, array_like=True, tag=26, frozen=True):
@@ -229,9 +245,11 @@ class Prepared(Struct, array_like=True, tag=37, frozen=True):
 
 
 class WantPieces(Struct, array_like=True, tag=38, frozen=True):
-    """The machine's cache does not have these files: send them."""
+    """The machine's cache does not have these files: send them, except those that it has got by itself."""
 
     serial: int
+    held: list[str] = []  # their paths
+    problem: str = ""  # why it could not get others
 
 
 class Looked(Struct, array_like=True, tag=39, frozen=True):

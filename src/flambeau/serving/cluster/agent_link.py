@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from flambeau.wire.control import (
     Prepare,
     Prepared,
     Printed,
+    RemoteFiles,
     Started,
     TakeStacks,
     ToAgent,
@@ -99,17 +100,23 @@ class AgentLink:
         assert isinstance(answer, TookStacks)
         return answer
 
-    async def prepare(self, folder: Path) -> str:
-        """Where the files of a model are on its machine; they are sent if it has none. Raises PlacementFailed."""
+    async def prepare(self, folder: Path, remote: Sequence[RemoteFiles] = ()) -> str:
+        """Where the files of a model are on its machine. Raises PlacementFailed.
+
+        Files that it does not have are sent, unless it can get them from where they came from.
+        """
         files = await asyncio.to_thread(list_files, folder)
         serial = next(self._serials)
         answer = await self._ask(serial, Prepare(serial, str(folder), files))
         if isinstance(answer, Prepared) and not answer.folder:
             digest = await asyncio.to_thread(digest_of, folder)
             serial = next(self._serials)
-            answer = await self._ask(serial, Prepare(serial, str(folder), files, digest))
-            if isinstance(answer, WantPieces):
-                answer = await self._send_files(serial, folder, files)
+            answer = await self._ask(serial, Prepare(serial, str(folder), files, digest, [*remote]))
+            while isinstance(answer, WantPieces):
+                if answer.problem:
+                    logger.warning("%s could not get a model by itself: %s", self._host, answer.problem)
+                held = {*answer.held}
+                answer = await self._send_files(serial, folder, [file for file in files if file.path not in held])
         assert isinstance(answer, Prepared)
         if not answer.folder:
             raise PlacementFailed(f"its model could not be stored on {self._host}: {answer.reason}")

@@ -154,7 +154,7 @@ class PlacedWorker:
         seat = self._seat = await self._or_end(self._placement.seat_of(load.rank))
         try:
             link = seat.open_link
-            folder = await self._or_end(link.prepare(Path(load.folder)))
+            folder = await self._or_end(link.prepare(Path(load.folder), spec.remote))
             group = await self._or_end(self._placement.group_environment(load.rank))
         except PlacementFailed:
             if seat.is_open:

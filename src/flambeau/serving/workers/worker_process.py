@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
@@ -27,6 +27,7 @@ from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
 from flambeau.serving.workers.process_state import GONE, ProcessState, is_stopped, read_process
 from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
+from flambeau.wire.control import RemoteFiles
 from flambeau.wire.messages import Failed, Load
 from flambeau.wire.stack_dumps import stack_lines
 from flambeau.wire.tls import TOKEN_VARIABLE
@@ -53,6 +54,7 @@ class WorkerSpec:
     others: tuple[WorkerSpec, ...] = ()  # the other ranks, if this is rank 0 of a group
     keeps_step: bool = False  # every rank of the group gets every batch
     restore_files: Callable[[], None] | None = None  # unpacks files of the model again that were deleted
+    remote: Sequence[RemoteFiles] = ()  # where other machines may get the files
 
     @property
     def has_own_python(self) -> bool:
