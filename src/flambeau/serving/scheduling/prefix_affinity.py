@@ -17,6 +17,7 @@ from flambeau.serving.job import Job
 
 FIRST_BYTES = 64  # shorter beginnings are not worth a choice
 MAX_BYTES = 1 << 20  # of a prompt that are compared
+MAX_BODY_BYTES = 4 << 20  # of a request; a larger one would hold up the event loop
 STEP_SHARE = 8  # from one compared beginning to the next: this part of its length, and at least FIRST_BYTES
 MAX_BEGINNINGS = 1 << 15
 SLACK_SHARE = 4  # a worker may have this part of its places more jobs than another, for what it holds
@@ -61,8 +62,8 @@ def prompt_of(job: Job) -> bytes:
     """Bytes of which those of the next turn of a conversation are a continuation; empty if they are not known."""
     if job.kind not in ("generate", "predict") or job.fields is not None:
         return b""
-    body, size = job.body, min(job.body.size_bytes, MAX_BYTES)
-    if size < FIRST_BYTES:
+    body = job.body
+    if not FIRST_BYTES <= body.size_bytes <= MAX_BODY_BYTES:
         return b""
     content = body.content if body.segment is None else bytes(memoryview(body.segment.memory)[: body.size_bytes])
     try:
