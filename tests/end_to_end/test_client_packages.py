@@ -22,7 +22,7 @@ pytest.importorskip("sentencepiece")
 pytest.importorskip("safetensors")
 pytest.importorskip("llguidance")
 
-from support.language_models import write_language_model  # noqa: E402
+from support.language_models import write_language_model
 
 PROGRAMS = Path(__file__).parents[1] / "support/clients"
 PYTHONS = [*filter(None, os.environ.get("FLAMBEAU_CLIENT_PYTHONS", "").split(os.pathsep)), sys.executable]
