@@ -9,17 +9,12 @@ import secrets
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from io import SEEK_SET
 from pathlib import Path
 from typing import Any
 
-from python_multipart import FormParser
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
-
 from flambeau.errors import BadRequest, InvalidField, ObjectNotFound
 from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http.bodies import take_bytes
+from flambeau.frontend.http.bodies import read_form, take_bytes
 from flambeau.frontend.http.errors import respond_json
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.router import ANYTHING, Endpoint, Router, query_of, unknown_path
@@ -199,32 +194,8 @@ def respond_list(exchange: Exchange, found: list[dict[str, Any]]) -> None:
 
 def read_upload(content_type: str, body: bytes) -> tuple[Mapping[str, str], str, bytes]:
     """The fields of a form with a file, and the file's name and content; blocks."""
-    kind, options = parse_options_header(content_type)
-    boundary = options.get(b"boundary")
-    if kind != b"multipart/form-data" or not boundary:
-        raise BadRequest("a file is uploaded as multipart/form-data, with the fields file and purpose")
-    fields: dict[str, str] = {}
-    files: dict[str, tuple[str, bytes]] = {}
-
-    def on_field(field: Any) -> None:
-        fields[text_of(field.field_name)] = text_of(field.value)
-
-    def on_file(file: Any) -> None:
-        file.file_object.seek(0, SEEK_SET)
-        files[text_of(file.field_name)] = (text_of(file.file_name), file.file_object.read())
-
-    config = {"MAX_MEMORY_FILE_SIZE": len(body) + 1, "MAX_BODY_SIZE": float("inf")}
-    try:
-        parser = FormParser("multipart/form-data", on_field, on_file, boundary=boundary, config=config)
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise BadRequest(f"the form could not be read: {error}") from None
-    if "file" not in files:
+    form = read_form(content_type, body)
+    if "file" not in form.files:
         raise InvalidField("file", "file is required: the file itself, as a part of the form with a filename")
-    filename, content = files["file"]
-    return fields, filename, content
-
-
-def text_of(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", "replace")
+    filename, content = form.files["file"]
+    return {name: values[-1] for name, values in form.fields.items()}, filename, content
