@@ -27,12 +27,13 @@ from flambeau.frontend.openai.api import OPERATIONS as OPENAI_OPERATIONS
 from flambeau.frontend.openai.api import OpenAiApi
 from flambeau.frontend.openai.audio import OPERATIONS as AUDIO_OPERATIONS
 from flambeau.frontend.openai.audio import AudioApi
+from flambeau.frontend.openai_batches.api import OPERATIONS as FILES_OPERATIONS
 from flambeau.frontend.openai_batches.api import FilesApi
 from flambeau.frontend.openai_responses.api import OPERATIONS as RESPONSES_OPERATIONS
 from flambeau.frontend.openai_responses.api import ResponsesApi
 from flambeau.serving.server import Server
 
-OPENAI = [*OPENAI_OPERATIONS, *AUDIO_OPERATIONS, *RESPONSES_OPERATIONS, *ANTHROPIC_OPERATIONS]
+OPENAI = [*OPENAI_OPERATIONS, *AUDIO_OPERATIONS, *RESPONSES_OPERATIONS, *FILES_OPERATIONS, *ANTHROPIC_OPERATIONS]
 
 
 def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
