@@ -143,7 +143,7 @@ class GptHandler(BaseHandler):
             self.engine,
             self._read,
             tokenize=self._reader.tokenize,
-            abilities=("generate", "chat", "tokenize"),
+            abilities=("generate", "chat", "tokenize", *(("infill",) if tokenizer.infill is not None else ())),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
         )
