@@ -40,6 +40,11 @@ class KVCache:
         self.keys = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
         self.values = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that a block holds; the first dimension of each tensor is the block."""
+        return [*self.keys, *self.values]
+
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""
         keys, values = self.keys[layer], self.values[layer]
