@@ -6,6 +6,7 @@ read: a file has its key, its size and a checksum.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -75,7 +76,7 @@ class DiskBlocks:
                 file.write(content.data)
             unfinished.replace(path)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
+            remove(unfinished)
             if not self._is_failing:
                 logger.warning("blocks of the KV cache are not written to %s: %s", self.folder, error)
             self._is_failing = True
@@ -101,10 +102,8 @@ class DiskBlocks:
         with self._mutex:
             if key in self._sizes:
                 self._sizes.move_to_end(key)
-        try:
+        with contextlib.suppress(OSError):  # deleted meanwhile
             os.utime(path)  # the order of use, for the next start
-        except OSError:
-            pass  # deleted meanwhile
         return True
 
     def close(self) -> None:
@@ -121,10 +120,7 @@ class DiskBlocks:
     def _delete(self, key: bytes) -> None:
         with self._mutex:
             self._total -= self._sizes.pop(key, 0)
-        try:
-            self._path(key).unlink(missing_ok=True)
-        except OSError as error:
-            logger.warning("%s cannot be deleted: %s", self._path(key), error)
+        remove(self._path(key))
 
     def _scan(self) -> None:
         """Find the files of earlier runs, of this model and of others."""
@@ -149,6 +145,12 @@ class DiskBlocks:
                 min(ignored),
             )
         self._make_room(0)
+
+
+def remove(path: Path) -> None:
+    """Delete a file if that is possible."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def has_content(header: bytes, key: bytes, num_read: int | None, content: Bytes) -> bool:

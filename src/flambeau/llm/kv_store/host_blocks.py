@@ -11,7 +11,7 @@ class HostBlocks:
 
     def __init__(self, num_places: int) -> None:
         self._mutex = threading.Lock()
-        self._free = [*range(num_places)]
+        self._free: list[int] = [*range(num_places)]
         self._places: OrderedDict[bytes, int] = OrderedDict()  # by key, the oldest first
         self._pins: Counter[bytes] = Counter()
 
@@ -29,8 +29,7 @@ class HostBlocks:
             oldest = next((key for key in self._places if not self._pins[key]), None)
             if oldest is None:
                 return None
-            place: int = self._places.pop(oldest)
-            return place
+            return self._places.pop(oldest)
 
     def give_back(self, place: int) -> None:
         with self._mutex:
