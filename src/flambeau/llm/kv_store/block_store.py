@@ -72,13 +72,14 @@ class BlockStore:
         self._is_closing = False
         self._is_saving = False
         self._holds: Callable[[int, BlockContent], bool] = lambda block, content: False
-        self._num_free = self._num_blocks = 0
+        self._num_free = self._num_kept_ready = 0
         self._loader = ThreadPoolExecutor(1, "kv-restore")
         self._saver = threading.Thread(target=self._save_offers, name="kv-save", daemon=True)
 
     def connect(self, pool: BlockPool) -> None:
         """Save the blocks of this pool from now on."""
-        self._holds, self._num_free, self._num_blocks = pool.holds, pool.num_free, pool.num_blocks
+        self._holds, self._num_free = pool.holds, pool.num_free
+        self._num_kept_ready = num_kept_ready(pool.num_blocks, len(self._transfer.places))
         self._saver.start()
 
     def adapter_root(self, number: int, folder: Path) -> bytes:
@@ -119,7 +120,7 @@ class BlockStore:
 
     def _is_due(self) -> bool:
         return bool(self._offers) and (
-            self._disk is not None or is_due(self._num_free, len(self._offers), self._num_blocks)
+            self._disk is not None or self._num_free - len(self._offers) < self._num_kept_ready
         )
 
     def _save_offers(self) -> None:
@@ -233,9 +234,12 @@ class BlockStore:
         return place
 
 
-def is_due(num_free: int, num_offered: int, num_blocks: int) -> bool:
-    """Whether blocks must be saved now: fewer than a quarter of all can be allocated without losing one."""
-    return num_free - num_offered < num_blocks // 4
+def num_kept_ready(num_blocks: int, num_places: int) -> int:
+    """How many blocks should be free or saved, so that they can be allocated without losing a prefix.
+
+    A saved block may be in the cache for long, and then its place is of no use: those have half of the places.
+    """
+    return min(num_blocks, num_places // 2)
 
 
 def open_store(config: EngineConfig, cache: KVCache, model: nn.Module, description: str) -> BlockStore | None:

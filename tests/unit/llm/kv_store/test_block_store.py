@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flambeau.llm.errors import LLMError
-from flambeau.llm.kv_store.block_store import is_due
+from flambeau.llm.kv_store.block_store import num_kept_ready
 from flambeau.llm.sampling_params import SamplingParams
 from support.async_backend import AsyncEagerBackend
 from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_model
@@ -206,10 +206,20 @@ def test_settings_that_cannot_work_are_refused(model, options, named):
         tiny_engine(model, num_blocks=2, **options)
 
 
-def test_blocks_are_saved_before_the_last_quarter_is_needed():
-    assert not is_due(num_free=100, num_offered=75, num_blocks=100)
-    assert is_due(num_free=100, num_offered=76, num_blocks=100)
-    assert is_due(num_free=25, num_offered=1, num_blocks=100)
+@pytest.mark.parametrize(("num_blocks", "num_places", "expected"), [(100, 1000, 100), (100, 100, 50), (100, 10, 5)])
+def test_what_is_in_the_cache_takes_half_of_the_places_at_most(num_blocks, num_places, expected):
+    assert num_kept_ready(num_blocks, num_places) == expected
+
+
+def test_blocks_are_saved_when_few_are_ready(model):
+    engine = tiny_engine(model, num_blocks=2001, kv_host_memory_mb=1)  # places for 455 blocks
+    for number, prompt in enumerate(PROMPTS):
+        generate(engine, prompt)
+        until(lambda: not engine._store._is_due() and not engine._store._is_saving)
+        assert engine.state.num_blocks_saved == 0, number
+    engine._pool.allocate(1700)  # of 2,000, and about 130 have content
+    until(lambda: engine.state.num_blocks_saved > 0)
+    engine.close()
 
 
 def test_many_sequences_in_a_small_cache_get_the_same_tokens(model, tmp_path):
