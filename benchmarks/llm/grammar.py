@@ -4,7 +4,8 @@
 
 The network has random weights, the shape of SmolLM 135M with fewer layers, and a byte-level vocabulary trained on this
 repository's own files. The subjects take turns in one process, and a result is the median of the ratios of each turn,
-so that other load on the machine counts little. The result is a dated JSON file.
+so that other load on the machine counts little. The ratio of CPU time, of all threads, counts it even less. The result
+is a dated JSON file.
 """
 
 import argparse
@@ -113,25 +114,27 @@ def make_engine(asked: argparse.Namespace, tokenizer: Tokenizer) -> Engine:
 
 
 def run_streams(engine: Engine, prompt: list[int], params: SamplingParams) -> dict[str, float]:
-    """Tokens per second of all streams, without their prompts; and the tokens that they got."""
+    """Tokens per second of all streams without their prompts, and per second of CPU time."""
     for i in range(NUM_STREAMS):
         engine.add(f"stream-{i}", prompt, replace(params, seed=i))
-    number, began = 0, 0.0
+    number, began, cpu_began = 0, 0.0, 0.0
     while engine.has_work:
         outputs = engine.step()
         if began:
             number += sum(len(output.token_ids) for output in outputs)
         elif len(outputs) == NUM_STREAMS:  # all decode from now on
-            began = time.perf_counter()
-    return {"tokens": number, "tokens_per_s": number / (time.perf_counter() - began)}
+            began, cpu_began = time.perf_counter(), time.process_time()
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    return {"per_s": number / wall_s, "per_cpu_s": number / cpu_s}
 
 
-def first_token_s(engine: Engine, prompt: list[int], params: SamplingParams) -> float:
-    began = time.perf_counter()
+def first_token_s(engine: Engine, prompt: list[int], params: SamplingParams) -> dict[str, float]:
+    """The time from a request to its first token, and the CPU time."""
+    began, cpu_began = time.perf_counter(), time.process_time()
     engine.add("first", prompt, replace(params, max_tokens=1))
     while engine.has_work:
         engine.step()
-    return time.perf_counter() - began
+    return {"first_s": time.perf_counter() - began, "first_cpu_s": time.process_time() - cpu_began}
 
 
 def compare(engine: Engine, asked: argparse.Namespace, temperature: float) -> dict[str, Any]:
@@ -139,23 +142,30 @@ def compare(engine: Engine, asked: argparse.Namespace, temperature: float) -> di
     prompt = [*engine.tokenizer.encode("A list of people as JSON:")]
     plain = SamplingParams(temperature=temperature, max_tokens=asked.tokens, ignore_eos=True)
     subjects = {"plain": plain, "grammar": replace(plain, structured_outputs=STRUCTURE)}
-    speeds: dict[str, list[float]] = {name: [] for name in subjects}
-    firsts: dict[str, list[float]] = {name: [] for name in subjects}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in subjects}
     for i in range(asked.rounds + 1):
         for name, params in subjects.items():
-            speed = run_streams(engine, prompt, params)
-            first = [first_token_s(engine, prompt, params) for _ in range(5)]
+            found = run_streams(engine, prompt, params)
+            firsts = [first_token_s(engine, prompt, params) for _ in range(5)]
+            found |= {key: statistics.median(first[key] for first in firsts) for key in firsts[0]}
             if i:  # the first round compiles and warms up
-                speeds[name].append(speed["tokens_per_s"])
-                firsts[name].append(statistics.median(first))
-    pairs = zip(speeds["grammar"], speeds["plain"], strict=True)
-    later = [1000 * (with_it - without) for with_it, without in zip(firsts["grammar"], firsts["plain"], strict=True)]
+                taken[name].append(found)
+    pairs = [*zip(taken["grammar"], taken["plain"], strict=True)]
+
+    def ratio(key: str) -> float:
+        return round(statistics.median(with_it[key] / without[key] for with_it, without in pairs), 3)
+
+    def later_ms(key: str) -> float:
+        return round(1000 * statistics.median(with_it[key] - without[key] for with_it, without in pairs), 2)
+
     return {
-        "plain_tokens_per_s": round(statistics.median(speeds["plain"]), 1),
-        "grammar_tokens_per_s": round(statistics.median(speeds["grammar"]), 1),
-        "ratio": round(statistics.median(with_it / without for with_it, without in pairs), 3),
-        "first_token_plain_ms": round(1000 * statistics.median(firsts["plain"]), 2),
-        "first_token_later_ms": round(statistics.median(later), 2),
+        "plain_tokens_per_s": round(statistics.median(found["per_s"] for found in taken["plain"]), 1),
+        "grammar_tokens_per_s": round(statistics.median(found["per_s"] for found in taken["grammar"]), 1),
+        "ratio": ratio("per_s"),
+        "cpu_ratio": ratio("per_cpu_s"),
+        "first_token_plain_ms": round(1000 * statistics.median(found["first_s"] for found in taken["plain"]), 2),
+        "first_token_later_ms": later_ms("first_s"),
+        "first_token_later_cpu_ms": later_ms("first_cpu_s"),
     }
 
 

@@ -8,7 +8,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 FIRST_BLOCK = 1  # padding writes to block 0
 KEY_BYTES = 32
@@ -136,8 +136,9 @@ class BlockPool:
         serial = next(self._serials)
         self._blocks[content] = (block, serial)
         self._contents[block] = content
-        if (parent_key := self._keys.get(parent)) is not None:
-            self._keys[serial] = key_after(parent_key, tokens)
+        parent_key = self._keys.get(parent)
+        if parent_key is not None and (key := key_after(parent_key, tokens)) is not None:
+            self._keys[serial] = key
         return serial
 
     def _evict(self, block: int) -> None:
@@ -163,7 +164,7 @@ class BlockPool:
             return keys
         for start in range(num_blocks * self.block_size, len(tokens) - self.block_size + 1, self.block_size):
             key = key_after(key, tokens[start : start + self.block_size])
-            if key not in self._store:
+            if key is None or key not in self._store:
                 break
             keys.append(key)
         return keys
@@ -175,6 +176,9 @@ class BlockPool:
             store.offer(block, content, key)
 
 
-def key_after(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of a block: a digest of its tokens and of all that comes before it."""
-    return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=KEY_BYTES).digest()
+def key_after(parent: bytes, tokens: Sequence[object]) -> bytes | None:
+    """The key of a block: a digest of its tokens and of all that comes before it; None if it holds more than tokens."""
+    if not all(type(token) is int for token in tokens):
+        return None
+    numbers: Any = tokens
+    return hashlib.blake2b(parent + array("q", numbers).tobytes(), digest_size=KEY_BYTES).digest()

@@ -43,7 +43,7 @@ class KVCache:
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that a block holds; the first dimension of each tensor is the block."""
-        return [*self.keys, *self.values]
+        return [tensor for tensor in (*self.keys, *self.values) if len(tensor)]
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""

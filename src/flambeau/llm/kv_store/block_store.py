@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import nn
 
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.core.block_pool import BlockContent, BlockPool, key_after
+from flambeau.llm.core.block_pool import BlockContent, BlockPool
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.kv_store.disk_blocks import DiskBlocks
@@ -85,7 +85,7 @@ class BlockStore:
     def adapter_root(self, number: int, folder: Path) -> bytes:
         """What comes before the first block of sequences with an adapter; numbers are never used again."""
         if self._disk is None:
-            return key_after(self.root, [number])
+            return self.root + number.to_bytes(8, "little")
         return adapter_key(self.root, folder)
 
     def close(self) -> None:
