@@ -400,6 +400,8 @@ class GptHandler(BaseHandler):
             "blocks": state.num_blocks,
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,
+            "blocks_saved": state.num_blocks_saved,
+            "blocks_restored": state.num_blocks_restored,
             "adapters": self.engine.adapters,
         }
 
