@@ -13,6 +13,7 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.kv_store.block_store import open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.recurrence import Recurrence
 from flambeau.llm.models.transformer import Transformer
@@ -94,4 +95,5 @@ def tiny_engine(
         config=config,
         draft=proposing,
         tokenizer=tokenizer,
+        store=None if model.arch.recurrence else open_store(config, cache, model, repr(model.arch)),
     )

@@ -39,6 +39,7 @@ from flambeau.llm.executor.parallel import (
     minimum_of_ranks,
 )
 from flambeau.llm.executor.state_cache import state_bytes
+from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -109,6 +110,7 @@ class LoadedNetwork:
     num_blocks: int
     num_slots: int  # for the states of recurrent layers
     adapters: AdapterStore
+    store: BlockStore | None = None
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
 
 
@@ -118,6 +120,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint")
     device = device_for(config)
+    check_store(config)
     ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
     check_vocabulary(tokenizer, read_architecture(path), config.tokenizer)
@@ -133,6 +136,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         tokenizer=tokenizer,
         draft=loaded.draft,
         adapters=LeaderAdapters(loaded.adapters, ranks, leader) if ranks and leader else loaded.adapters,
+        store=loaded.store,
     )
 
 
@@ -153,9 +157,27 @@ def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> No
         )
 
 
+def check_store(config: EngineConfig) -> None:
+    """Each rank has its part of every block, and there is no store for parts."""
+    if config.tensor_parallel_size > 1 and (config.kv_host_memory_mb or config.kv_disk_folder):
+        raise LLMError(
+            "kv_host_memory_mb and kv_disk_folder do not work with several ranks; leave them out, or use one"
+        )
+
+
+def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
+    """The state of a recurrent layer contains its whole sequence: there are no prefixes to keep."""
+    if arch.recurrence is not None and (config.kv_host_memory_mb or config.kv_disk_folder):
+        raise LLMError(
+            "kv_host_memory_mb and kv_disk_folder keep prefixes, which a model with recurrent layers does not share; "
+            "leave them out"
+        )
+
+
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
     """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
     config = replace(config or EngineConfig(), **options)
+    check_store(config)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
     loaded = load_network(path, config, device, ranks)
@@ -167,6 +189,7 @@ def load_network(
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
     arch = with_positions(read_architecture(path), config.max_model_len)
+    check_prefixes(config, arch)
     dtype = dtype_for(config, arch, device)
     local = arch if ranks is None else local_architecture(arch, ranks.size)
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
@@ -193,6 +216,7 @@ def load_network(
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
+    store = open_store(config, cache, model, f"{arch!r} {dtype} {config.quantization}")
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
     backend = (
@@ -206,6 +230,7 @@ def load_network(
         num_blocks=num_blocks,
         num_slots=num_slots,
         adapters=adapters,
+        store=store,
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
     )
 

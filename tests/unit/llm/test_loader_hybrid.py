@@ -78,6 +78,11 @@ def test_a_draft_with_recurrent_layers_is_refused(folder, tmp_path):
         load_engine(write_language_model(tmp_path / "target"), device="cpu", draft=str(folder))
 
 
+def test_prefixes_cannot_be_kept(folder):
+    with pytest.raises(LLMError, match="keep prefixes, which a model with recurrent layers does not share"):
+        load_engine(folder, device="cpu", kv_host_memory_mb=64)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.parametrize("kind", ["mamba2", "delta_net"])

@@ -16,6 +16,7 @@ class Family:
     """Settings of a class of models that its config.json does not contain."""
 
     model_type: str
+    text_section: str = ""  # of config.json: the section of the language model, in models that also take pictures
     qkv_bias: bool | None = None  # None: set by `attention_bias`
     output_bias: bool | None = None
     qk_norm: bool = False

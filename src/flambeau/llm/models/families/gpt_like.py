@@ -10,6 +10,12 @@ from flambeau.llm.models.families.config_parts import ROTARY_KEYS, partial_rotat
 from flambeau.llm.models.families.family import Config, Family
 
 
+def gpt_bigcode(config: Config) -> Config:
+    """One key-value head, or as many as heads, which lie side by side in the files."""
+    is_multi_query = bool(config["multi_query"])
+    return {"num_kv_heads": 1} if is_multi_query else {"grouped_qkv": True}
+
+
 def gpt_j(config: Config) -> Config:
     return {"rotary_size": int(config["rotary_dim"])}
 
@@ -29,7 +35,10 @@ def falcon(config: Config) -> Config:
     is_parallel = is_new or bool(config["parallel_attn"])
     num_norms = config.get("num_ln_in_parallel_attn") or (2 if is_new else 1)
     has_bias = bool(config.get("bias"))
+    has_alibi = bool(config.get("alibi"))
     return {
+        "alibi": "scaled" if has_alibi else None,
+        "unrotated_layers": frozenset(range(config["num_hidden_layers"])) if has_alibi else frozenset(),
         "num_kv_heads": num_kv_heads,
         "is_parallel": is_parallel,
         "parallel_norms": is_parallel and num_norms == 2,
@@ -40,10 +49,20 @@ def falcon(config: Config) -> Config:
 
 
 def opt(config: Config) -> Config:
-    if config.get("word_embed_proj_dim") not in (None, config["hidden_size"]):
-        raise CheckpointError("word_embed_proj_dim is not supported unless it is hidden_size")
-    has_bias = bool(config["enable_bias"])
-    return {"qkv_bias": has_bias, "output_bias": has_bias, "mlp_bias": has_bias}
+    """The smaller variants have embeddings of their own size, and norms after each addition (350M)."""
+    hidden, has_bias = config["hidden_size"], bool(config["enable_bias"])
+    is_before, is_affine = bool(config["do_layer_norm_before"]), bool(config["layer_norm_elementwise_affine"])
+    size, is_bare = config.get("word_embed_proj_dim") or hidden, bool(config.get("_remove_final_layer_norm"))
+    return {
+        "qkv_bias": has_bias,
+        "output_bias": has_bias,
+        "mlp_bias": has_bias,
+        "embedding_size": 0 if size == hidden else int(size),
+        "norm_places": "before" if is_before else "sum",
+        "has_last_norm": is_before and not is_bare,
+        "has_norm_weight": is_affine,
+        "norm_bias": is_affine,
+    }
 
 
 def mpt(config: Config) -> Config:
@@ -69,6 +88,16 @@ MPT_ATTENTION: Mapping[str, tuple[Any, ...]] = {  # values of attn_config that a
     "alibi_bias_max": (8,),
 }
 PLAIN_PARTS = {"norm": "layer", "norm_bias": True, "has_gate": False}
+BIGCODE_ROUNDING = (
+    "attention_softmax_in_fp32",
+    "scale_attention_softmax_in_fp32",
+    "inference_runner",
+    "pre_allocate_kv_cache",
+    "validate_runner_input",
+    "max_batch_size",
+    "max_sequence_length",
+    "pad_key_length",
+)
 GPT_ALIASES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -119,6 +148,31 @@ GPT_LIKE = {
             "max_position_embeddings": 1024,
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "eos_token_id": 50256,
+            "bos_token_id": 50256,
+        },
+    ),
+    "GPTBigCodeForCausalLM": Family(
+        model_type="gpt_bigcode",
+        has_kv_heads=False,
+        qkv_bias=True,
+        output_bias=True,
+        is_rotated=False,
+        mlp_ratio=4,
+        parts={**PLAIN_PARTS, "mlp_bias": True, "learned_positions": True},
+        derive=gpt_bigcode,
+        understands=frozenset({"n_ctx", "num_key_value_heads", *BIGCODE_ROUNDING}),
+        supported={"scale_attn_weights": (None, True)},
+        epsilon_key="layer_norm_epsilon",
+        activation_key="activation_function",
+        aliases=GPT_ALIASES,
+        renames=GPT_2_NAMES,
+        defaults={
+            "max_position_embeddings": 1024,
+            "activation_function": "gelu_pytorch_tanh",
+            "layer_norm_epsilon": 1e-5,
+            "multi_query": True,
             "tie_word_embeddings": True,
             "eos_token_id": 50256,
             "bos_token_id": 50256,
@@ -186,7 +240,10 @@ GPT_LIKE = {
         mlp_ratio=4,
         parts={**PLAIN_PARTS, "grouped_qkv": True},
         derive=falcon,
-        understands=frozenset({"multi_query", "parallel_attn", "num_kv_heads"}),  # without effect in some generations
+        supported={"apply_residual_connection_post_layernorm": (None, False)},
+        understands=frozenset(
+            {"alibi", "multi_query", "parallel_attn", "num_kv_heads"}
+        ),  # without effect in some generations
         epsilon_key="layer_norm_epsilon",
         activation_key="activation",
         aliases={
@@ -221,11 +278,6 @@ GPT_LIKE = {
         is_rotated=False,
         parts={**PLAIN_PARTS, "learned_positions": True, "position_offset": 2},
         derive=opt,
-        supported={
-            "do_layer_norm_before": (None, True),
-            "_remove_final_layer_norm": (None, False),
-            "layer_norm_elementwise_affine": (None, True),
-        },
         epsilon_key="layer_norm_eps",
         activation_key="activation_function",
         aliases={"ffn_dim": "intermediate_size"},
@@ -242,6 +294,8 @@ GPT_LIKE = {
             "activation_function": "relu",
             "layer_norm_eps": 1e-5,
             "enable_bias": True,
+            "do_layer_norm_before": True,
+            "layer_norm_elementwise_affine": True,
             "tie_word_embeddings": True,
             "eos_token_id": 2,
             "bos_token_id": 2,
@@ -258,7 +312,7 @@ GPT_LIKE = {
             **PLAIN_PARTS,
             "mlp_bias": True,
             "activation": "gelu_tanh",
-            "has_alibi": True,
+            "alibi": "plain",
             "embedding_norm": True,
             "grouped_qkv": True,
         },
@@ -301,7 +355,7 @@ GPT_LIKE = {
             "norm": "layer",
             "has_gate": False,
             "activation": "gelu",
-            "has_alibi": True,
+            "alibi": "plain",
         },
         derive=mpt,
         supported={"no_bias": (None, True), "logit_scale": (None,), "norm_type": (None, "low_precision_layernorm")},

@@ -381,7 +381,7 @@ HYBRID = {
         LFM_2,
         model_type="lfm2_moe",
         experts=True,
-        parts={"has_sigmoid_router": True},
+        parts={"router": "biased_sigmoid"},
         derive=lfm2_moe,
         supported={"use_expert_bias": (True,)},
         renames=(*LFM_2.renames, (r"\.feed_forward\.expert_bias$", ".mlp.score_bias")),

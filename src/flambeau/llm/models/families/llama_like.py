@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flambeau.llm.models.families.config_parts import ROTARY_KEYS, granite, partial_rotation, uniform_bias
+from flambeau.llm.models.families.config_parts import (
+    HUNYUAN_KEYS,
+    HUNYUAN_NAMES,
+    HUNYUAN_SUPPORTED,
+    ROTARY_KEYS,
+    granite,
+    partial_rotation,
+    stretched_theta,
+    uniform_bias,
+)
 from flambeau.llm.models.families.family import Config, Family
 
 
@@ -14,10 +23,31 @@ def olmo_3(config: Config) -> Config:
     return {"local_rope_theta": float(nested.get("rope_theta") or OLMO_3_THETA)}
 
 
+def internlm_2(config: Config) -> Config:
+    has_bias = bool(config["bias"])
+    return {"qkv_bias": has_bias, "output_bias": has_bias}
+
+
+def internlm_3(config: Config) -> Config:
+    has_bias = bool(config["bias"])
+    return {"qkv_bias": bool(config["qkv_bias"]), "output_bias": has_bias, "mlp_bias": has_bias}
+
+
+def baichuan(config: Config) -> Config:
+    """7B has rotary positions, 13B ALiBi; the second generation, known by its vocabulary, has a normalized head."""
+    is_large = config["hidden_size"] != BAICHUAN_7B_SIZE
+    return {
+        "alibi": "plain" if is_large else None,
+        "unrotated_layers": frozenset(range(config["num_hidden_layers"])) if is_large else frozenset(),
+        "normalized_head": config["vocab_size"] == BAICHUAN_2_VOCABULARY,
+    }
+
+
 def seed_oss(config: Config) -> Config:
     return {"output_bias": bool(config["attention_out_bias"])}
 
 
+BAICHUAN_7B_SIZE, BAICHUAN_2_VOCABULARY = 4096, 125696
 OLMO_3_THETA = 5e5
 GLM_DEFAULTS = {
     "num_key_value_heads": 2,
@@ -41,6 +71,18 @@ MISTRAL = Family(
         "eos_token_id": 2,
         "bos_token_id": 1,
     },
+)
+
+BAICHUAN = Family(
+    model_type="baichuan",
+    has_kv_heads=False,
+    qkv_bias=False,
+    output_bias=False,
+    derive=baichuan,
+    aliases={"model_max_length": "max_position_embeddings"},
+    renames=((r"\.self_attn\.W_pack\.", ".self_attn.qkv_proj."),),
+    understands=frozenset({"z_loss_weight"}),
+    defaults={"max_position_embeddings": 4096, "eos_token_id": 2, "bos_token_id": 1},
 )
 
 LLAMA_LIKE = {
@@ -173,6 +215,51 @@ LLAMA_LIKE = {
             "bos_token_id": 1,
         },
     ),
+    "ArceeForCausalLM": Family(
+        model_type="arcee",
+        parts={"has_gate": False},
+        defaults={
+            "hidden_act": "relu2",
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 128001,
+            "bos_token_id": 128000,
+        },
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        model_type="hunyuan_v1_dense",
+        qk_norm=True,
+        parts={"late_qk_norm": True},
+        derive=stretched_theta,
+        understands=HUNYUAN_KEYS | {"num_experts"},
+        supported=HUNYUAN_SUPPORTED,
+        renames=HUNYUAN_NAMES,
+        defaults={"rms_norm_eps": 1e-5, "eos_token_id": 2, "bos_token_id": 1},
+    ),
+    "InternLM2ForCausalLM": Family(
+        model_type="internlm2",
+        parts={"grouped_qkv": True},
+        derive=internlm_2,
+        renames=(
+            (r"\.attention\.wqkv\.", ".self_attn.qkv_proj."),
+            (r"\.attention\.wo\.", ".self_attn.o_proj."),
+            (r"^model\.tok_embeddings\.", "model.embed_tokens."),
+        ),
+        defaults={"bias": True, "eos_token_id": 2, "bos_token_id": 1},
+    ),
+    "InternLM3ForCausalLM": Family(
+        model_type="internlm3",
+        derive=internlm_3,
+        defaults={
+            "qkv_bias": False,
+            "bias": False,
+            "max_position_embeddings": 32768,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+    ),
+    "BaichuanForCausalLM": BAICHUAN,
+    "BaiChuanForCausalLM": BAICHUAN,
     "HeliumForCausalLM": Family(
         model_type="helium",
         output_bias=False,
