@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.kv_cache import KVCache, load
 from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
 from flambeau.llm.models.transformer import Transformer
 
@@ -81,7 +81,7 @@ def attend_uniform(
     """For sequences with the same number of tokens: shapes depend on nothing else."""
     length = inputs.query_len
     q_SHQD = q_THD.view(-1, length, *q_THD.shape[1:]).transpose(1, 2)
-    k_SGCD = keys[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2).to(q_THD.dtype)
+    k_SGCD = load(keys, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2)
     places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
     positions_SQ = inputs.positions_T.view(-1, length)
     mask_SQC = attention_mask(positions_SQ, places_C, window, changes.chunk)
@@ -90,7 +90,7 @@ def attend_uniform(
     k_SGCD = k_SGCD.masked_fill_(is_old, 0)
     v_SGCD = k_SGCD
     if values is not None:
-        v_SGCD = values[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2).to(q_THD.dtype).masked_fill_(is_old, 0)
+        v_SGCD = load(values, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2).masked_fill_(is_old, 0)
     y_SHQD = attend_to(q_SHQD, k_SGCD, v_SGCD, mask_SQC.unsqueeze(1), scale, changes)
     return y_SHQD.transpose(1, 2).flatten(0, 1)
 
@@ -110,10 +110,10 @@ def attend_ragged(
     for i, length in enumerate(inputs.context_lens_S.tolist()):
         tokens = slice(starts[i], starts[i + 1])
         blocks = inputs.block_tables_SB[i, : -(-length // keys.shape[1])]
-        k_GCD = keys[blocks].flatten(0, 1)[:length].transpose(0, 1).to(q_THD.dtype)
+        k_GCD = load(keys, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
         v_GCD = k_GCD
         if values is not None:
-            v_GCD = values[blocks].flatten(0, 1)[:length].transpose(0, 1).to(q_THD.dtype)
+            v_GCD = load(values, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
         places_C = torch.arange(length, device=keys.device)
         mask_QC = attention_mask(inputs.positions_T[tokens], places_C, window, changes.chunk)
         q_HQD = q_THD[tokens].transpose(0, 1)
