@@ -21,7 +21,7 @@ from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 logger = logging.getLogger(__name__)
 
 FORMATS = {"tool_parser": (AUTO, *TOOL_FORMATS), "reasoning_parser": (AUTO, *REASONING_NAMES)}
-TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "download_dir")
+TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "kv_cache_dtype", "download_dir")
 SWITCHES = (
     "compile",
     "speculative",
@@ -185,10 +185,19 @@ def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:
 
 def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> EngineConfig:
     same = ("dtype", "max_num_seqs", "max_model_len", "max_step_tokens", "block_size", "num_blocks", "kv_cache_bytes")
-    more = ("kv_cache_fraction", "prefix_cache", "compile", "quantization", "speculate_k", "merge_lora")
+    more = (
+        "kv_cache_fraction",
+        "prefix_cache",
+        "compile",
+        "quantization",
+        "kv_cache_dtype",
+        "speculate_k",
+        "merge_lora",
+    )
     fields = {key: section[key] for key in (*same, *more) if key in section}
-    if fields.get("dtype") == "auto":
-        del fields["dtype"]
+    for key in ("dtype", "kv_cache_dtype"):
+        if fields.get(key) == "auto":
+            del fields[key]
     if "tokenizer_path" in section:
         fields["tokenizer"] = str(find(section["tokenizer_path"], folder, "tokenizer_path"))
     if adapters := section.get("lora_adapters"):
