@@ -45,6 +45,11 @@ class KVCache:
         self.is_latent = arch.latent_size > 0
         self.values = [] if self.is_latent else [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that a block holds; the first dimension of each tensor is the block."""
+        return [tensor for tensor in (*self.keys, *self.values) if len(tensor)]
+
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""
         store(self.keys[layer], slots_T, k_TGD)
