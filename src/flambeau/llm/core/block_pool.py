@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 FIRST_BLOCK = 1  # padding writes to block 0
@@ -12,10 +12,10 @@ FIRST_BLOCK = 1  # padding writes to block 0
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """What a full block holds: its tokens, and the content of the block before it."""
+    """What a full block holds: its tokens or parts of images, and the content of the block before it."""
 
     parent: int  # serial of the content before it; from 0 down: nothing, with the adapter of this number
-    tokens: tuple[int, ...]
+    tokens: tuple[Hashable, ...]
 
 
 class BlockPool:
@@ -71,7 +71,7 @@ class BlockPool:
 
     # ---- prefix cache ----
 
-    def match_prefix(self, tokens: Sequence[int], root: int = 0) -> tuple[list[int], int]:
+    def match_prefix(self, tokens: Sequence[Hashable], root: int = 0) -> tuple[list[int], int]:
         """Return the cached blocks that these tokens begin with, and the serial of the last one's content.
 
         Sequences share blocks only with those of the same root, which is what comes before the first block.
@@ -98,7 +98,7 @@ class BlockPool:
                 del self._evictable[block]
             self._users[block] += 1
 
-    def cache_block(self, block: int, parent: int, tokens: Sequence[int]) -> int:
+    def cache_block(self, block: int, parent: int, tokens: Sequence[Hashable]) -> int:
         """Make a full block available to other prompts; returns the serial of its content."""
         if not self._prefix_cache:
             return 0

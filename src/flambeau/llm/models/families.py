@@ -40,6 +40,7 @@ class Family:
     is_rotated: bool = True  # False: no layer has rotary positions
     mlp_ratio: int | None = None  # the default of the intermediate size, in hidden sizes
     dequantizes: tuple[str, ...] = ()  # quantization methods whose weights are dequantized
+    has_images: bool = False  # the decoder's settings are under `text_config`, an encoder's under `vision_config`
 
 
 # ---- parts that depend on config.json ----
@@ -285,6 +286,24 @@ MISTRAL = Family(
     },
 )
 
+GEMMA_3 = Family(
+    model_type="gemma3_text",
+    qk_norm=True,
+    windowed="pattern",
+    switches_window=False,
+    parts={"norm_offset": 1.0, "norm_places": "both"},
+    has_local_rope=True,
+    derive=gemma_3,
+    understands=SOFTCAPS,
+    activation_key="hidden_activation",
+    defaults={
+        **GEMMA_2_DEFAULTS,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "sliding_window_pattern": 6,
+    },
+)
+
 FAMILIES = {
     "LlamaForCausalLM": Family(model_type="llama", defaults={"eos_token_id": 2, "bos_token_id": 1}),
     "MistralForCausalLM": MISTRAL,
@@ -373,21 +392,22 @@ FAMILIES = {
         activation_key="hidden_activation",
         defaults={**GEMMA_2_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
-    "Gemma3ForCausalLM": Family(
-        model_type="gemma3_text",
-        qk_norm=True,
-        windowed="pattern",
-        switches_window=False,
-        parts={"norm_offset": 1.0, "norm_places": "both"},
-        has_local_rope=True,
-        derive=gemma_3,
-        understands=SOFTCAPS,
-        activation_key="hidden_activation",
+    "Gemma3ForCausalLM": GEMMA_3,
+    "Gemma3ForConditionalGeneration": replace(
+        GEMMA_3,
+        model_type="gemma3",
+        has_images=True,
+        renames=(
+            (r"^(model\.)?language_model\.(model\.)?(?=layers|norm|embed_tokens)", "model."),
+            (r"^(model\.)?language_model\.lm_head\.", "lm_head."),
+        ),
         defaults={
-            **GEMMA_2_DEFAULTS,
-            "max_position_embeddings": 131072,
-            "rope_theta": 1e6,
-            "sliding_window_pattern": 6,
+            **GEMMA_3.defaults,
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
         },
     ),
     "Phi3ForCausalLM": Family(

@@ -12,6 +12,7 @@ from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
 from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
 from flambeau.llm.models.families import Config, Family, family_of, partial_rotation
+from flambeau.llm.models.vision_config import read_vision, text_config
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 ACTIVATIONS: dict[str, Activation] = {
@@ -88,6 +89,9 @@ def read_config(folder: Path) -> Config:
 
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
+    whole = config
+    if family.has_images:
+        config = text_config(config)
     given = {family.aliases.get(key, key): value for key, value in config.items()}
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
@@ -135,7 +139,8 @@ def from_hugging_face(config: Config) -> Architecture:
     understood = HARMLESS | ALWAYS_UNDERSTOOD | windowed | family.understands | config.read
     is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
     parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
-    return replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    return replace(arch, vision=read_vision(whole, hidden)) if family.has_images else arch
 
 
 def activation(config: Config, family: Family) -> Activation:
