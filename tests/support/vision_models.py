@@ -10,7 +10,15 @@ import torch
 
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
-NAMES = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<image_soft_token>", "<end_of_image>")
+NAMES = (
+    "<bos>",
+    "<eos>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<image_soft_token>",
+    "<end_of_image>",
+)
 BOS, EOS, _, _, BEGIN, IMAGE, END = range(len(NAMES))
 VOCAB_SIZE = 448
 TOKENS = 16  # of an image
@@ -18,7 +26,8 @@ SIDE = 32  # pixels
 WINDOW = 9  # shorter than an image
 TEMPLATE = """{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message['role'] }}
 {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
-{% if item['type'] == 'image' %}<start_of_image>{% else %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}<end_of_turn>
+{% if item['type'] == 'image' %}<start_of_image>{% else %}{{ item['text'] }}{% endif %}{% endfor -%}
+{% endif %}<end_of_turn>
 {% endfor %}{% if add_generation_prompt %}<start_of_turn>model
 {% endif %}"""
 PROCESSOR = {

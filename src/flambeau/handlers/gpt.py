@@ -19,6 +19,7 @@ from torch import Tensor
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
 from flambeau.handlers.device import choose_device
+from flambeau.handlers.generation.chat_images import ChatImages
 from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
 from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
@@ -131,6 +132,8 @@ class GptHandler(BaseHandler):
         self.tokenizer = PieceTokenizer(tokenizer)
         chat_format = ChatFormat.of(tokenizer, settings.tool_parser, settings.reasoning_parser)
         logger.info("%s", chat_format)
+        vision = self.engine.images.arch if self.engine.images is not None else None
+        chat_images = ChatImages.of(vision, tokenizer) if vision is not None else None
         self._reader = RequestReader(
             tokenizer,
             max_length=self.engine.max_length,
@@ -138,12 +141,13 @@ class GptHandler(BaseHandler):
             has_own_limit=settings.limits_length,
             streams=settings.stream,
             chat_format=chat_format,
+            images=chat_images,
         )
         self._generation = GptGeneration(
             self.engine,
             self._read,
             tokenize=self._reader.tokenize,
-            abilities=("generate", "chat", "tokenize"),
+            abilities=("generate", "chat", "tokenize", *(() if chat_images is None else ("images",))),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,16 +139,18 @@ class Engine:
             sequence.tenant, sequence.scores_prompt = tenant, scores_prompt
         self._scheduler.add(sequences)
 
-    def encode_images(self, files: Many[ImageFile]) -> list[EncodedImage]:
+    def encode_images(
+        self, files: Many[ImageFile], is_cancelled: Callable[[], bool] = lambda: False
+    ) -> list[EncodedImage]:
         """The embeddings of images, for `add`; may be called from another thread, beside the steps.
 
-        Raises InvalidRequest, which names the file that cannot be read.
+        Raises InvalidRequest, which names the file that cannot be read. Nothing is returned once it is cancelled.
         """
         if not files:
             return []
         if self.images is None:
             raise InvalidRequest(f"{files[0].name} is an image, and this model reads text only", files[0].name)
-        return self.images.encode(files)
+        return self.images.encode(files, is_cancelled)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its blocks at once; unknown ids are ignored."""

@@ -40,6 +40,7 @@ COUNTS = (
     "block_size",
     "num_blocks",
     "kv_cache_bytes",
+    "image_cache_bytes",
     "tensor_parallel_size",
 )
 SAMPLING = {known.config_key: known for known in SAMPLING_FIELDS.values() if known.config_key}
@@ -185,7 +186,15 @@ def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:
 
 def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> EngineConfig:
     same = ("dtype", "max_num_seqs", "max_model_len", "max_step_tokens", "block_size", "num_blocks", "kv_cache_bytes")
-    more = ("kv_cache_fraction", "prefix_cache", "compile", "quantization", "speculate_k", "merge_lora")
+    more = (
+        "kv_cache_fraction",
+        "prefix_cache",
+        "compile",
+        "quantization",
+        "speculate_k",
+        "merge_lora",
+        "image_cache_bytes",
+    )
     fields = {key: section[key] for key in (*same, *more) if key in section}
     if fields.get("dtype") == "auto":
         del fields["dtype"]

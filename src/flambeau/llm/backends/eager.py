@@ -160,9 +160,7 @@ def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
     return torch.exp2(-8.0 * torch.cat((first, more)))
 
 
-def attention_mask(
-    positions: Tensor, places_C: Tensor, window: int | None, last_seen: Tensor | None = None
-) -> Tensor:
+def attention_mask(positions: Tensor, places_C: Tensor, window: int | None, last_seen: Tensor | None = None) -> Tensor:
     """Which cached places […, Q, C] the token at each position […, Q] attends to: up to its own, or to `last_seen`."""
     behind = positions.unsqueeze(-1) - places_C
     mask = behind >= 0 if last_seen is None else last_seen.unsqueeze(-1) >= places_C

@@ -1,8 +1,8 @@
 """Scheduler: plans which sequences run in a step and how many tokens of each, and applies the step's results.
 
 Sequences that decode come first. Then prompts follow in order of arrival, in chunks of what the step has left; a long
-prompt leaves room for those behind it. An image is never divided between chunks. When blocks run out, the sequence that arrived last is preempted: it frees its
-blocks and is computed again later.
+prompt leaves room for those behind it. An image is never divided between chunks. When blocks run out, the sequence that
+arrived last is preempted: it frees its blocks and is computed again later.
 """
 
 from __future__ import annotations

@@ -108,7 +108,9 @@ def read_processor(folder: Path, arch: VisionArchitecture) -> ImageProcessor:
             raise CheckpointError(f"{SETTINGS}: {key} {given[key]!r} is not supported; supported is {value!r}")
     size = {"height": arch.image_size, "width": arch.image_size}
     if given.get("size", size) != size:
-        raise CheckpointError(f"{SETTINGS} has the size {given['size']!r}, and the network takes {arch.image_size} pixels")
+        raise CheckpointError(
+            f"{SETTINGS} has the size {given['size']!r}, and the network takes {arch.image_size} pixels"
+        )
     if given.get("image_seq_length", arch.num_tokens) != arch.num_tokens:
         raise CheckpointError(
             f"{SETTINGS} has image_seq_length {given['image_seq_length']!r}, and config.json mm_tokens_per_image "
@@ -150,7 +152,7 @@ def three_numbers(key: str, value: Any) -> tuple[float, ...]:
 
 def open_image(file: ImageFile) -> Image:
     """The image in RGB, upright; of several frames the first."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if len(file.data) > MAX_BYTES:
         raise InvalidRequest(
@@ -166,7 +168,7 @@ def open_image(file: ImageFile) -> Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise too_large(file.name, f"more than {MAX_PIXELS} pixels") from None
     except Exception as error:  # a broken file can fail in any way
-        reason = "" if isinstance(error, Image.UnidentifiedImageError) else f" ({str(error)[:100]})"
+        reason = "" if isinstance(error, UnidentifiedImageError) else f" ({str(error)[:100]})"
         raise InvalidRequest(
             f"{file.name} is not an image that can be read{reason}; send a whole file of the format "
             f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}",

@@ -107,7 +107,7 @@ class Projector(nn.Module):
         self.mm_input_projection_weight = nn.Parameter(torch.zeros(arch.hidden_size, arch.text_size))
 
     def forward(self, x_BPE: Tensor) -> Tensor:
-        grid = x_BPE.transpose(1, 2).unflatten(2, (self.patches_per_side, self.patches_per_side))
+        grid = x_BPE.transpose(1, 2).reshape(len(x_BPE), -1, self.patches_per_side, self.patches_per_side)
         pooled_BNE = F.avg_pool2d(grid, self.pool_size).flatten(2).transpose(1, 2)
         return self.mm_soft_emb_norm(pooled_BNE) @ self.mm_input_projection_weight  # type: ignore[no-any-return]
 

@@ -60,7 +60,9 @@ def read_vision(config: Mapping[str, Any], text_size: int) -> VisionArchitecture
         if value is not None and key not in ENCODER_DEFAULTS and key not in HARMLESS and key not in UNUSED
     ]
     if unknown:
-        raise CheckpointError(f"vision_config has {', '.join(unknown)}, which are not known; they may change the result")
+        raise CheckpointError(
+            f"vision_config has {', '.join(unknown)}, which are not known; they may change the result"
+        )
     if own["num_channels"] != 3 or own["hidden_act"] not in ACTIVATIONS:
         raise CheckpointError(
             f"vision_config has num_channels {own['num_channels']!r} and hidden_act {own['hidden_act']!r}; supported "
@@ -97,8 +99,8 @@ def check_sizes(sizes: Mapping[str, int], num_tokens: int) -> None:
     tokens_per_side = isqrt(num_tokens)
     if sizes["image_size"] % sizes["patch_size"] or tokens_per_side**2 != num_tokens or side % tokens_per_side:
         raise CheckpointError(
-            f"{num_tokens} tokens of an image of {sizes['image_size']} pixels in patches of {sizes['patch_size']} are not "
-            "supported: the tokens of a side must divide its patches"
+            f"an image of {sizes['image_size']} pixels in patches of {sizes['patch_size']} cannot have {num_tokens} "
+            "tokens: the tokens of a side must divide its patches"
         )
     if sizes["hidden_size"] % sizes["num_attention_heads"]:
         raise CheckpointError(
