@@ -29,12 +29,13 @@ class ChatImages:
     @classmethod
     def of(cls, arch: VisionArchitecture, tokenizer: Tokenizer) -> ChatImages:
         """Gemma has blank lines around an image."""
-        begin, image, end = map(tokenizer.token_text, (arch.begin_id, arch.image_id, arch.end_id))
+        ids = arch.begin_id, arch.image_id, arch.end_id
+        begin, image, end = names = [tokenizer.token_text(token) for token in ids]
         expansion = f"\n\n{begin}{image * arch.num_tokens}{end}\n\n"
-        if tokenizer.encode_with_special(expansion).count(arch.image_id) != arch.num_tokens:
+        if tuple(map(tokenizer.named_id, names)) != ids:
             raise HandlerError(
-                f"the tokenizer has no special tokens {arch.begin_id}, {arch.image_id} and {arch.end_id}, which "
-                "config.json names for images; use the files that came with the checkpoint"
+                f"config.json has the tokens {', '.join(map(str, ids))} for images, which are no special tokens of the "
+                "tokenizer; use the files that came with the checkpoint"
             )
         return cls(expansions={begin: expansion}, image_id=arch.image_id, num_tokens=arch.num_tokens)
 

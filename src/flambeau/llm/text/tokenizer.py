@@ -149,6 +149,10 @@ class Tokenizer:
         """Special tokens by their names."""
         return self._vocabulary.special_ids
 
+    def named_id(self, text: str) -> int | None:
+        """The token of a name that messages cannot contain; special tokens are among them."""
+        return self._vocabulary.named_ids.get(text)
+
     def special_id(self, text: str) -> int | None:
         return self._vocabulary.special_ids.get(text)
 
