@@ -139,7 +139,7 @@ def test_tool_choice_none_shows_no_tools():
             "messages[0].content[0].source.url",
         ),
         (
-            {"messages": [{"role": "assistant", "content": [{"type": "image", "source": PNG}]}]},
+            {"messages": [{"role": "assistant", "content": [{"type": "image"}]}]},
             "messages[0].content[0]",
         ),
         ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
