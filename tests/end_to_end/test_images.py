@@ -17,8 +17,8 @@ anthropic = pytest.importorskip("anthropic")
 pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
 
-from support.language_models import ONE_THREAD, write_language_model
-from support.vision_models import IMAGE, TOKENS, write_vision_model
+from support.language_models import ONE_THREAD, write_language_model  # noqa: E402
+from support.vision_models import IMAGE, TOKENS, write_vision_model  # noqa: E402
 
 SETTINGS = """
 minWorkers: 1
@@ -162,5 +162,5 @@ def test_a_model_of_text_rejects_images(client):
 
 def test_models_say_whether_they_read_images(client):
     abilities = {model.id: model.abilities for model in client.models.list()}
-    assert "images" in abilities["seeing"]
-    assert "images" not in abilities["blind"]
+    assert "vision" in abilities["seeing"]
+    assert "vision" not in abilities["blind"]

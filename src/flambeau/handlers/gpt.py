@@ -147,7 +147,7 @@ class GptHandler(BaseHandler):
             self.engine,
             self._read,
             tokenize=self._reader.tokenize,
-            abilities=("generate", "chat", "tokenize", *(() if chat_images is None else ("images",))),
+            abilities=("generate", "chat", "tokenize", *(() if chat_images is None else ("vision",))),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
         )

@@ -15,7 +15,7 @@ from flambeau.serving.model_sources.downloader import IMAGE_LIMITS, Downloader
 from flambeau.wire.generation import ImageInput
 
 Object = dict[str, Any]
-ABILITY = "images"
+ABILITY = "vision"
 MAX_IMAGES = 128  # of one request
 PLACE = {"type": "image"}  # what is left of an image in the messages, for the chat template
 DETAILS = (None, "auto", "low", "high")  # without an effect: every image takes the same number of tokens
