@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 
 import pytest
 
@@ -11,6 +12,7 @@ from flambeau.archive.pack import Recipe, pack
 from flambeau.http_client import fetch
 from support.pictures import claimed_png, encode, jpeg, picture
 from support.running import RunningServer
+from support.snippets import run, snippets
 
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
@@ -30,7 +32,7 @@ handler:
   num_blocks: 256
 """
 GREEDY = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
-MODEL = {"model": "seeing", **GREEDY}
+MODEL = {"model": "gemma", **GREEDY}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,9 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     store = folder / "store"
     store.mkdir()
-    write_vision_model(folder / "seeing")
+    write_vision_model(folder / "gemma")
     write_language_model(folder / "blind")
-    for name in ("seeing", "blind"):
+    for name in ("gemma", "blind"):
         settings = folder / f"{name}.yaml"
         settings.write_text(SETTINGS.format(folder=folder / name))
         pack(Recipe(model_name=name, handler="gpt_handler", config_file=settings), store, format="no-archive")
@@ -112,14 +114,14 @@ def test_other_apis_read_the_same_image(server, client):
     chat = ask(client, data_url(data), words="Well?")
     content = [{"type": "input_image", "image_url": data_url(data)}, {"type": "input_text", "text": "Well?"}]
     response = client.responses.create(
-        model="seeing", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=12
+        model="gemma", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=12
     )
     assert response.usage.input_tokens == chat.usage.prompt_tokens
     source = {"type": "base64", "media_type": "image/jpeg", "data": base64.b64encode(data).decode()}
     messages = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "Well?"}]}]
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as other:
-        message = other.messages.create(model="seeing", max_tokens=12, messages=messages, extra_body={"temperature": 0})
-        counted = other.messages.count_tokens(model="seeing", messages=messages)
+        message = other.messages.create(model="gemma", max_tokens=12, messages=messages, extra_body={"temperature": 0})
+        counted = other.messages.count_tokens(model="gemma", messages=messages)
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == chat.usage.prompt_tokens
     assert counted.input_tokens == chat.usage.prompt_tokens
     assert message.content[0].text == response.output_text
@@ -127,7 +129,7 @@ def test_other_apis_read_the_same_image(server, client):
 
 def test_chats_with_images_are_tokenized(server):
     messages = [{"role": "user", "content": [image(data_url(jpeg(1)))]}]
-    body = json.dumps({"model": "seeing", "messages": messages}).encode()
+    body = json.dumps({"model": "gemma", "messages": messages}).encode()
     reply = fetch(server.url, "POST", "/tokenize", body, {"content-type": "application/json"}, timeout_s=60)
     assert reply.json["tokens"].count(IMAGE) == TOKENS
 
@@ -160,7 +162,14 @@ def test_a_model_of_text_rejects_images(client):
     assert "'blind' reads text only" in message
 
 
+def test_docs_can_be_followed(server, tmp_path):
+    [code] = [code for code in snippets("docs/openai.md", "python") if "image_url" in code]
+    (tmp_path / "cat.jpg").write_bytes(jpeg(1))
+    result = run(f"{sys.executable} - <<'END'\n{code.replace(':8080', f':{server.port}')}\nEND", tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
 def test_models_say_whether_they_read_images(client):
     abilities = {model.id: model.abilities for model in client.models.list()}
-    assert "vision" in abilities["seeing"]
+    assert "vision" in abilities["gemma"]
     assert "vision" not in abilities["blind"]
