@@ -7,9 +7,11 @@ import json
 import sys
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from flambeau.archive.pack import Recipe, pack
 from flambeau.http_client import fetch
+from support.browser import Browser, needs_browser
 from support.pictures import claimed_png, encode, jpeg, picture
 from support.running import RunningServer
 from support.snippets import run, snippets
@@ -160,6 +162,29 @@ def test_a_model_of_text_rejects_images(client):
     parameter, message = refusal(client, data_url(jpeg(1)), model="blind")
     assert parameter == "messages[0].content[0]"
     assert "'blind' reads text only" in message
+
+
+@pytest.mark.browser
+@needs_browser()
+def test_the_consoles_chat_attaches_images(server, tmp_path):
+    (tmp_path / "cat.jpg").write_bytes(jpeg(1))
+    browser = Browser()
+    try:
+        browser.open(f"{server.management_url}/#/play/blind/1.0")
+        browser.find("#prompt")
+        assert browser.find_all("//input[@id='attach']") == []
+        browser.open(f"{server.management_url}/#/play/gemma/1.0")
+        browser.find("#attach").send_keys(str(tmp_path / "cat.jpg"))
+        browser.wait(lambda: browser.find(".attached img"))
+        browser.evaluate("(document.querySelector('#length').value = 5, 0)")
+        browser.find("#prompt").send_keys("What is this?", Keys.ENTER)
+        browser.wait(lambda: "first token" in browser.find(".turn.assistant small").text)
+        assert browser.find(".turn.user img").get_attribute("alt") == "cat.jpg"
+        assert browser.find_all("//*[@class='attached']/img") == []
+        assert "data:image/jpeg;base64,…" in browser.find(".snippet pre").text
+        assert browser.errors == []
+    finally:
+        browser.close()
 
 
 def test_docs_can_be_followed(server, tmp_path):
