@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.engine import Engine
-from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.errors import CheckpointError, InvalidRequest
+from flambeau.llm.images.image_encoder import FeatureCache
 from flambeau.llm.images.image_processor import ImageFile
+from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
+from support.adapters import write_adapter
 from support.pictures import jpeg
 from support.vision_models import IMAGE, TOKENS, prompt_with, write_vision_model
 
@@ -133,8 +137,11 @@ def test_several_choices_read_the_same_image(made, engine):
     check(made[1], engine, ONE, (6,), found[0])
 
 
-def test_speculation_changes_nothing(made):
-    engine = Engine.from_pretrained(made[0], compile=False, device="cpu", speculation="lookup", speculate_k=3)
+@pytest.mark.parametrize("kind", ["lookup", "draft"])
+def test_speculation_changes_nothing(made, kind):
+    """A draft reads the tokens in the place of an image as text, and what it proposes is verified."""
+    options = {"draft": str(made[0])} if kind == "draft" else {}
+    engine = Engine.from_pretrained(made[0], compile=False, device="cpu", speculation=kind, speculate_k=3, **options)
     [found] = engine.generate([TWO], GREEDY, images=[encoded(engine, 1, 2)])
     check(made[1], engine, TWO, (1, 2), found)
 
@@ -155,3 +162,77 @@ def test_a_prompt_without_places_for_its_images_is_rejected(engine, prompt):
     images = [] if IMAGE in prompt else encoded(engine, 1)
     with pytest.raises(InvalidRequest, match="send images in the messages of a chat"):
         engine.generate([prompt], GREEDY, images=[images])
+
+
+def test_the_decoder_alone_is_quantized(made, engine):
+    quantized = Engine.from_pretrained(made[0], compile=False, device="cpu", quantization="int8")
+    assert any(isinstance(layer, Int8Linear) for layer in quantized.model.modules())
+    assert torch.equal(encoded(quantized, 1)[0].features, encoded(engine, 1)[0].features)
+    [found] = quantized.generate([ONE], GREEDY, images=[encoded(quantized, 1)])
+    assert len(found.token_ids) == 30
+
+
+def test_adapters_and_images_go_together(made, tmp_path):
+    """An adapter that is added to each step gives what one that is merged into the weights gives."""
+    shapes = {
+        name.removesuffix(".weight"): tuple(tensor.shape)
+        for name, tensor in load_file(made[0] / "model.safetensors").items()
+        if name.endswith(("language_model.model.layers.1.self_attn.q_proj.weight", "layers.2.mlp.down_proj.weight"))
+    }
+    write_adapter(tmp_path / "style", shapes, seed=3)
+    options = {"compile": False, "device": "cpu", "lora_adapters": {"style": str(tmp_path / "style")}}
+    merged = Engine.from_pretrained(made[0], merge_lora=True, **options)
+    added = Engine.from_pretrained(made[0], **options)
+    images = encoded(added, 1, 2)
+    [plain] = added.generate([TWO], GREEDY, images=[images])
+    [own] = added.generate([TWO], GREEDY, adapter="style", images=[images])
+    check(made[1], added, TWO, (1, 2), plain)
+    assert own.token_ids != plain.token_ids
+    assert own.token_ids == merged.generate([TWO], GREEDY, images=[images])[0].token_ids
+
+
+def test_an_adapter_of_the_encoder_is_rejected(made, tmp_path):
+    write_adapter(tmp_path / "eyes", {"vision_tower.encoder.layers.0.self_attn.q_proj": (24, 24)}, seed=3)
+    with pytest.raises(CheckpointError, match="cannot be adapted here: vision_tower"):
+        Engine.from_pretrained(made[0], compile=False, device="cpu", lora_adapters={"eyes": str(tmp_path / "eyes")})
+
+
+# ---- the cache of embeddings ----
+
+
+def test_images_are_encoded_once_by_what_their_files_hold(made, monkeypatch):
+    engine = Engine.from_pretrained(made[0], compile=False, device="cpu")
+    assert engine.images is not None
+    calls = []
+    encode = engine.images._encode
+    monkeypatch.setattr(engine.images, "_encode", lambda pixels: calls.append(1) or encode(pixels))
+    first, second, third = encoded(engine, 1, 1, 2)
+    assert first.features is second.features
+    assert (first.digest == second.digest, first.digest == third.digest) == (True, False)
+    assert encoded(engine, 2)[0].features is third.features
+    assert len(calls) == 2
+
+
+def test_the_cache_forgets_what_was_used_longest_ago():
+    cache = FeatureCache(max_bytes=2 * 4 * 100)
+    images = {name: torch.full((100,), float(name[0])) for name in (b"1", b"2", b"3")}
+    for name in (b"1", b"2"):
+        cache.put(name, images[name])
+    assert cache.get(b"1") is images[b"1"]
+    cache.put(b"3", images[b"3"])
+    assert (cache.get(b"2"), cache.num_bytes) == (None, 800)
+    assert cache.get(b"1") is images[b"1"]
+    cache.put(b"4", torch.zeros(1000))  # larger than all
+    assert (cache.get(b"4"), cache.num_bytes) == (None, 800)
+
+
+def test_an_image_that_cannot_be_read_is_found_before_any_is_encoded(engine, monkeypatch):
+    monkeypatch.setattr(engine.images, "_encode", lambda pixels: pytest.fail("it was encoded"))
+    files = [ImageFile(data=jpeg(99), name="good"), ImageFile(data=b"no", name="bad")]
+    with pytest.raises(InvalidRequest, match="bad is not an image"):
+        engine.encode_images(files)
+
+
+def test_nothing_is_encoded_for_a_cancelled_request(engine, monkeypatch):
+    monkeypatch.setattr(engine.images, "_encode", lambda pixels: pytest.fail("it was encoded"))
+    assert engine.encode_images([ImageFile(data=jpeg(98), name="")], lambda: True) == []
