@@ -7,6 +7,7 @@ import json
 import sys
 
 import pytest
+from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
 from flambeau.archive.pack import Recipe, pack
@@ -90,6 +91,13 @@ def test_the_answer_depends_on_the_image(client):
     answers[4] = tokens(client, data_url(encode(picture(50, 40, 4), "PNG"), "png"))
     assert len({str(answer) for answer in answers.values()}) == 4
     assert tokens(client, data_url(jpeg(1))) == answers[1]
+
+
+def test_a_large_image_is_read(client):
+    noise = Image.effect_noise((1500, 1500), 200).convert("RGB")
+    data = encode(noise, "PNG")
+    assert 2_000_000 < len(data) < 4_500_000
+    assert len(tokens(client, data_url(data, "png"))) == 12
 
 
 def test_images_count_as_tokens_of_the_prompt_and_are_cached(client):

@@ -74,7 +74,8 @@ class Server:
             limits=DownloadLimits(min_rate=config.min_download_rate),
         )
         # For images in chats: those who send them are not those who may register models.
-        self.image_downloader = Downloader(downloader.allowed, allow_private=False, limits=IMAGE_LIMITS)
+        image_urls = downloader.allowed if config.images_from_urls else ()
+        self.image_downloader = Downloader(image_urls, allow_private=False, limits=IMAGE_LIMITS)
         self.store = Store(config.model_store, downloader, exact_paths=config.exact_paths)
         self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation

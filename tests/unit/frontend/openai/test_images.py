@@ -13,6 +13,7 @@ from flambeau.frontend.openai.images import check_reads_images, fetch_images
 from flambeau.serving.model_sources.downloader import IMAGE_LIMITS, Downloader
 from flambeau.serving.model_sources.urls import compile_patterns
 from flambeau.serving.server import Server
+from flambeau.torchserve.config_properties import TORCHSERVE, to_properties
 from flambeau.wire.generation import ImageInput
 from support.file_server import redirect, serving_files
 
@@ -67,6 +68,15 @@ def test_private_addresses_are_never_fetched_even_where_models_may_come_from_the
     assert server.store.downloader.allow_private
     assert not server.image_downloader.allow_private
     assert server.image_downloader.allowed == server.store.downloader.allowed
+
+
+def test_urls_that_are_allowed_by_default_are_for_models_alone():
+    config = to_properties({}, TORCHSERVE, {}).server
+    server = Server(config)
+    assert server.store.downloader.allows("https://models.example/a.mar")
+    assert not server.image_downloader.allows("https://models.example/a.png")
+    explicit = Server(to_properties({"allowed_urls": "https://images.example/.*"}, TORCHSERVE, {}).server)
+    assert explicit.image_downloader.allows("https://images.example/a.png")
 
 
 class FakeModel:
