@@ -33,6 +33,7 @@ from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.engine import Engine
 from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.text.tokenizer import Tokenizer
 from flambeau.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ OWN_LOOP = ("handle", "inference", "generate", "speculative_decode")  # the hand
 OWN_GENERATE = ("generate", "speculative_decode")  # they get no other settings than …
 GENERATE_KNOWS = ("max_tokens", "temperature", "top_k")  # … these
 OWN_FORM = ("preprocess", "postprocess")  # they run for predictions only
+
+
+def abilities_of(tokenizer: Tokenizer, images: ChatImages | None) -> tuple[str, ...]:
+    """What front ends may ask of the model."""
+    more = {"infill": tokenizer.infill is not None, "vision": images is not None}
+    return ("generate", "chat", "tokenize", *(name for name, is_able in more.items() if is_able))
 
 
 class GptHandler(BaseHandler):
@@ -147,7 +154,7 @@ class GptHandler(BaseHandler):
             self.engine,
             self._read,
             tokenize=self._reader.tokenize,
-            abilities=("generate", "chat", "tokenize", *(() if chat_images is None else ("vision",))),
+            abilities=abilities_of(tokenizer, chat_images),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
         )
@@ -404,6 +411,8 @@ class GptHandler(BaseHandler):
             "blocks": state.num_blocks,
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,
+            "blocks_saved": state.num_blocks_saved,
+            "blocks_restored": state.num_blocks_restored,
             "adapters": self.engine.adapters,
         }
 

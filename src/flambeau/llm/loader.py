@@ -41,6 +41,7 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
+from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -74,6 +75,7 @@ def cuda_backend(
     )
 
 
+FP8_CAPABILITY = (8, 9)  # of GPUs that convert float8 by themselves
 BACKENDS = {  # by type of device; others run as on a CPU without kernels: eagerly, then through Inductor
     "cpu": cpu_backend,
     "cuda": cuda_backend,
@@ -109,6 +111,7 @@ class LoadedNetwork:
     backend: Backend
     num_blocks: int
     adapters: AdapterStore
+    store: BlockStore | None = None
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
     images: ImageEncoder | None = None  # on rank 0 only, and not sharded
 
@@ -119,6 +122,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint")
     device = device_for(config)
+    check_store(config)
     ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
     check_vocabulary(tokenizer, read_architecture(path), config.tokenizer)
@@ -134,6 +138,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         draft=loaded.draft,
         adapters=LeaderAdapters(loaded.adapters, ranks, leader) if ranks and leader else loaded.adapters,
         images=loaded.images,
+        store=loaded.store,
     )
 
 
@@ -154,9 +159,18 @@ def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> No
         )
 
 
+def check_store(config: EngineConfig) -> None:
+    """Each rank has its part of every block, and there is no store for parts."""
+    if config.tensor_parallel_size > 1 and (config.kv_host_memory_mb or config.kv_disk_folder):
+        raise LLMError(
+            "kv_host_memory_mb and kv_disk_folder do not work with several ranks; leave them out, or use one"
+        )
+
+
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
     """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
     config = replace(config or EngineConfig(), **options)
+    check_store(config)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
     loaded = load_network(path, config, device, ranks)
@@ -188,10 +202,11 @@ def load_network(
     draft = load_draft(config, arch, device, dtype) if is_leader else None
     images = load_images(path, arch, config, device, dtype) if is_leader else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
-    cached = cache_dtype(model, device, dtype)
+    cached = cache_dtype(model, config, device, dtype)
     num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
+    store = open_store(config, cache, model, f"{arch!r} {dtype} {config.quantization}")
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
     backend = (
@@ -204,6 +219,7 @@ def load_network(
         backend=backend,
         num_blocks=num_blocks,
         adapters=adapters,
+        store=store,
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
         images=images,
     )
@@ -218,8 +234,14 @@ def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.de
     use_fast_layers(model, dtype)
 
 
-def cache_dtype(model: Transformer, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+def cache_dtype(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The type of cached keys and values: the network's, but float16 on a CPU if weights have fewer bits than that."""
+    if config.kv_cache_dtype == "fp8":
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+            raise LLMError(f"kv_cache_dtype: fp8 needs an NVIDIA GPU from Ada or Hopper on, not {device}; leave it out")
+        return torch.float8_e4m3fn
+    if config.kv_cache_dtype:
+        raise LLMError(f"kv_cache_dtype must be fp8 or left out, not {config.kv_cache_dtype!r}")
     is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
     return torch.float16 if is_narrow else dtype
 

@@ -38,7 +38,7 @@ ALIASES = {
 }
 
 
-def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def decoder_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the decoder: its own section, and what the whole model has beside the sections."""
     own = section(config, "text_config")
     beside = {
