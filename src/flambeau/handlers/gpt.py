@@ -146,6 +146,7 @@ class GptHandler(BaseHandler):
             abilities=("generate", "chat", "tokenize", *(("infill",) if tokenizer.infill is not None else ())),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
+            has_own_read=lambda: any(map(self._overrides, OWN_FORM)),
         )
 
     def _defaults(self) -> SamplingParams:
