@@ -157,6 +157,7 @@ class GptHandler(BaseHandler):
             abilities=abilities_of(tokenizer, chat_images),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
+            has_own_read=lambda: any(map(self._overrides, OWN_FORM)),
         )
 
     def _defaults(self) -> SamplingParams:
