@@ -35,6 +35,8 @@ class StepInputs:
     query_len: int = field(default=0, kw_only=True)
     # The number of the adapter of each token, always on the host; None: no token has one.
     adapters_T: Tensor | None = field(default=None, kw_only=True)
+    # The row of each sequence in the block tables, always on the host: backends may keep states by it.
+    rows_S: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -46,7 +48,7 @@ class StepInputs:
         if all(tensor.device == device for tensor in self.tensors):
             return self
         moved = (tensor.to(device, non_blocking=True) for tensor in self.tensors)
-        return StepInputs(*moved, query_len=self.query_len, adapters_T=self.adapters_T)
+        return StepInputs(*moved, query_len=self.query_len, adapters_T=self.adapters_T, rows_S=self.rows_S)
 
 
 class BlockTables:
@@ -70,10 +72,13 @@ class BlockTables:
             self._written[sequence] = (row, sequence.blocks, len(sequence.blocks))
         return row
 
-    def forget(self, sequence: Sequence) -> None:
-        """Free the row of a sequence."""
-        if entry := self._written.pop(sequence, None):
-            self._free.append(entry[0])
+    def forget(self, sequence: Sequence) -> int | None:
+        """Free the row of a sequence, and return it; None: it has none."""
+        entry = self._written.pop(sequence, None)
+        if entry is None:
+            return None
+        self._free.append(entry[0])
+        return entry[0]
 
     def columns(self, rows: Ints, number: int) -> Ints:
         """The first `number` blocks of these rows."""
@@ -140,6 +145,7 @@ class InputBuilder:
             to_tensor(self.tables.columns(rows, num_blocks)),
             query_len=query_len,
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, query_len)),
+            rows_S=to_tensor(rows),
         )
 
     def positions_and_slots(
@@ -169,6 +175,7 @@ class InputBuilder:
             to_tensor(context_lens_S),
             to_tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, lengths)),
+            rows_S=to_tensor(rows),
         )
 
 

@@ -1,0 +1,118 @@
+"""Compares ways to compute the same tokens when a network is loaded: what differs is not used.
+
+Shapes: T tokens · V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.backends.hugging_face.causal_model import CausalModel, SequenceState
+from flambeau.llm.backends.hugging_face.paged_backend import PagedBackend
+from flambeau.llm.executor.inputs import StepInputs
+
+LENGTH = 24  # tokens that are compared
+CHUNKS = (11, 1, 2, 7, 1, 2)
+WHOLE = (20, 1, 1, 1, 1)  # a prompt, then single tokens
+FULL_PRECISION, HALF_PRECISION = 1e-3, 0.1  # the largest difference, as a part of the logits' own spread
+ROWS = 0.75  # of the rows must agree in half precision: another expert may be chosen for some
+
+
+def some_ids(vocab_size: int, length: int, seed: int = 0) -> Tensor:
+    """Tokens of a vocabulary that are far apart."""
+    return (torch.arange(length) * 977 + 5 + 131 * seed) % min(vocab_size, 30_000)
+
+
+def agrees(found_TV: Tensor, expected_TV: Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits are the same but for rounding in this type."""
+    found_TV, expected_TV = (x - x.mean(-1, keepdim=True) for x in (found_TV.cpu(), expected_TV.cpu()))
+    apart_T = (found_TV - expected_TV).norm(dim=-1) / expected_TV.norm(dim=-1).clamp(min=1e-6)
+    if not apart_T.isfinite().all():
+        return False
+    if dtype == torch.float32:
+        return float(apart_T.max()) < FULL_PRECISION
+    return float(apart_T.quantile(ROWS)) < HALF_PRECISION
+
+
+def whole_logits(model: CausalModel, ids_T: Tensor) -> Tensor:
+    """The logits of all tokens, computed at once by the network's own attention."""
+    return SequenceState(model).run(ids_T)
+
+
+def run_in_turns(model: CausalModel, sequences: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
+    """The logits of sequences that are computed in chunks, one chunk of each in turn."""
+    states = [SequenceState(model) for _ in sequences]
+    found: list[list[Tensor]] = [[] for _ in sequences]
+    start = 0
+    for length in lengths:
+        for state, ids_T, pieces in zip(states, sequences, found, strict=True):
+            pieces.append(state.run(ids_T[start : start + length]))
+        start += length
+    return [torch.cat(pieces) for pieces in found]
+
+
+def run_paged(backend: PagedBackend, sequences: Sequence[Tensor], block_size: int) -> list[Tensor]:
+    """The logits of sequences of one length over blocks: in chunks of different lengths, then token by token."""
+    found: list[list[Tensor]] = [[] for _ in sequences]
+    num_blocks = -(-len(sequences[0]) // block_size)
+    tables = [torch.arange(1 + i, 1 + i + num_blocks * len(sequences), len(sequences)) for i in range(len(sequences))]
+    starts = [0] * len(sequences)
+    for lengths in ((11, 7), (5, 9), (1, 1), (1, 1), (6, 6)):
+        spans = [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        inputs = StepInputs(
+            torch.cat([ids_T[list(span)] for ids_T, span in zip(sequences, spans, strict=True)]),
+            torch.cat([torch.tensor(span) for span in spans]),
+            torch.cat([slots(table, span, block_size) for table, span in zip(tables, spans, strict=True)]),
+            torch.tensor([0, lengths[0], sum(lengths)]),
+            torch.tensor([span.stop for span in spans]),
+            torch.stack(tables),
+            query_len=lengths[0] if lengths[0] == lengths[1] else 0,
+        )
+        for pieces, logits_QV in zip(found, backend.decode(inputs).split(lengths), strict=True):
+            pieces.append(logits_QV)
+        starts = [span.stop for span in spans]
+    return [torch.cat(pieces) for pieces in found]
+
+
+def slots(table: Tensor, places: range, block_size: int) -> Tensor:
+    places_Q = torch.tensor(places)
+    return table[places_Q // block_size] * block_size + places_Q % block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceAbilities:
+    """What a network can do with caches of its own."""
+
+    takes_chunks: bool  # of prompts
+    takes_turns: bool  # several sequences may run at a time
+    is_steady: bool  # single tokens give what the same tokens give at once
+
+
+def find_abilities(model: CausalModel, vocab_size: int, length: int = LENGTH) -> SequenceAbilities | None:
+    """Compare the ways to compute two sequences; None: tokens depend on those after them."""
+    sequences = [some_ids(vocab_size, length, seed) for seed in range(2)]
+    expected_TV = whole_logits(model, sequences[0])
+    half = length // 2
+    if not agrees(whole_logits(model, sequences[0][:half]), expected_TV[:half], model.dtype):
+        return None
+    takes_chunks = agrees(run_chunks(model, sequences[:1], CHUNKS), expected_TV, model.dtype)
+    lengths = CHUNKS if takes_chunks else WHOLE
+    alone_TV = run_in_turns(model, sequences[:1], lengths)[0]
+    together_TV = run_in_turns(model, sequences, lengths)[0]
+    return SequenceAbilities(
+        takes_chunks=takes_chunks,
+        takes_turns=agrees(together_TV, alone_TV, model.dtype),
+        is_steady=agrees(alone_TV, expected_TV, model.dtype),
+    )
+
+
+def run_chunks(model: CausalModel, sequences: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """The logits of a sequence in chunks; not numbers if the network fails."""
+    try:
+        return run_in_turns(model, sequences, lengths)[0]
+    except (IndexError, RuntimeError, ValueError):  # some expect one token after the first call
+        return torch.full((1, 1), torch.nan)

@@ -1,0 +1,207 @@
+"""Loads a network of transformers and chooses how it is run: over blocks if it can, else with its own caches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flambeau.llm.backends.hugging_face.attention import AttentionLayer, LayerCache, NotPageable, probe
+from flambeau.llm.backends.hugging_face.causal_model import CausalModel, SequenceState, cached_bytes
+from flambeau.llm.backends.hugging_face.checks import (
+    LENGTH,
+    agrees,
+    find_abilities,
+    run_paged,
+    some_ids,
+    whole_logits,
+)
+from flambeau.llm.backends.hugging_face.paged_backend import PagedBackend
+from flambeau.llm.backends.hugging_face.pretrained import first_lines, read_pretrained
+from flambeau.llm.backends.hugging_face.sequence_backend import SequenceBackend
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.errors import CheckpointError, LLMError, NoRoom
+from flambeau.llm.executor.kv_cache import available_bytes, num_blocks_of
+from flambeau.llm.models.architecture import Architecture
+
+logger = logging.getLogger(__name__)
+
+CHECK_BLOCK = 4  # tokens of a block while ways are compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPretrained:
+    """A network of transformers with what the engine has to know of it."""
+
+    arch: Architecture
+    config: EngineConfig  # without what the network cannot do
+    backend: PagedBackend | SequenceBackend
+    num_blocks: int
+    whole_prompts: bool = False
+
+
+def load_pretrained(
+    path: Path,
+    arch: Architecture,
+    config: EngineConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    reason: str,
+    draft_block_bytes: int = 0,
+) -> LoadedPretrained:
+    """Load a folder and choose the backend; `reason` says why the engine's own network is not used."""
+    network = read_pretrained(path, device=device, dtype=dtype, trusts_code=config.trust_remote_code)
+    model = CausalModel(network)
+    with torch.inference_mode():
+        try:
+            arch = replace(arch, vocab_size=whole_logits(model, some_ids(arch.vocab_size, 2)).shape[-1])
+            loaded, words = choose_backend(model, arch, config, draft_block_bytes)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{type(network).__name__} of transformers cannot compute a text: {first_lines(error)}"
+            ) from error
+    logger.warning(
+        "%s runs through transformers as %s, slower than the engine's own network would be (%s), %s",
+        path,
+        type(network).__name__,
+        reason.partition(";")[0],
+        words,
+    )
+    return loaded
+
+
+def check_settings(config: EngineConfig) -> None:
+    """Raise for settings that have no effect on networks of transformers."""
+    given = {
+        "quantization": config.quantization is not None,
+        "lora_adapters": bool(config.lora_adapters),
+        "tensor_parallel_size": config.tensor_parallel_size > 1,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise LLMError(
+                f"{name} is only possible with the engine's own network, and this checkpoint runs through "
+                f"transformers; leave {name} out"
+            )
+
+
+def choose_backend(
+    model: CausalModel, arch: Architecture, config: EngineConfig, draft_block_bytes: int
+) -> tuple[LoadedPretrained, str]:
+    """The first way that computes what the network computes by itself, and words about it for the log."""
+    try:
+        layers = find_layers(model, arch, config)
+    except NotPageable as error:
+        return with_own_caches(model, arch, config, str(error))
+    config = replace(config, compile=False)
+    size = sum(layer.token_size for layer in layers) * config.block_size * model.dtype.itemsize + draft_block_bytes
+    num_blocks = num_blocks_of(size, arch, config, model.device, weight_bytes=weight_bytes(model))
+    cache = LayerCache(layers, num_blocks, config.block_size, device=model.device, dtype=model.dtype)
+    backend = PagedBackend(model, layers, cache)
+    loaded = LoadedPretrained(arch=arch, config=config, backend=backend, num_blocks=num_blocks)
+    return loaded, "with paged attention"
+
+
+def find_layers(model: CausalModel, arch: Architecture, config: EngineConfig) -> list[AttentionLayer]:
+    """The attention layers of a network that gives the same logits over blocks; raises NotPageable."""
+    network = model.network
+    if not model.takes_positions:
+        raise NotPageable("it takes no positions")
+    if depends_on_length(network.config.get_text_config(decoder=True), config.max_model_len or arch.max_length):
+        raise NotPageable("its rotary positions depend on the length of the sequence (longrope)")
+    ids_T = some_ids(arch.vocab_size, LENGTH)
+    inputs = {"input_ids": ids_T[None].to(model.device), "use_cache": False}
+    inputs["position_ids"] = torch.arange(LENGTH, device=model.device)[None]
+    layers = probe(lambda: network(**inputs), network)
+    sequences = [some_ids(arch.vocab_size, LENGTH, seed) for seed in range(2)]
+    expected = [whole_logits(model, ids_T) for ids_T in sequences]
+    before = network.config._attn_implementation
+    cache = LayerCache(layers, 2 * LENGTH // CHECK_BLOCK + 1, CHECK_BLOCK, device=model.device, dtype=model.dtype)
+    try:
+        found = run_paged(PagedBackend(model, layers, cache), sequences, CHECK_BLOCK)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        network.set_attn_implementation(before)
+        raise NotPageable(f"it fails with paged attention: {first_lines(error)}") from error
+    if not all(agrees(one, other, model.dtype) for one, other in zip(found, expected, strict=True)):
+        network.set_attn_implementation(before)
+        raise NotPageable("it keeps more than keys and values")
+    return layers
+
+
+def depends_on_length(text: Any, length: int) -> bool:
+    """Whether positions are scaled by factors that change when a sequence gets long."""
+    given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = [given, *(value for value in given.values() if isinstance(value, Mapping))]
+    for one in kinds:
+        if one.get("rope_type") == "longrope":
+            original = one.get("original_max_position_embeddings") or getattr(
+                text, "original_max_position_embeddings", 0
+            )
+            return bool(length > (original or 0))
+    return False
+
+
+def with_own_caches(
+    model: CausalModel, arch: Architecture, config: EngineConfig, reason: str
+) -> tuple[LoadedPretrained, str]:
+    abilities = find_abilities(model, arch.vocab_size)
+    if abilities is None:
+        raise CheckpointError(
+            f"the tokens of {type(model.network).__name__} depend on those that follow them: it does not continue a "
+            "text; use a checkpoint of a network that does"
+        )
+    whole = not abilities.takes_chunks or depends_on_length(model.network.config, 1 << 30)
+    words = [f"with a cache for each sequence because {reason}: prefixes are not reused"]
+    if config.speculation is not None or config.draft:
+        words.append("speculation is off")
+    if whole:
+        words.append("prompts are computed in one step")
+    if not abilities.takes_turns:
+        words.append("one sequence runs at a time, as the network keeps its state in itself")
+    if not abilities.is_steady:
+        words.append("and single tokens get other logits than the same tokens of a prompt, as in transformers")
+    config = replace(
+        config, compile=False, prefix_cache=False, speculation=None, draft="", max_num_seqs=config.max_num_seqs
+    )
+    config = replace(config, max_num_seqs=1) if not abilities.takes_turns else config
+    config, num_blocks = bounded(model, arch, config)
+    loaded = LoadedPretrained(
+        arch=arch, config=config, backend=SequenceBackend(model), num_blocks=num_blocks, whole_prompts=whole
+    )
+    return loaded, ", ".join(words)
+
+
+def bounded(model: CausalModel, arch: Architecture, config: EngineConfig) -> tuple[EngineConfig, int]:
+    """As many sequences and blocks as the memory allows; blocks only count what caches of sequences take."""
+    token_bytes, state_bytes = measure_cache(model, arch)
+    available = available_bytes(arch, config, model.device)
+    if state_bytes:
+        most = int(available // 2 // state_bytes)
+        if most < 1:
+            raise NoRoom(f"no memory is left on {model.device} for the state of a sequence, {state_bytes} bytes")
+        config = replace(config, max_num_seqs=min(config.max_num_seqs, most))
+    left = available - state_bytes * config.max_num_seqs
+    size = max(1, token_bytes * config.block_size)
+    counted = config if config.num_blocks is not None else replace(config, kv_cache_bytes=left)
+    return config, num_blocks_of(size, arch, counted, model.device, weight_bytes=weight_bytes(model))
+
+
+def measure_cache(model: CausalModel, arch: Architecture) -> tuple[int, int]:
+    """Bytes that are kept for each token, and for a sequence however long it is."""
+    state, ids_T = SequenceState(model), some_ids(arch.vocab_size, LENGTH)
+    sizes = []
+    for place in (0, 1, 2):
+        state.run(ids_T[: LENGTH - 2] if place == 0 else ids_T[LENGTH - 3 + place : LENGTH - 2 + place])
+        sizes.append(cached_bytes(state.cache))
+    token_bytes = max(0, sizes[2] - sizes[1])
+    return token_bytes, max(0, sizes[2] - token_bytes * LENGTH)
+
+
+def weight_bytes(model: CausalModel) -> int:
+    network = model.module
+    return sum(tensor.numel() * tensor.itemsize for tensor in (*network.parameters(), *network.buffers()))
