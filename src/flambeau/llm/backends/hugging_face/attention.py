@@ -80,7 +80,9 @@ class Probe:
         check_options(options)
         window = options.get("sliding_window")
         if window is not None and window != attention_mask.window:
-            raise NotPageable(f"a layer has a window of {window} tokens and a mask for {attention_mask.window or 'all'}")
+            raise NotPageable(
+                f"a layer has a window of {window} tokens and a mask for {attention_mask.window or 'all'}"
+            )
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
             raise NotPageable("its attention is not causal")
         if key.shape[:3] != value.shape[:3] or key.shape[2] != query.shape[2] or query.shape[1] % key.shape[1]:

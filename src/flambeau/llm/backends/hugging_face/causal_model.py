@@ -86,13 +86,18 @@ class SequenceState:
         )
         rows_N = torch.arange(number, device=ids_1T.device) if rows_N is None else rows_N.to(ids_1T.device)
         logits_1NV, outputs = model.run(inputs, rows_N + (new - number))
-        for name in CACHE_NAMES:
-            if outputs.get(name) is not None:
-                self.cache = {OLD_CACHE_NAMES.get(name, name): outputs[name]}
-                break
+        self.cache = kept_by(outputs) or self.cache
         if is_first and not cached_bytes(self.cache):  # the network ignores caches (GPT-1)
             self.cache = {}
         return logits_1NV[0]
+
+
+def kept_by(outputs: Any) -> dict[str, Any]:
+    """What a network wants back with the next tokens, by the name that it takes it by."""
+    for name in CACHE_NAMES:
+        if outputs.get(name) is not None:
+            return {OLD_CACHE_NAMES.get(name, name): outputs[name]}
+    return {}
 
 
 def cached_bytes(kept: object, seen: set[int] | None = None) -> int:

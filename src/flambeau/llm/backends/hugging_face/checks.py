@@ -13,11 +13,15 @@ from torch import Tensor
 
 from flambeau.llm.backends.hugging_face.causal_model import CausalModel, SequenceState
 from flambeau.llm.backends.hugging_face.paged_backend import PagedBackend
+from flambeau.llm.backends.hugging_face.state_backend import StateBackend
 from flambeau.llm.executor.inputs import StepInputs
 
 LENGTH = 24  # tokens that are compared
 CHUNKS = (11, 1, 2, 7, 1, 2)
 WHOLE = (20, 1, 1, 1, 1)  # a prompt, then single tokens
+# Of two sequences: prompts of two lengths, then both, one of them, and both again.
+TURNS_IN_CHUNKS = ((11, 8), (7, 9), (1, 1), (1, 1), (0, 1), (1, 1), (1, 1), (1, 0), (1, 2))
+TURNS = ((18, 17), (1, 1), (1, 1), (0, 1), (1, 1), (1, 1), (1, 0), (1, 1))
 FULL_PRECISION, HALF_PRECISION = 1e-3, 0.1  # the largest difference, as a part of the logits' own spread
 ROWS = 0.75  # of the rows must agree in half precision: another expert may be chosen for some
 
@@ -56,31 +60,57 @@ def run_in_turns(model: CausalModel, sequences: Sequence[Tensor], lengths: Seque
 
 
 def run_paged(backend: PagedBackend, sequences: Sequence[Tensor], block_size: int) -> list[Tensor]:
-    """The logits of sequences of one length over blocks: in chunks of different lengths, then token by token."""
-    found: list[list[Tensor]] = [[] for _ in sequences]
-    num_blocks = -(-len(sequences[0]) // block_size)
-    tables = [torch.arange(1 + i, 1 + i + num_blocks * len(sequences), len(sequences)) for i in range(len(sequences))]
-    starts = [0] * len(sequences)
+    """The logits of two sequences over blocks: in chunks of different lengths, then token by token."""
+    found: list[list[Tensor]] = [[], []]
+    starts = [0, 0]
     for lengths in ((11, 7), (5, 9), (1, 1), (1, 1), (6, 6)):
-        spans = [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        inputs = StepInputs(
-            torch.cat([ids_T[list(span)] for ids_T, span in zip(sequences, spans, strict=True)]),
-            torch.cat([torch.tensor(span) for span in spans]),
-            torch.cat([slots(table, span, block_size) for table, span in zip(tables, spans, strict=True)]),
-            torch.tensor([0, lengths[0], sum(lengths)]),
-            torch.tensor([span.stop for span in spans]),
-            torch.stack(tables),
-            query_len=lengths[0] if lengths[0] == lengths[1] else 0,
-        )
+        inputs = two_sequences(sequences, starts, lengths, block_size)
         for pieces, logits_QV in zip(found, backend.decode(inputs).split(lengths), strict=True):
             pieces.append(logits_QV)
-        starts = [span.stop for span in spans]
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     return [torch.cat(pieces) for pieces in found]
 
 
-def slots(table: Tensor, places: range, block_size: int) -> Tensor:
-    places_Q = torch.tensor(places)
-    return table[places_Q // block_size] * block_size + places_Q % block_size
+def run_states(
+    backend: StateBackend, sequences: Sequence[Tensor], block_size: int, steps: Sequence[tuple[int, int]]
+) -> list[Tensor]:
+    """The logits of two sequences with states: prompts, then tokens of both or of one of them."""
+    found: list[list[Tensor]] = [[], []]
+    starts = [0, 0]
+    for lengths in steps:
+        inputs = two_sequences(sequences, starts, lengths, block_size)
+        if inputs.query_len == 1 and all(starts):
+            logits_TV = backend.decode(inputs)
+        else:
+            logits_TV = backend.prefill(inputs, torch.arange(sum(lengths)))
+        for pieces, logits_QV in zip(found, logits_TV.split(lengths), strict=True):
+            pieces.append(logits_QV)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    return [torch.cat(pieces) for pieces in found]
+
+
+def two_sequences(
+    sequences: Sequence[Tensor], starts: Sequence[int], lengths: tuple[int, int], block_size: int
+) -> StepInputs:
+    """The inputs of a step with so many tokens of each of two sequences, whose blocks alternate."""
+    num_blocks = -(-len(sequences[0]) // block_size)
+    used = [i for i, length in enumerate(lengths) if length]
+    spans = [torch.arange(starts[i], starts[i] + lengths[i]) for i in used]
+    tables = [torch.arange(1 + i, 1 + i + 2 * num_blocks, 2) for i in used]
+    places = [
+        table[span // block_size] * block_size + span % block_size for table, span in zip(tables, spans, strict=True)
+    ]
+    numbers = [lengths[i] for i in used]
+    return StepInputs(
+        torch.cat([sequences[i][span] for i, span in zip(used, spans, strict=True)]),
+        torch.cat(spans),
+        torch.cat(places),
+        torch.tensor([0, *numbers]).cumsum(0),
+        torch.tensor([starts[i] + lengths[i] for i in used]),
+        torch.stack(tables),
+        query_len=numbers[0] if len({*numbers}) == 1 else 0,
+        rows_S=torch.tensor(used),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

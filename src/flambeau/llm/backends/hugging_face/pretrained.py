@@ -20,7 +20,14 @@ from flambeau.llm.models.hugging_face import read_config, token_ids
 logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'flambeau[transformers]'"
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "context_length", "max_sequence_length", "n_ctx")
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "context_length",
+    "max_sequence_length",
+    "n_ctx",
+)
 UNLIMITED = 32_768  # tokens of a sequence where config.json has no limit
 NAMED_KEYS = 8  # in a message
 
@@ -33,7 +40,7 @@ def read_pretrained(path: Path, *, device: torch.device, dtype: torch.dtype, tru
     if device.type != "cpu" and importlib.util.find_spec("accelerate") is not None:
         options["device_map"] = {"": device}  # straight to the device
     try:
-        with quiet(transformers):
+        with quiet():
             model, info = cls.from_pretrained(path, output_loading_info=True, **options)
     except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"transformers cannot load {path}: {first_lines(error)}") from error
@@ -79,9 +86,9 @@ def model_class(transformers: Any, config: Mapping[str, Any], *, trusts_code: bo
 
 
 @contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' own progress bars and reports, which are for notebooks; errors are raised."""
-    settings = transformers.utils.logging
+    settings = importlib.import_module("transformers.utils.logging")
     level, had_bar = settings.get_verbosity(), settings.is_progress_bar_enabled()
     settings.set_verbosity_error()
     settings.disable_progress_bar()
@@ -119,10 +126,8 @@ def read_limits(path: Path, *, trusts_code: bool) -> Architecture:
     transformers = import_transformers()
     declared = read_config(path)
     try:
-        with quiet(transformers):
-            config = transformers.AutoConfig.from_pretrained(
-                path, local_files_only=True, trust_remote_code=trusts_code
-            )
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusts_code)
         text = config.get_text_config(decoder=True)
         values: Mapping[str, Any] = {**declared, **text.to_dict(), **{k: getattr(text, k, None) for k in LENGTH_KEYS}}
         known = config.dtype
