@@ -49,7 +49,7 @@ class Other:
 
 OTHERS: dict[str, Other] = {
     # attention alone, through transformers' interface
-    "Afmoe": Other("paged", {"head_dim": 8, "num_experts": 4, "num_dense_layers": 1, "moe_intermediate_size": 16}),
+    "Afmoe": Other("paged", {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 1}),
     "Apertus": Other("paged"),
     "Arcee": Other("paged"),
     "BioGpt": Other("paged"),
@@ -67,7 +67,7 @@ OTHERS: dict[str, Other] = {
     "DeepseekV3": Other("paged", {**GROUPS, **LATENT, "num_key_value_heads": 4}),
     "Dots1": Other("paged", GROUPS),
     "Ernie4_5_Moe": Other("paged", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}),
-    "FlexOlmo": Other("paged", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "FlexOlmo": Other("paged", {"num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}),
     "GPTBigCode": Other("paged", {}, GPT),
     "HunYuanDenseV1": Other("paged", {"head_dim": 8}),
     "HunYuanMoEV1": Other("paged", {"head_dim": 8, "num_experts": 4, "moe_topk": 2}),
@@ -78,15 +78,15 @@ OTHERS: dict[str, Other] = {
     "Phimoe": Other("paged", {"num_local_experts": 4}),
     "VaultGemma": Other("paged", {"head_dim": 8, "sliding_window": 8}),
     # layers with a state
-    "Bamba": Other("caches", {**MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]}),
-    "FalconH1": Other("caches", {**MAMBA, "mamba_d_ssm": 64}),
-    "FalconMamba": Other("caches", {}, STATE, whole_prompts=True),
+    "Bamba": Other("states", {**MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]}),
+    "FalconH1": Other("states", {**MAMBA, "mamba_d_ssm": 64}),
+    "FalconMamba": Other("states", {}, STATE, whole_prompts=True),
     "GraniteMoeHybrid": Other(
-        "caches",
+        "states",
         {**MAMBA, "layer_types": ["mamba", "attention"], "num_local_experts": 4, "shared_intermediate_size": 16},
     ),
     "Jamba": Other(
-        "caches",
+        "states",
         {
             "num_hidden_layers": 4,
             "attn_layer_period": 2,
@@ -98,11 +98,11 @@ OTHERS: dict[str, Other] = {
         },
         whole_prompts=True,
     ),
-    "Lfm2": Other("caches", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
-    "Mamba": Other("caches", {}, STATE, whole_prompts=True),
-    "Mamba2": Other("caches", {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}, STATE),
+    "Lfm2": Other("states", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
+    "Mamba": Other("states", {}, STATE, whole_prompts=True),
+    "Mamba2": Other("states", {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}, STATE),
     "NemotronH": Other(
-        "caches",
+        "states",
         {
             **EXPERTS,
             "num_hidden_layers": 4,
@@ -117,9 +117,9 @@ OTHERS: dict[str, Other] = {
             "use_mamba_kernels": False,
         },
     ),
-    "OlmoHybrid": Other("caches", {**LINEAR, "layer_types": ["linear_attention", "full_attention"]}),
+    "OlmoHybrid": Other("states", {**LINEAR, "layer_types": ["linear_attention", "full_attention"], "pad_token_id": 0}),
     "Qwen3Next": Other(
-        "caches",
+        "states",
         {
             **LINEAR,
             "head_dim": 8,
@@ -145,19 +145,21 @@ OTHERS: dict[str, Other] = {
     "Zamba2": Other(
         "caches",
         {
-            "num_hidden_layers": 3,
+            "num_hidden_layers": 6,
             "mamba_d_state": 8,
             "n_mamba_heads": 8,
             "mamba_headdim": 8,
             "chunk_size": 8,
-            "layers_block_type": ["mamba", "mamba", "hybrid"],
+            "layers_block_type": ["mamba", "mamba", "hybrid"] * 2,
             "num_mem_blocks": 1,
             "use_mem_rope": True,
             "num_key_value_heads": 4,
         },
         whole_prompts=True,
     ),
-    "xLSTM": Other("caches", {"hidden_size": 64, "num_heads": 4, "chunk_size": 8, "v_dim_factor": 1.0}, STATE),
+    "xLSTM": Other(
+        "caches", {"hidden_size": 64, "num_heads": 4, "chunk_size": 8, "qk_dim_factor": 1.0, "v_dim_factor": 1.0}, STATE
+    ),
     # attention of another form
     "CodeGen": Other("caches", {"n_ctx": 128, "rotary_dim": 4}, GPT),
     "DiffLlama": Other("caches"),

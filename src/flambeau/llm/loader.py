@@ -21,11 +21,11 @@ from flambeau.llm.backends.cpu.network import has_integer_weights
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.backends.hugging_face.loading import check_settings, load_pretrained
+from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, unsupported_reason
 from flambeau.llm.config import EngineConfig, ModelImpl
-from flambeau.llm.engine import Engine
+from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
@@ -131,6 +131,9 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         loaded = load_transformers(path, config, device, reason)
         check_vocabulary(tokenizer, loaded.arch, config.tokenizer)
     leader = LeaderBackend(loaded.backend, ranks) if ranks else None
+    adapters: Adapters | None = loaded.adapters
+    if leader is not None and ranks is not None and loaded.adapters is not None:
+        adapters = LeaderAdapters(loaded.adapters, ranks, leader)
     return Engine(
         loaded.arch,
         leader or loaded.backend,
@@ -139,7 +142,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         device=str(device),
         tokenizer=tokenizer,
         draft=loaded.draft,
-        adapters=LeaderAdapters(loaded.adapters, ranks, leader) if loaded.adapters and leader else loaded.adapters,
+        adapters=adapters,
         whole_prompts=loaded.whole_prompts,
     )
 

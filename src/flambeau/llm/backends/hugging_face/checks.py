@@ -21,7 +21,7 @@ CHUNKS = (11, 1, 2, 7, 1, 2)
 WHOLE = (20, 1, 1, 1, 1)  # a prompt, then single tokens
 # Of two sequences: prompts of two lengths, then both, one of them, and both again.
 TURNS_IN_CHUNKS = ((11, 8), (7, 9), (1, 1), (1, 1), (0, 1), (1, 1), (1, 1), (1, 0), (1, 2))
-TURNS = ((18, 17), (1, 1), (1, 1), (0, 1), (1, 1), (1, 1), (1, 0), (1, 1))
+TURNS = ((18, 17), (1, 1), (1, 1), (0, 1), (1, 1), (1, 1), (0, 1), (1, 1), (1, 0))
 FULL_PRECISION, HALF_PRECISION = 1e-3, 0.1  # the largest difference, as a part of the logits' own spread
 ROWS = 0.75  # of the rows must agree in half precision: another expert may be chosen for some
 
@@ -65,7 +65,7 @@ def run_paged(backend: PagedBackend, sequences: Sequence[Tensor], block_size: in
     starts = [0, 0]
     for lengths in ((11, 7), (5, 9), (1, 1), (1, 1), (6, 6)):
         inputs = two_sequences(sequences, starts, lengths, block_size)
-        for pieces, logits_QV in zip(found, backend.decode(inputs).split(lengths), strict=True):
+        for pieces, logits_QV in zip(found, torch.split(backend.decode(inputs), [*lengths]), strict=True):
             pieces.append(logits_QV)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     return [torch.cat(pieces) for pieces in found]
@@ -83,7 +83,7 @@ def run_states(
             logits_TV = backend.decode(inputs)
         else:
             logits_TV = backend.prefill(inputs, torch.arange(sum(lengths)))
-        for pieces, logits_QV in zip(found, logits_TV.split(lengths), strict=True):
+        for pieces, logits_QV in zip(found, torch.split(logits_TV, [*lengths]), strict=True):
             pieces.append(logits_QV)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     return [torch.cat(pieces) for pieces in found]

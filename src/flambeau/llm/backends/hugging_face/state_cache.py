@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCach
 STATES = ("conv_states", "recurrent_states")  # of a layer: tensors by number
 
 
-class NoKeys(CacheLayerMixin):
+class NoKeys(CacheLayerMixin):  # type: ignore[misc]
     """A layer that hands keys and values on to attention, which keeps them."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -36,11 +36,12 @@ class NoKeys(CacheLayerMixin):
         return -1
 
 
-def without_keys(cache: Any) -> Any:
-    """The same cache, whose layers keep states but no keys and values."""
-    if isinstance(cache, Cache):
-        cache.layers = [keep_states(layer) for layer in cache.layers]
-    return cache
+def without_keys(kept: dict[str, Any]) -> dict[str, Any]:
+    """The same caches, whose layers keep states but no keys and values."""
+    for cache in kept.values():
+        if isinstance(cache, Cache):
+            cache.layers = [keep_states(layer) for layer in cache.layers]
+    return kept
 
 
 def keep_states(layer: Any) -> Any:

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from flambeau.llm import SamplingParams
-from flambeau.llm.backends.hugging_face.loading import check_settings, depends_on_length
+from flambeau.llm.backends.hugging_face.backend_choice import check_settings, depends_on_length
 from flambeau.llm.backends.hugging_face.paged_backend import PagedBackend
+from flambeau.llm.backends.hugging_face.sequence_backend import SequenceBackend
+from flambeau.llm.backends.hugging_face.state_backend import StateBackend
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.loader import load_engine, reason_for_transformers
@@ -23,7 +25,10 @@ from support.other_networks import (
     some_prompts,
     write_other,
 )
+from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of torch.jit.script, in GPTBigCode
+WAYS = {"paged": PagedBackend, "states": StateBackend, "caches": SequenceBackend}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 
 
@@ -39,7 +44,7 @@ def test_tokens_are_those_of_generate(tmp_path, name, caplog):
     expected = [greedy_tokens(network, prompt) for prompt in prompts]
     loaded = load_other(tmp_path)
     engine = engine_of(loaded)
-    assert isinstance(loaded.backend, PagedBackend) == (OTHERS[name].way == "paged")
+    assert isinstance(loaded.backend, WAYS[OTHERS[name].way])
     assert loaded.whole_prompts == OTHERS[name].whole_prompts
     lines = [line for line in caplog.messages if type(network).__name__ in line]
     assert len(lines) == 1
@@ -149,8 +154,9 @@ def test_a_row_of_the_table_stays_with_the_own_network(tmp_path, folders):
     assert reason_for_transformers(tmp_path, EngineConfig()) is None  # incomplete, which is said when it is read
     assert "VaultGemma" in (reason_for_transformers(folders["VaultGemma"], EngineConfig()) or "")
     assert reason_for_transformers(folders["VaultGemma"], EngineConfig(model_impl="flambeau")) is None
+    tokenizer = write_json_tokenizer(tmp_path, byte_level_json())
     with pytest.raises(CheckpointError, match="VaultGemma"):
-        load_engine(folders["VaultGemma"], model_impl="flambeau", tokenizer=str(tmp_path))
+        load_engine(folders["VaultGemma"], model_impl="flambeau", tokenizer=str(tokenizer))
 
 
 @pytest.mark.parametrize(("length", "expected"), [(32, False), (33, True)])
