@@ -15,10 +15,11 @@ from flambeau.llm.backends.hugging_face.attention import AttentionLayer, LayerCa
 from flambeau.llm.backends.hugging_face.causal_model import CausalModel, SequenceState, cached_bytes
 from flambeau.llm.backends.hugging_face.checks import (
     LENGTH,
+    PAGED_TURNS,
     TURNS,
     TURNS_IN_CHUNKS,
     SequenceAbilities,
-    agrees,
+    all_agree,
     find_abilities,
     run_paged,
     run_states,
@@ -139,7 +140,7 @@ def check_paged(model: CausalModel, arch: Architecture, layers: list[AttentionLa
     with restored_on_error(model):
         backend = PagedBackend(model, layers, new_cache(model, layers, CHECK_BLOCKS, CHECK_BLOCK))
         found = run_paged(backend, sequences, CHECK_BLOCK)
-        if not all(agrees(one, other, model.dtype) for one, other in zip(found, expected, strict=True)):
+        if not all_agree(found, expected, model.dtype, PAGED_TURNS):
             raise NotPageable("it keeps more than keys and values")
 
 
@@ -222,7 +223,7 @@ def can_stack(
         with restored_on_error(model):
             backend = StateBackend(model, layers, new_cache(model, layers, CHECK_BLOCKS, CHECK_BLOCK))
             found = run_states(backend, sequences, CHECK_BLOCK, turns)
-            if not all(agrees(one, other, model.dtype) for one, other in zip(found, expected, strict=True)):
+            if not all_agree(found, expected, model.dtype, turns):
                 raise NotPageable("its states cannot be stacked")
     except NotPageable:
         return False

@@ -85,7 +85,8 @@ class SequenceState:
             ids_1T, next_sequence_length=new, is_first_iteration=is_first, **options
         )
         rows_N = torch.arange(number, device=ids_1T.device) if rows_N is None else rows_N.to(ids_1T.device)
-        logits_1NV, outputs = model.run(inputs, rows_N + (new - number))
+        num_computed = inputs["input_ids"].shape[1]  # more where the network begins again (longrope)
+        logits_1NV, outputs = model.run(inputs, rows_N + (num_computed - number))
         self.cache = kept_by(outputs) or self.cache
         if is_first and not cached_bytes(self.cache):  # the network ignores caches (GPT-1)
             self.cache = {}
