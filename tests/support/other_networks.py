@@ -233,13 +233,14 @@ def load_other(folder: Path, **options: Any) -> LoadedNetwork:
     return load_transformers(folder, config, torch.device(config.device), "model_impl: transformers")
 
 
-def engine_of(loaded: LoadedNetwork) -> Engine:
+def engine_of(loaded: LoadedNetwork, device: str = "cpu") -> Engine:
     """An engine without a tokenizer."""
     return Engine(
         loaded.arch,
         loaded.backend,
         num_blocks=loaded.num_blocks,
         config=loaded.config,
+        device=device,
         draft=loaded.draft,
         whole_prompts=loaded.whole_prompts,
     )

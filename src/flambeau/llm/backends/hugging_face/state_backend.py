@@ -71,7 +71,7 @@ class StateBackend:
     def forget_row(self, row: int) -> None:
         """Free the state of a sequence that has left."""
         self._states.pop(row, None)
-        self._decoding = tuple(None if one == row else one for one in self._decoding)
+        self._leave_stack(row)
 
     def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
         return True
@@ -86,7 +86,6 @@ class StateBackend:
         for row in self._decoding:
             if row is not None:
                 self._release(row)
-        self._stacked = {}
         states = [self._states.pop(row) for row in rows]
         self._stacked, self._decoding = self._caches.stack(states), rows
 
@@ -94,7 +93,13 @@ class StateBackend:
         """Take a row's state out of the stacked ones."""
         if row in self._decoding:
             self._states[row] = self._caches.take(self._stacked, self._decoding.index(row))
-            self._decoding = tuple(None if one == row else one for one in self._decoding)
+            self._leave_stack(row)
+
+    def _leave_stack(self, row: int) -> None:
+        """Mark a row of the stacked states as unused; they are freed with the last one."""
+        self._decoding = tuple(None if one == row else one for one in self._decoding)
+        if not any(one is not None for one in self._decoding):
+            self._decoding, self._stacked = (), {}
 
     def _run(
         self, inputs: StepInputs, shape: tuple[int, int], kept: dict[str, Any], rows_N: Tensor

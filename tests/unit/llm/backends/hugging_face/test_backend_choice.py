@@ -16,9 +16,12 @@ from flambeau.llm.backends.hugging_face.state_backend import StateBackend
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.loader import load_engine, reason_for_transformers
+from support.checkpoints import reference
 from support.other_networks import (
     NEW_TOKENS,
     OTHERS,
+    TINY,
+    VOCAB_SIZE,
     engine_of,
     greedy_tokens,
     load_other,
@@ -58,7 +61,7 @@ def test_tokens_are_those_of_generate(tmp_path, name, caplog):
 def folders(tmp_path_factory):
     """One network for each way."""
     made = {}
-    for name in ("VaultGemma", "Bamba", "CodeGen"):
+    for name in ("VaultGemma", "Bamba", "CodeGen", "Mamba"):
         made[name] = tmp_path_factory.mktemp(name)
         write_other(made[name], name)
     return made
@@ -74,7 +77,7 @@ def test_preempted_sequences_continue_with_the_same_tokens(folders, name):
     assert engine.state.num_blocks_used == 0
 
 
-@pytest.mark.parametrize("name", ["VaultGemma", "Bamba"])
+@pytest.mark.parametrize("name", ["VaultGemma", "Bamba", "Mamba"])
 def test_log_probabilities_are_those_of_the_network(folders, name):
     import transformers
 
@@ -115,6 +118,14 @@ def test_proposals_from_the_text_change_nothing(folders):
     assert texts(engine, prompts) == expected
 
 
+def test_a_draft_of_the_own_network_changes_nothing(folders, tmp_path):
+    reference("llama-2", vocab_size=VOCAB_SIZE).save_pretrained(tmp_path)
+    expected = texts(engine_of(load_other(folders["VaultGemma"])), some_prompts())
+    engine = engine_of(load_other(folders["VaultGemma"], draft=str(tmp_path), speculate_k=2))
+    assert engine.info.speculation == "draft"
+    assert texts(engine, some_prompts()) == expected
+
+
 def test_proposals_are_off_where_a_state_cannot_be_taken_back(folders, caplog):
     engine = engine_of(load_other(folders["Bamba"], speculation="lookup"))
     assert engine.info.speculation is None
@@ -134,6 +145,46 @@ def test_memory_of_states_bounds_the_sequences(folders):
     loaded = load_other(folders["Bamba"], num_blocks=None, kv_cache_bytes=100_000, max_num_seqs=64)
     assert 1 <= loaded.config.max_num_seqs < 64
     assert texts(engine_of(loaded), some_prompts()) == texts(engine_of(load_other(folders["Bamba"])), some_prompts())
+
+
+@pytest.mark.parametrize("name", ["Bamba", "CodeGen"])
+def test_nothing_is_kept_for_sequences_that_have_left(folders, name):
+    loaded = load_other(folders[name])
+    engine = engine_of(loaded)
+    engine.add("one", some_prompts()[0], GREEDY)
+    engine.add("two", some_prompts()[1], GREEDY)
+    for _ in range(6):
+        engine.step()
+    engine.cancel("one")
+    while engine.has_work:
+        engine.step()
+    assert not loaded.backend._states
+    assert not getattr(loaded.backend, "_stacked", {})
+
+
+def test_positions_of_longrope_are_those_of_generate(tmp_path):
+    """A sequence that gets longer than the original length is computed again, with other factors."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    short, long = [1.0 + 0.3 * i for i in range(4)], [2.0 + 0.5 * i for i in range(4)]
+    scaling = {"type": "longrope", "short_factor": short, "long_factor": long, "factor": 2.0}
+    config = Phi3Config(
+        **TINY | {"max_position_embeddings": 64},
+        original_max_position_embeddings=32,
+        rope_scaling=scaling,
+        pad_token_id=0,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    network = Phi3ForCausalLM(config).eval().requires_grad_(False)
+    for name, parameter in network.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    network.save_pretrained(tmp_path)
+    prompts = some_prompts()[:3]
+    loaded = load_other(tmp_path)
+    assert loaded.whole_prompts
+    assert texts(engine_of(loaded), prompts) == [greedy_tokens(network, prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize(
