@@ -73,6 +73,7 @@ def cuda_backend(
     )
 
 
+FP8_CAPABILITY = (8, 9)  # of GPUs that convert float8 by themselves
 BACKENDS = {  # by type of device; others run as on a CPU without kernels: eagerly, then through Inductor
     "cpu": cpu_backend,
     "cuda": cuda_backend,
@@ -228,7 +229,7 @@ def load_network(
     # 4. The draft model, then the cache in the memory that is left.
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
-    cached = cache_dtype(model, device, dtype)
+    cached = cache_dtype(model, config, device, dtype)
     num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
@@ -258,8 +259,14 @@ def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.de
     use_fast_layers(model, dtype)
 
 
-def cache_dtype(model: Transformer, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+def cache_dtype(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The type of cached keys and values: the network's, but float16 on a CPU if weights have fewer bits than that."""
+    if config.kv_cache_dtype == "fp8":
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+            raise LLMError(f"kv_cache_dtype: fp8 needs an NVIDIA GPU from Ada or Hopper on, not {device}; leave it out")
+        return torch.float8_e4m3fn
+    if config.kv_cache_dtype:
+        raise LLMError(f"kv_cache_dtype must be fp8 or left out, not {config.kv_cache_dtype!r}")
     is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
     return torch.float16 if is_narrow else dtype
 

@@ -11,6 +11,7 @@ import flambeau.examples
 from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.config import EngineConfig
+from flambeau.llm.errors import LLMError
 from flambeau.llm.loader import load_network
 
 MODEL = Path(flambeau.examples.__file__).parent / "storyteller" / "draft"
@@ -36,3 +37,9 @@ def test_nothing_is_packed_if_compilation_is_off():
     config = EngineConfig(device="cpu", quantization="int8", num_blocks=4, compile=False)
     backend = load_network(MODEL, config, torch.device("cpu"), None).backend
     assert not any(isinstance(layer, PackedLinear) for layer in backend.model.modules())
+
+
+@pytest.mark.parametrize("named", ["fp8", "int3"])
+def test_a_cache_that_the_device_cannot_have_is_refused(named):
+    with pytest.raises(LLMError, match="kv_cache_dtype"):
+        load_network(MODEL, EngineConfig(kv_cache_dtype=named, compile=False), torch.device("cpu"), None)

@@ -25,7 +25,7 @@ CHOICES = {
     "reasoning_parser": (AUTO, *REASONING_NAMES),
     "model_impl": get_args(ModelImpl),
 }
-TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "download_dir")
+TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "kv_cache_dtype", "download_dir")
 SWITCHES = (
     "compile",
     "speculative",
@@ -190,11 +190,21 @@ def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:
 
 def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> EngineConfig:
     same = ("dtype", "max_num_seqs", "max_model_len", "max_step_tokens", "block_size", "num_blocks", "kv_cache_bytes")
-    more = ("kv_cache_fraction", "prefix_cache", "compile", "quantization", "speculate_k", "merge_lora")
-    whose = ("model_impl", "trust_remote_code")
-    fields = {key: section[key] for key in (*same, *more, *whose) if key in section}
-    if fields.get("dtype") == "auto":
-        del fields["dtype"]
+    more = (
+        "kv_cache_fraction",
+        "prefix_cache",
+        "compile",
+        "quantization",
+        "kv_cache_dtype",
+        "speculate_k",
+        "merge_lora",
+        "model_impl",
+        "trust_remote_code",
+    )
+    fields = {key: section[key] for key in (*same, *more) if key in section}
+    for key in ("dtype", "kv_cache_dtype"):
+        if fields.get(key) == "auto":
+            del fields[key]
     if "tokenizer_path" in section:
         fields["tokenizer"] = str(find(section["tokenizer_path"], folder, "tokenizer_path"))
     if adapters := section.get("lora_adapters"):

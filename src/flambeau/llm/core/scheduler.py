@@ -17,6 +17,7 @@ from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
 from flambeau.llm.core.sequence import FinishReason, Sequence
 
+MIN_CHUNK = 64  # tokens of a prompt that leaves room for others: attention computes fewer as slowly
 MAX_SCORED_TOKENS = 256  # of a prompt in one step: each has logits for the whole vocabulary
 NO_FINITE_LOGITS = (
     "the network's logits are no finite numbers, or the request's settings leave no token to choose; check the "
@@ -74,6 +75,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_step_tokens = max_step_tokens
         self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode
+        self._min_chunk = min(MIN_CHUNK, self._min_prompt_tokens)
         self._eos_ids = eos_ids
         self._on_remove = on_remove
         self._requests: dict[str, list[Sequence]] = {}  # request id → its choices
@@ -267,7 +269,7 @@ class Scheduler:
         """Add as much of a prompt as fits; one that does not fit leaves half of the room to those behind it."""
         length = len(sequence.tokens) - sequence.num_computed
         if length > left and not self._whole_prompts:
-            length = -(-left // 2) if has_others else left
+            length = min(left, max(-(-left // 2), self._min_chunk)) if has_others else left
         if sequence.needs_prompt_logits and not self._whole_prompts:
             length = min(length, MAX_SCORED_TOKENS)
         plan.chunks.append(Chunk(sequence, length))

@@ -42,9 +42,25 @@ class KVCache:
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""
-        keys, values = self.keys[layer], self.values[layer]
-        keys.flatten(0, 1).index_copy_(0, slots_T, k_TGD.to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, slots_T, v_TGD.to(values.dtype))
+        store(self.keys[layer], slots_T, k_TGD)
+        store(self.values[layer], slots_T, v_TGD)
+
+
+def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
+    """Write numbers to their slots of [P, K, G, D]; those that a narrow type cannot hold become its largest."""
+    if cached.dtype.itemsize > 1:
+        cached.flatten(0, 1).index_copy_(0, slots_T, new_TGD.to(cached.dtype))
+        return
+    limit = torch.finfo(cached.dtype).max
+    bits_TGD = new_TGD.clamp(-limit, limit).to(cached.dtype).view(torch.uint8)
+    cached.view(torch.uint8).flatten(0, 1).index_copy_(0, slots_T, bits_TGD)  # not every device indexes float8
+
+
+def load(cached: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """The contents of these blocks […, K, G, D] in another type."""
+    if cached.dtype.itemsize > 1:
+        return cached[blocks].to(dtype)
+    return cached.view(torch.uint8)[blocks].view(cached.dtype).to(dtype)
 
 
 def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:

@@ -158,7 +158,7 @@ class Attention(nn.Module):
         if self.clip is not None:
             qk, v = qk.clamp(-self.clip, self.clip), v.clamp(-self.clip, self.clip)
         if self.is_rotated:
-            rotation = rotations[self.is_local]
+            rotation = rotations[1 if self.is_local else 0]  # torch.compile of PyTorch 2.11 takes no bool here
             if self.rotary_size is None:
                 qk = rotate(qk, *rotation)  # queries and keys at once: half the kernels
             else:

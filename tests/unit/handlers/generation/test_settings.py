@@ -89,6 +89,7 @@ def test_our_own_settings_reach_the_engine(folder):
         """
         resume: true
         handler: {dtype: bfloat16, quantization: int8, max_num_seqs: 4, max_model_len: 99, kv_cache_fraction: 0.5,
+                  kv_cache_dtype: fp8,
                   num_blocks: 7, prefix_cache: false, tensor_parallel_size: 2, name: gpt_handler}
         """,
         folder,
@@ -101,6 +102,7 @@ def test_our_own_settings_reach_the_engine(folder):
         99,
     )
     assert (engine.kv_cache_fraction, engine.num_blocks, engine.prefix_cache) == (0.5, 7, False)
+    assert engine.kv_cache_dtype == "fp8"
     assert (settings.resume, settings.tensor_parallel_size, settings.model_path) == (True, 2, folder)
 
 

@@ -347,3 +347,10 @@ def test_prompt_of_a_tenant_of_whom_nothing_runs_has_a_step_of_its_own_but_not_t
     assert (names(plan.decodes), chunks(plan)) == (["a0", "b0"], [("c0", 4)])
     plans.add([of("a", "a1", 4)])
     assert names(run(plans).decodes) == ["a0", "b0", "c0"]
+
+
+def test_a_long_prompt_leaves_half_of_a_step_to_others_but_no_piece_is_small():
+    plans = scheduler(1000, max_num_seqs=6, max_step_tokens=512)
+    for name in "abcdef":
+        plans.add([new(name, 600, max_length=1000)])
+    assert chunks(plans.plan()) == [("a", 256), ("b", 128), ("c", 64), ("d", 64)]

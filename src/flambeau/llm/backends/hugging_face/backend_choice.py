@@ -88,6 +88,7 @@ def check_settings(config: EngineConfig) -> None:
     """Raise for settings that have no effect on networks of transformers."""
     given = {
         "quantization": config.quantization is not None,
+        "kv_cache_dtype": bool(config.kv_cache_dtype),
         "lora_adapters": bool(config.lora_adapters),
         "tensor_parallel_size": config.tensor_parallel_size > 1,
     }

@@ -191,6 +191,7 @@ def test_positions_of_longrope_are_those_of_generate(tmp_path):
     ("options", "name"),
     [
         ({"quantization": "int8"}, "quantization"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"lora_adapters": {"a": "b"}}, "lora_adapters"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
     ],
