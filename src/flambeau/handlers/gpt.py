@@ -143,7 +143,7 @@ class GptHandler(BaseHandler):
             self.engine,
             self._read,
             tokenize=self._reader.tokenize,
-            abilities=("generate", "chat", "tokenize"),
+            abilities=("generate", "chat", "tokenize", *(("infill",) if tokenizer.infill is not None else ())),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
         )
@@ -400,6 +400,8 @@ class GptHandler(BaseHandler):
             "blocks": state.num_blocks,
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,
+            "blocks_saved": state.num_blocks_saved,
+            "blocks_restored": state.num_blocks_restored,
             "adapters": self.engine.adapters,
         }
 

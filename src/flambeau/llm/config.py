@@ -27,6 +27,9 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # size of the cache; None: computed from the free memory
     kv_cache_dtype: str = ""  # "fp8": twice as many tokens on a GPU; empty: the dtype that the network computes in
     prefix_cache: bool = True
+    kv_host_memory_mb: int | None = None  # host memory for prefixes that leave the cache; None: none
+    kv_disk_folder: str = ""  # where prefixes are kept beyond the end of the process; empty: nowhere
+    kv_disk_mb: int | None = None  # the size of that folder; None: 10 GiB
     compile: bool = True
     tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own
     quantization: Quantization | None = None  # applied on load

@@ -16,6 +16,7 @@ from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
+from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.scheduler import Scheduler
 from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
@@ -23,11 +24,14 @@ from flambeau.llm.executor.draft import DraftModel, make_speculator
 from flambeau.llm.executor.executor import ModelExecutor, StartedStep
 from flambeau.llm.executor.inputs import InputBuilder
 from flambeau.llm.input_processor import InputProcessor
+from flambeau.llm.kv_store.block_store import BlockStore
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
+
+RESTORE_WAIT_S = 0.005  # a step waits no longer, so that new requests are accepted
 
 
 class Adapters(Protocol):
@@ -55,10 +59,16 @@ class Engine:
         draft: DraftModel | None = None,
         adapters: Adapters | None = None,
         whole_prompts: bool = False,
+        store: BlockStore | None = None,
     ) -> None:
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
-        self._pool = BlockPool(num_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        self._pool = BlockPool(num_blocks, config.block_size, prefix_cache=config.prefix_cache, store=store)
+        self._store = store
+        self._restores = PrefixRestores(self._pool, store) if store else None
+        if store is not None:
+            self._pool.set_root(0, store.root)
+            store.connect(self._pool)
         capacity = self._pool.num_blocks * config.block_size
         self.max_length = min(config.max_model_len or arch.max_length, arch.max_length, capacity)
         eos_ids = {*arch.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
@@ -80,6 +90,7 @@ class Engine:
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
             whole_prompts=whole_prompts,
+            restores=self._restores,
         )
         self._started: StartedStep | None = None  # before its tokens were needed
         self._names = itertools.count(1)
@@ -142,9 +153,14 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Output]:
         """Generate one or more tokens for every running sequence; prompts are computed in chunks."""
+        if self._restores is not None and self._restores.has_any:
+            self._restores.finish()
         started, self._started = self._started, None
         if started is None or started.has_ended:
             plan = self._scheduler.plan(self._executor.lookahead(self._scheduler.running))
+            if plan.is_empty and self._restores is not None and self._restores.has_any:
+                self._restores.wait(RESTORE_WAIT_S)
+                return []
             started = self._executor.start(plan)
         # The next step is started before this one's tokens are read, so that the device does not wait for the host.
         if started.tokens is not None and (next_plan := self._scheduler.plan_next(started.plan)) is not None:
@@ -177,6 +193,8 @@ class Engine:
         number = next(self._next_adapter)
         self._adapters.load(number, Path(folder))
         self._adapter_numbers[name] = number
+        if self._store is not None:
+            self._pool.set_root(-number, self._store.adapter_root(number, Path(folder)))
 
     def unload_adapter(self, name: str) -> None:
         """Accept no more requests for an adapter; it is freed when the last one that runs has ended."""
@@ -278,6 +296,8 @@ class Engine:
             num_blocks=self._pool.num_blocks,
             num_blocks_used=self._pool.num_used,
             num_preempted=self._scheduler.num_preempted,
+            num_blocks_saved=self._store.num_saved if self._store else 0,
+            num_blocks_restored=self._store.num_restored if self._store else 0,
         )
 
     def wait_until_compiled(self) -> None:
@@ -286,7 +306,9 @@ class Engine:
             backend.wait_until_compiled()
 
     def close(self) -> None:
-        """Stop background work."""
+        """Stop background work; what leaves the cache with the engine is written to disk if that is configured."""
+        if self._store is not None:
+            self._store.close()
         for backend in self._backends():
             backend.close()
 
@@ -326,3 +348,5 @@ class EngineState:
     num_blocks: int
     num_blocks_used: int
     num_preempted: int
+    num_blocks_saved: int = 0  # to host memory or disk, so far
+    num_blocks_restored: int = 0  # from there

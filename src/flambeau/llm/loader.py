@@ -40,6 +40,7 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
+from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -109,6 +110,7 @@ class LoadedNetwork:
     backend: Backend
     num_blocks: int
     adapters: AdapterStore | None = None  # None: a network of transformers
+    store: BlockStore | None = None
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
     config: EngineConfig
     whole_prompts: bool = False  # the network cannot compute a prompt in chunks
@@ -123,6 +125,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     reason = reason_for_transformers(path, config)
     if reason is not None:
         check_settings(config)
+    check_store(config)
     ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
     if reason is None:
@@ -145,6 +148,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         draft=loaded.draft,
         adapters=adapters,
         whole_prompts=loaded.whole_prompts,
+        store=loaded.store,
     )
 
 
@@ -196,9 +200,18 @@ def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> No
         )
 
 
+def check_store(config: EngineConfig) -> None:
+    """Each rank has its part of every block, and there is no store for parts."""
+    if config.tensor_parallel_size > 1 and (config.kv_host_memory_mb or config.kv_disk_folder):
+        raise LLMError(
+            "kv_host_memory_mb and kv_disk_folder do not work with several ranks; leave them out, or use one"
+        )
+
+
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
     """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
     config = replace(config or EngineConfig(), **options)
+    check_store(config)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
     loaded = load_network(path, config, device, ranks)
@@ -233,6 +246,7 @@ def load_network(
     num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
+    store = open_store(config, cache, model, f"{arch!r} {dtype} {config.quantization}")
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
     backend = (
@@ -246,6 +260,7 @@ def load_network(
         num_blocks=num_blocks,
         adapters=adapters,
         config=config,
+        store=store,
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
     )
 

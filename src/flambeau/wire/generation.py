@@ -77,6 +77,7 @@ class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stream: bool = False  # pieces as they are made; otherwise one for each choice, whole
     echo: bool = False  # the prompt before the text
+    suffix: str = ""  # the text behind the one that is generated; for models with the ability `infill`
     adapter: Adapter | None = None  # the adapter of the model that generates
 
 

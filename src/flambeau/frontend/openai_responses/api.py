@@ -9,6 +9,7 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.errors import JSON_TYPE, openai_error_body, respond_json
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.openapi import OPENAI_ERROR, Operation
 from flambeau.frontend.openai.api import operation
 from flambeau.frontend.openai.chat import generation_of, writer_of
 from flambeau.frontend.openai.chat_translation import client_names
@@ -21,7 +22,19 @@ from flambeau.frontend.openai_responses.store import ResponseStore, StoredRespon
 from flambeau.frontend.openai_responses.writer import ResponseObjectWriter, new_id
 from flambeau.serving.server import Server
 
-OPERATIONS = [operation("/v1/responses", "createResponse", "Answer an input (OpenAI).", ResponsesRequest)]
+OPERATIONS = [
+    operation("/v1/responses", "createResponse", "Answer an input (OpenAI).", ResponsesRequest),
+    *(
+        Operation(
+            path=path, method=method, id=operation_id, summary=summary, errors=(400, 401, 404), error=OPENAI_ERROR
+        )
+        for method, path, operation_id, summary in (
+            ("get", "/v1/responses/{response_id}", "getResponse", "A stored response (OpenAI)."),
+            ("delete", "/v1/responses/{response_id}", "deleteResponse", "Delete a stored response (OpenAI)."),
+            ("get", "/v1/responses/{response_id}/input_items", "listInputItems", "The input of a response (OpenAI)."),
+        )
+    ),
+]
 MAX_SHOWN = 100
 FORGOTTEN = "responses are kept for an hour, by the key that made them, and not beyond a restart"
 

@@ -95,7 +95,7 @@ class TokenGaps:
         self.counts = [0] * (len(TOKEN_GAPS) + 1)
         self.seconds = 0.0
         self.num_steps = 0
-        self._num_preempted = 0  # at the last report
+        self._num_preempted = self._num_saved = self._num_restored = 0  # at the last report
 
     def add(self, gap_s: float, num_tokens: int) -> None:
         """Count the tokens of one step; those that arrive together share the time since the step before."""
@@ -107,6 +107,9 @@ class TokenGaps:
         num_preempted = state.num_preempted - self._num_preempted
         self.counts, self.seconds, self.num_steps = [0] * len(counts), 0.0, 0
         self._num_preempted = state.num_preempted
+        num_saved = state.num_blocks_saved - self._num_saved
+        num_restored = state.num_blocks_restored - self._num_restored
+        self._num_saved, self._num_restored = state.num_blocks_saved, state.num_blocks_restored
         return EngineReport(
             state.num_running,
             state.num_waiting,
@@ -116,6 +119,8 @@ class TokenGaps:
             num_steps,
             counts,
             seconds,
+            num_saved,
+            num_restored,
         )
 
 

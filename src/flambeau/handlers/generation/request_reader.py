@@ -30,6 +30,7 @@ from flambeau.llm.chat.stream_parser import StreamParser
 from flambeau.llm.core.sequence import IncrementalDetokenizer
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.text.infill import Infill
 from flambeau.wire.generation import Adapter, Generate, decode_request, given_options
 from flambeau.wire.messages import header
 from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
@@ -37,6 +38,10 @@ from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decod
 MAX_CHOICES = 1024  # of one request: prompts times n
 # Tokens of reasoning where a chat template does not know the effort; None: no limit.
 EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
+CANNOT_INFILL = (
+    "suffix is not supported by this model: its vocabulary has no tokens to fill in a text, as Qwen2.5-Coder, "
+    "StarCoder2, CodeLlama, DeepSeek-Coder, Codestral and Granite have them; send the prompt alone"
+)
 CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
 
 
@@ -62,6 +67,10 @@ class PromptTokenizer(Protocol):
 
     @property
     def template_text(self) -> str: ...
+
+    @property
+    def infill(self) -> Infill | None:
+        """How the model fills in a text; None if it does not."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]: ...
 
@@ -176,6 +185,8 @@ class RequestReader:
         except ValueError as error:
             raise BadRequest(str(error)) from None
         params = with_defaults(given_options(request.sampling), self._generate_defaults)
+        if (infill := self._infill(request.suffix)) is not None:
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *infill.stop_ids))
         count = params.n * (len(request.prompts) if request.messages is None else 1)
         if not 1 <= count <= MAX_CHOICES:
             raise InvalidField("n", f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
@@ -260,6 +271,9 @@ class RequestReader:
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:
+            infill = self._infill(request.suffix)
+            if infill is not None:
+                return [self._encode_infill(infill, prompt, request.suffix) for prompt in request.prompts]
             return [self.encode(prompt) for prompt in request.prompts]
         options, text = dict(request.template_options), self._tokenizer.template_text
         if (request.max_reasoning_tokens == 0 or request.reasoning_effort == "none") and "enable_thinking" in text:
@@ -267,6 +281,20 @@ class RequestReader:
         if request.reasoning_effort is not None and self._knows_effort:
             options.setdefault("reasoning_effort", request.reasoning_effort)
         return [self._encode_messages(request.messages, request.tools, options)]
+
+    def _infill(self, suffix: str) -> Infill | None:
+        """How the model fills in before a suffix; None without one."""
+        if not suffix:
+            return None
+        if self._tokenizer.infill is None:
+            raise InvalidField("suffix", CANNOT_INFILL)
+        return self._tokenizer.infill
+
+    def _encode_infill(self, infill: Infill, prompt: str | list[int], suffix: str) -> list[int]:
+        if not isinstance(prompt, str):
+            raise InvalidField("prompt", "a prompt with a suffix must be text, not token ids; send the text itself")
+        self._check_length(len(prompt) + len(suffix), "prompt")
+        return infill.encode(check_text(prompt, "prompt"), check_text(suffix, "suffix"))
 
     def _encode_messages(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: Mapping[str, Any]

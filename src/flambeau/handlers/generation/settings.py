@@ -25,7 +25,16 @@ CHOICES = {
     "reasoning_parser": (AUTO, *REASONING_NAMES),
     "model_impl": get_args(ModelImpl),
 }
-TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "kv_cache_dtype", "download_dir")
+TEXTS = (
+    "model_path",
+    "tokenizer_path",
+    "draft_model_path",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "kv_disk_folder",
+    "download_dir",
+)
 SWITCHES = (
     "compile",
     "speculative",
@@ -45,6 +54,8 @@ COUNTS = (
     "block_size",
     "num_blocks",
     "kv_cache_bytes",
+    "kv_host_memory_mb",
+    "kv_disk_mb",
     "tensor_parallel_size",
 )
 SAMPLING = {known.config_key: known for known in SAMPLING_FIELDS.values() if known.config_key}
@@ -193,6 +204,8 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
     more = (
         "kv_cache_fraction",
         "prefix_cache",
+        "kv_host_memory_mb",
+        "kv_disk_mb",
         "compile",
         "quantization",
         "kv_cache_dtype",
@@ -207,6 +220,8 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
             del fields[key]
     if "tokenizer_path" in section:
         fields["tokenizer"] = str(find(section["tokenizer_path"], folder, "tokenizer_path"))
+    if "kv_disk_folder" in section:
+        fields["kv_disk_folder"] = str(start_folder() / Path(section["kv_disk_folder"]).expanduser())
     if adapters := section.get("lora_adapters"):
         fields["lora_adapters"] = {
             name: str(find(path, folder, f"lora_adapters: {name}")) for name, path in adapters.items()
@@ -269,8 +284,12 @@ def places_of(name: str, folder: Path) -> list[Path]:
     path = Path(name).expanduser()
     if path.is_absolute():
         return [path]
-    start = Path(os.environ.get("FLAMBEAU_START_FOLDER") or Path.cwd())
-    return [*dict.fromkeys((folder / path, start / path))]
+    return [*dict.fromkeys((folder / path, start_folder() / path))]
+
+
+def start_folder() -> Path:
+    """The folder that the server was started in."""
+    return Path(os.environ.get("FLAMBEAU_START_FOLDER") or Path.cwd())
 
 
 def folder_of(path: Path) -> Path:

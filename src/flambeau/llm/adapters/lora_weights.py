@@ -6,7 +6,7 @@ Shapes: R rank · I inputs · O outputs of a layer, or of the part of it that is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from flambeau.llm.models.transformer import Transformer
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."
 TENSOR = re.compile(r"^(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight$")
-ADAPTED = ("qkv_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj")  # layers of the network that can be adapted
+LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")  # of latent attention
+ADAPTED = ("qkv_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj", *LATENT)  # layers that can be adapted
 COLUMN_PARALLEL = ("o_proj", "down_proj")  # ranks have some of their inputs
 
 
@@ -76,7 +77,8 @@ def read_adapter(folder: Path, target: AdapterTarget) -> LoraAdapter:
     if found is None:
         raise CheckpointError(f"{folder} has no {' or '.join(FILES)}; save the adapter again")
     pairs = paired(found)
-    places = part_places(target.local)
+    weights = adaptable_weights(target.local)
+    places = part_places(target.local, weights)
     parts: dict[str, list[LoraPart]] = {}
     unknown: list[str] = []
     for module, (a, b) in pairs.items():
@@ -85,7 +87,7 @@ def read_adapter(folder: Path, target: AdapterTarget) -> LoraAdapter:
             unknown.append(module)
         for owner, part in placed:
             scale = config.scale(module, len(part.a_RI))
-            check_shape(module, owner, part, target.local)
+            check_shape(module, part, weights[f"{owner}.weight"].shape)
             parts.setdefault(owner, []).append(moved(part, scale, target))
     if unknown:
         raise CheckpointError(
@@ -121,16 +123,23 @@ def paired(file: Path) -> dict[str, tuple[StoredTensor, StoredTensor]]:
     return {module: (both["A"], both["B"]) for module, both in sides.items()}
 
 
-def part_places(arch: Architecture) -> dict[str, ParameterSlice]:
-    """The weights that can be adapted, by their names in any layout of a checkpoint."""
+def adaptable_weights(arch: Architecture) -> dict[str, Tensor]:
+    """The weights that can be adapted, without memory, by their names in the network."""
     with on_meta_device(torch.float32):
-        shapes = Transformer(arch).state_dict()
+        tensors = Transformer(arch).state_dict()
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and name.split(".")[-2] in ADAPTED and tensor.dim() == 2
+    }
+
+
+def part_places(arch: Architecture, weights: Mapping[str, Tensor]) -> dict[str, ParameterSlice]:
+    """Where the weights are, by their names in any layout of a checkpoint."""
     places: dict[str, ParameterSlice] = {}
-    for name, tensor in shapes.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf == "weight" and module.rpartition(".")[2] in ADAPTED and tensor.dim() == 2:
-            for layout in reversed(layouts(arch, name, tensor)):
-                places |= layout
+    for name, tensor in weights.items():
+        for layout in reversed(layouts(arch, name, tensor)):
+            places |= layout
     return places
 
 
@@ -167,28 +176,13 @@ def placed(place: ParameterSlice, a_RI: Tensor, b_OR: Tensor) -> tuple[str, Lora
     return place.parameter.rpartition(".")[0], LoraPart(start, a_RI, b_OR)
 
 
-def check_shape(module: str, owner: str, part: LoraPart, arch: Architecture) -> None:
+def check_shape(module: str, part: LoraPart, weight_OI: torch.Size) -> None:
     """Raise if an adapter was made for a network of another size."""
-    weight_OI = layer_shape(arch, owner)
     if part.a_RI.shape[1] != weight_OI[1] or part.columns.stop > weight_OI[0]:
         raise CheckpointError(
             f"the adapter's {module} has {part.a_RI.shape[1]} inputs and {len(part.b_OR)} outputs, and the model's has "
             f"{weight_OI[1]} and {weight_OI[0]}: it was made for another model; serve it with that one"
         )
-
-
-def layer_shape(arch: Architecture, owner: str) -> tuple[int, int]:
-    """Outputs and inputs of a layer that can be adapted."""
-    hidden, leaf = arch.hidden_size, owner.rpartition(".")[2]
-    inner = arch.shared_expert_size if ".shared_expert." in owner else arch.intermediate_size
-    heads = arch.num_heads * arch.head_size
-    return {
-        "qkv_proj": (heads + 2 * arch.num_kv_heads * arch.head_size, hidden),
-        "o_proj": (hidden, heads),
-        "gate_up_proj": (2 * inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }[leaf]
 
 
 def moved(part: LoraPart, scale: float, target: AdapterTarget) -> LoraPart:

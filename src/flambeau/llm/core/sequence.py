@@ -6,6 +6,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from flambeau.llm.core.prefix_restores import PrefixRestore
 from flambeau.llm.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "error"]
@@ -118,6 +119,8 @@ class Sequence:
     num_accepted: int = 0
     num_preempted: int = 0
     finish_reason: FinishReason | None = None
+    restore: PrefixRestore | None = None  # the copy of its prefix that it waits for, or has waited for
+    may_restore: bool = True  # once between two preemptions
     siblings: list[Sequence] = field(default_factory=list)  # choices that start once the prompt is computed
     sampling: SamplingState = field(init=False)
 
@@ -142,6 +145,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether only the last token is left to compute."""
         return self.num_computed == len(self.tokens) - 1 and self.num_computed > 0
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether its prefix is being copied to blocks."""
+        return self.restore is not None and not self.restore.is_over
 
     @property
     def needs_prompt_logits(self) -> bool:

@@ -27,7 +27,7 @@ IDLE = timedelta(days=365)  # followers wait as long as there are no requests; t
 END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER = 0, 1, 2, 3, 4
 HEADER_SIZE = 7
 
-_ROWS = ("gate_proj", "up_proj", "q_proj")  # each rank has some of the outputs …
+_ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
 
@@ -77,7 +77,7 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         )
     if arch.wide_qk_norm:
         raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
-    if arch.has_alibi:
+    if arch.alibi is not None:
         raise LLMError("ALiBi's slopes depend on the number of heads, which ranks share; use one rank")
     if arch.num_kv_heads % size and size % arch.num_kv_heads:
         raise LLMError(f"{arch.num_kv_heads} key-value heads cannot be split among {size} ranks")

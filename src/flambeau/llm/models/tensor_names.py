@@ -50,7 +50,11 @@ class ParameterSlice:
 
 def canonical_name(name: str, renames: Renames = ()) -> str:
     """A tensor's Hugging Face name in a Llama, or our name if it is fused; `renames` are those of its family."""
-    for pattern, replacement in (*renames, *RENAMES):
+    return renamed(renamed(name, renames), RENAMES)
+
+
+def renamed(name: str, renames: Renames) -> str:
+    for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name
 

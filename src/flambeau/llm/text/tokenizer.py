@@ -26,6 +26,7 @@ from flambeau.llm.text.detokenizer import (
 )
 from flambeau.llm.text.gguf_vocabulary import gguf_vocabulary
 from flambeau.llm.text.gguf_vocabulary import named_tokens as gguf_names
+from flambeau.llm.text.infill import find_infill
 from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates
 from flambeau.llm.text.vocabulary import (
     SentencePieceVocabulary,
@@ -64,6 +65,7 @@ class Tokenizer:
         own = () if vocabulary.eos_id is None else (vocabulary.eos_id,)
         self.eos_ids = frozenset((*eos_ids, *own))
         self.template = ChatTemplate(templates, tokens or {}) if templates else None
+        self.infill = find_infill(vocabulary)  # None: the model writes behind a prompt only
 
     @property
     def vocab_size(self) -> int:

@@ -31,6 +31,8 @@ NAMES = {  # of layers in families that have others
     "phi-2": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
     "bloom": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "gpt-j": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
+    "minicpm-3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "deepseek-v2-lite": ("q_proj", "kv_a_proj_with_mqa", "o_proj"),
     "glm": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
 KINDS = ("llama-3", "llama-biased", "qwen-3", "gemma-2", "cohere", *NAMES)

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flambeau.llm.backends.eager import ScoreChanges, attend_ragged, attend_uniform
+from flambeau.llm.backends.eager import attend_ragged, attend_uniform
 from flambeau.llm.backends.eager import attention_mask as causal_mask
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import zeros
+from flambeau.llm.models.attention import ScoreChanges
 
 PAGED, PROBE = "flambeau", "flambeau_probe"  # names of attention implementations
 PLACE = "flambeau_attention"  # the attribute of an attention layer that computes it

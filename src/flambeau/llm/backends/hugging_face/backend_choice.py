@@ -89,6 +89,8 @@ def check_settings(config: EngineConfig) -> None:
     given = {
         "quantization": config.quantization is not None,
         "kv_cache_dtype": bool(config.kv_cache_dtype),
+        "kv_host_memory_mb": config.kv_host_memory_mb is not None,
+        "kv_disk_folder": bool(config.kv_disk_folder),
         "lora_adapters": bool(config.lora_adapters),
         "tensor_parallel_size": config.tensor_parallel_size > 1,
     }

@@ -46,8 +46,9 @@ def agrees(found_TV: Tensor, expected_TV: Tensor, dtype: torch.dtype, lengths: S
         return False
     if dtype == torch.float32:
         return float(apart_T.max()) < FULL_PRECISION
-    kinds_T = torch.tensor(kinds_of_rows(lengths or [len(apart_T)]))
-    return all(float(apart_T[kinds_T == kind].quantile(ROWS)) < HALF_PRECISION for kind in kinds_T.unique().tolist())
+    kinds = kinds_of_rows(lengths or [len(apart_T)])
+    kinds_T = torch.tensor(kinds)
+    return all(float(apart_T[kinds_T == kind].quantile(ROWS)) < HALF_PRECISION for kind in {*kinds})
 
 
 def all_agree(

@@ -192,6 +192,8 @@ def test_positions_of_longrope_are_those_of_generate(tmp_path):
     [
         ({"quantization": "int8"}, "quantization"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"kv_host_memory_mb": 64}, "kv_host_memory_mb"),
+        ({"kv_disk_folder": "blocks"}, "kv_disk_folder"),
         ({"lora_adapters": {"a": "b"}}, "lora_adapters"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
     ],
