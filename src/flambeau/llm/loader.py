@@ -165,7 +165,10 @@ def reason_for_transformers(path: Path, config: EngineConfig) -> str | None:
 
 def load_transformers(path: Path, config: EngineConfig, device: torch.device, reason: str) -> LoadedNetwork:
     """Load a network of transformers, for checkpoints that the engine's own network does not know."""
-    limits = read_limits(path, trusts_code=config.trust_remote_code)
+    try:
+        limits = read_limits(path, trusts_code=config.trust_remote_code)
+    except CheckpointError as error:
+        raise CheckpointError(f"{reason.partition(';')[0]}; {error}") from error
     dtype = dtype_for(config, limits, device)
     draft = load_draft(config, limits, device, dtype)
     draft_bytes = block_bytes(draft.arch, config.block_size, dtype) if draft else 0

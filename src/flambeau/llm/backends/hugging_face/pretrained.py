@@ -55,10 +55,12 @@ def import_transformers() -> Any:
         importlib.import_module("transformers.modeling_utils")
     except ImportError as error:
         missing = importlib.util.find_spec("transformers") is None
-        what = f"it is not installed: {INSTALL}" if missing else f"it cannot be imported: {first_lines(error)}"
-        raise CheckpointError(f"this checkpoint needs the transformers package, and {what}") from error
+        what = f"is not installed: {INSTALL}" if missing else f"cannot be imported: {first_lines(error)}"
+        raise CheckpointError(f"the transformers package, which may have it, {what}") from error
     except RuntimeError as error:  # a torchvision that does not fit torch
-        raise CheckpointError(f"the transformers package cannot be imported: {first_lines(error)}") from error
+        raise CheckpointError(
+            f"the transformers package, which may have it, cannot be imported: {first_lines(error)}"
+        ) from error
     return transformers
 
 
@@ -68,7 +70,8 @@ def model_class(transformers: Any, config: Mapping[str, Any], *, trusts_code: bo
     names = names if isinstance(names, list) else [names]
     what = str(names[0]) if names else f"model_type {config.get('model_type')!r}"
     known = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if what in known.values() or (not names and config.get("model_type") in known):
+    by_type = known.get(config.get("model_type"))
+    if by_type is not None and (not names or what == by_type):
         return transformers.AutoModelForCausalLM
     if "AutoModelForCausalLM" in (config.get("auto_map") or {}):
         if trusts_code:
@@ -80,6 +83,11 @@ def model_class(transformers: Any, config: Mapping[str, Any], *, trusts_code: bo
     found = getattr(transformers, what, None) if names else None
     if found is None:
         raise CheckpointError(f"transformers {transformers.__version__} has no {what}; a newer version may have it")
+    if by_type is not None and what in known.values():
+        raise CheckpointError(
+            f"config.json names {what} and has the model_type {config['model_type']!r}, which is {by_type}; copy it "
+            "again from the model's source"
+        )
     if config.get("is_encoder_decoder") or not getattr(found, "can_generate", bool)():
         raise CheckpointError(f"{what} is not a network that continues a text token by token")
     return found

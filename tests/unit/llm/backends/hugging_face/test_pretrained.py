@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from flambeau.llm.backends.hugging_face.pretrained import UNLIMITED, model_class, read_limits, read_pretrained
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.loader import load_transformers
 from support.other_networks import VOCAB_SIZE, load_other, write_other
 
 CPU = {"device": torch.device("cpu"), "dtype": torch.float32, "trusts_code": False}
@@ -62,6 +65,7 @@ def test_a_state_has_no_length(tmp_path):
         ({"architectures": ["BertModel"]}, "token by token"),
         ({"architectures": ["UnheardOfForCausalLM"]}, "UnheardOfForCausalLM"),
         ({"model_type": "unheard_of"}, "unheard_of"),
+        ({"architectures": ["JambaForCausalLM"], "model_type": "bamba"}, "model_type"),
         ({"architectures": ["Own"], "auto_map": {"AutoModelForCausalLM": "own.Own"}}, "trust_remote_code"),
     ],
 )
@@ -83,6 +87,13 @@ def test_a_network_that_looks_ahead_is_refused(tmp_path):
     network.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="BertLMHeadModel"):
         load_other(tmp_path)
+
+
+def test_without_the_package_the_error_names_both_ways(arcee, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"Arcee is too new; .*flambeau\[transformers\]"):
+        load_transformers(arcee, EngineConfig(), torch.device("cpu"), "Arcee is too new; supported are others")
 
 
 OWN_CODE = """
