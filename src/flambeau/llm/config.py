@@ -36,4 +36,5 @@ class EngineConfig:
     speculation: SpeculationKind | None = None  # None: "draft" if there is a draft
     speculate_k: int = 5  # tokens proposed ahead
     lora_adapters: Mapping[str, str] = field(default_factory=dict)  # names of adapters → their folders
+    image_cache_bytes: int = 256 << 20  # of the embeddings of images that were read before
     merge_lora: bool = False  # add the one adapter to the weights while they are loaded

@@ -22,6 +22,7 @@ from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.vision_weights import load_vision
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
@@ -38,6 +39,8 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
+from flambeau.llm.images.image_encoder import ImageEncoder
+from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
@@ -110,6 +113,7 @@ class LoadedNetwork:
     adapters: AdapterStore
     store: BlockStore | None = None
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
+    images: ImageEncoder | None = None  # on rank 0 only, and not sharded
 
 
 def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> Engine:
@@ -133,6 +137,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         tokenizer=tokenizer,
         draft=loaded.draft,
         adapters=LeaderAdapters(loaded.adapters, ranks, leader) if ranks and leader else loaded.adapters,
+        images=loaded.images,
         store=loaded.store,
     )
 
@@ -192,8 +197,10 @@ def load_network(
         add_all_reduce(model)
     # 3. Faster versions of quantized layers.
     use_faster_layers(model, config, device, dtype)
-    # 4. The draft model, then the cache in the memory that is left.
-    draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
+    # 4. The draft model and the encoder of images, then the cache in the memory that is left.
+    is_leader = ranks is None or ranks.rank == 0
+    draft = load_draft(config, arch, device, dtype) if is_leader else None
+    images = load_images(path, arch, config, device, dtype) if is_leader else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
     cached = cache_dtype(model, config, device, dtype)
     num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
@@ -214,6 +221,7 @@ def load_network(
         adapters=adapters,
         store=store,
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
+        images=images,
     )
 
 
@@ -275,6 +283,17 @@ def load_draft(
     draft = load_model(path, device=device, dtype=dtype)
     use_faster_layers(draft, config, device, dtype)
     return draft
+
+
+def load_images(
+    path: Path, arch: Architecture, config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> ImageEncoder | None:
+    """The encoder of images, in a model that has one."""
+    if arch.vision is None:
+        return None
+    processor = read_processor(path if path.is_dir() else path.parent, arch.vision)  # first: it fails quickly
+    network = load_vision(path, arch.vision, device=device, dtype=dtype)
+    return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes)
 
 
 def make_draft(

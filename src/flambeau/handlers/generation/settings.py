@@ -49,6 +49,7 @@ COUNTS = (
     "block_size",
     "num_blocks",
     "kv_cache_bytes",
+    "image_cache_bytes",
     "kv_host_memory_mb",
     "kv_disk_mb",
     "tensor_parallel_size",
@@ -206,6 +207,7 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
         "kv_cache_dtype",
         "speculate_k",
         "merge_lora",
+        "image_cache_bytes",
     )
     fields = {key: section[key] for key in (*same, *more) if key in section}
     for key in ("dtype", "kv_cache_dtype"):
