@@ -1,6 +1,6 @@
 """CPU time per request of placed workers, against local ones: echo of small and large bodies.
 
-python benchmarks/serving/placed_workers.py [--rounds 5] [--seconds 2]
+python benchmarks/serving/placed_workers.py [--rounds 5] [--seconds 2] [--save]
 
 The servers run at once and take turns, so that a busy machine harms all alike. The CPU time of all their processes
 (server, worker, log process; placer and agent too) is read from /proc. Placed workers run on this machine: "placed" by
@@ -14,10 +14,14 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+
+from machine import describe
 
 from flambeau.serving.workers.host_resources import descendants
 from flambeau.testing.server import ModelServer
@@ -101,7 +105,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--save", action="store_true", help="write a dated result")
     arguments = parser.parse_args()
+    began = datetime.now(UTC)
     servers = start_servers(Path(tempfile.mkdtemp()))
     results = {}
     try:
@@ -117,6 +123,25 @@ def main():
         for server in servers.values():
             server.stop()
     show(results)
+    if arguments.save:
+        save(results, began)
+
+
+def save(results, began):
+    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+    document = {
+        "date": began.isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "machine": describe(),
+        "load": [round(load, 1) for load in os.getloadavg()],
+        "commit": commit.stdout.strip(),
+        "microseconds": {
+            name: [dict(zip(("all", "server", "others"), map(round, one), strict=True)) for one in rounds]
+            for name, rounds in results.items()
+        },
+    }
+    file = Path(__file__).parents[1] / "results" / f"{began:%Y-%m-%d-%H%M}-placed-workers.json"
+    file.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def show(results):
@@ -128,7 +153,6 @@ def show(results):
         ratio = statistics.median(one[0] / other[0] for one, other in pairs)
         lowest = total / best[baseline][0]
         print(f"{name:20} {total:6} µs = {front} + {rest}   {lowest:.2f} of local, median of rounds {ratio:.2f}")
-    print(json.dumps(best))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, unsupported_reason
+from flambeau.llm.checkpoints.vision_weights import load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
@@ -40,6 +41,8 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
+from flambeau.llm.images.image_encoder import ImageEncoder
+from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
@@ -112,6 +115,7 @@ class LoadedNetwork:
     adapters: AdapterStore | None = None  # None: a network of transformers
     store: BlockStore | None = None
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
+    images: ImageEncoder | None = None  # on rank 0 only, and not sharded
     config: EngineConfig
     whole_prompts: bool = False  # the network cannot compute a prompt in chunks
 
@@ -147,6 +151,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         tokenizer=tokenizer,
         draft=loaded.draft,
         adapters=adapters,
+        images=loaded.images,
         whole_prompts=loaded.whole_prompts,
         store=loaded.store,
     )
@@ -242,8 +247,10 @@ def load_network(
         add_all_reduce(model)
     # 3. Faster versions of quantized layers.
     use_faster_layers(model, config, device, dtype)
-    # 4. The draft model, then the cache in the memory that is left.
-    draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
+    # 4. The draft model and the encoder of images, then the cache in the memory that is left.
+    is_leader = ranks is None or ranks.rank == 0
+    draft = load_draft(config, arch, device, dtype) if is_leader else None
+    images = load_images(path, arch, config, device, dtype) if is_leader else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
     cached = cache_dtype(model, config, device, dtype)
     num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
@@ -265,6 +272,7 @@ def load_network(
         config=config,
         store=store,
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
+        images=images,
     )
 
 
@@ -326,6 +334,17 @@ def load_draft(
     draft = load_model(path, device=device, dtype=dtype)
     use_faster_layers(draft, config, device, dtype)
     return draft
+
+
+def load_images(
+    path: Path, arch: Architecture, config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> ImageEncoder | None:
+    """The encoder of images, in a model that has one."""
+    if arch.vision is None:
+        return None
+    processor = read_processor(path if path.is_dir() else path.parent, arch.vision)  # first: it fails quickly
+    network = load_vision(path, arch.vision, device=device, dtype=dtype)
+    return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes)
 
 
 def make_draft(

@@ -54,6 +54,7 @@ COUNTS = (
     "block_size",
     "num_blocks",
     "kv_cache_bytes",
+    "image_cache_bytes",
     "kv_host_memory_mb",
     "kv_disk_mb",
     "tensor_parallel_size",
@@ -211,6 +212,7 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
         "kv_cache_dtype",
         "speculate_k",
         "merge_lora",
+        "image_cache_bytes",
         "model_impl",
         "trust_remote_code",
     )

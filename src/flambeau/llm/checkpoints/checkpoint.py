@@ -155,7 +155,7 @@ def check_kind(folder: Path) -> None:
 
 
 def fill(
-    model: Transformer,
+    model: nn.Module,
     placements: list[Placement],
     device: torch.device,
     progress: Progress | None,
@@ -188,7 +188,7 @@ def place(module: nn.Module, placement: Placement, device: torch.device) -> None
     setattr(module, leaf, nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value)
 
 
-def replace_module(model: Transformer, name: str, arrived: Arrived) -> None:
+def replace_module(model: nn.Module, name: str, arrived: Arrived) -> None:
     """Replace a complete module if `arrived` returns another."""
     other = arrived(name, model.get_submodule(name))
     if other is not None:

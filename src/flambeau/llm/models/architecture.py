@@ -40,6 +40,25 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionArchitecture:
+    """The shape of an image encoder (SigLIP) whose patches are pooled to the tokens of an image (Gemma 3)."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    image_size: int  # pixels of a side
+    patch_size: int
+    norm_epsilon: float
+    activation: Activation
+    num_tokens: int  # that an image takes in a prompt
+    text_size: int  # the decoder's hidden size
+    image_id: int  # the token in the places of an image …
+    begin_id: int  # … and those around them
+    end_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """Everything that the network's shape depends on.
 
@@ -95,6 +114,7 @@ class Architecture:
     alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
     chunks: tuple[int | None, ...] = ()  # tokens of a chunk in each layer, which attend to each other only (Llama 4)
     rotated_qk_norm: bool = False  # queries and keys are normalized after the rotation, without weights (Llama 4)
+    tempers_rotated: bool = False  # temperatures are for rotated layers, and counted from 0 (Ministral 3)
     temperature_length: int = 0  # in unrotated layers, queries grow each time that so many tokens have passed …
     temperature_scale: float = 0.0  # … by this times a logarithm (Llama 4)
     learned_positions: bool = False  # embeddings of positions are added to those of tokens (GPT-2)
@@ -120,6 +140,7 @@ class Architecture:
     logit_scale: float = 1.0
     head_bias: bool = False
     # ---- end of the extras ----
+    vision: VisionArchitecture | None = None  # of a model that reads images
     renames: tuple[tuple[str, str], ...] = ()  # of tensors in the files: patterns and what replaces them
     interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
     interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate

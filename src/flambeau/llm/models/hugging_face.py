@@ -14,6 +14,7 @@ from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfi
 from flambeau.llm.models.families.config_parts import partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.table import family_of
+from flambeau.llm.models.vision_config import decoder_config, read_vision
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 ACTIVATIONS: dict[str, Activation] = {
@@ -93,7 +94,8 @@ def read_config(folder: Path) -> Config:
 
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
-    given = renamed(text_config(config, family), family)
+    whole = config
+    given = renamed(decoder_config(config) if family.has_images else text_config(config, family), family)
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -140,7 +142,8 @@ def from_hugging_face(config: Config) -> Architecture:
     understood = HARMLESS | ALWAYS_UNDERSTOOD | windowed | family.understands | config.read
     is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
     parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
-    return replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    return replace(arch, vision=read_vision(whole, hidden)) if family.has_images else arch
 
 
 def text_config(config: Config, family: Family) -> Config:

@@ -12,16 +12,21 @@ from pathlib import Path
 import pytest
 
 from flambeau.cluster import model_fetch
-from flambeau.cluster.agent import Agent, AgentSettings, OutputFile, own_environment
+from flambeau.cluster.agent import Agent, AgentSettings, OutputFile, OwnWorker, own_environment
 from flambeau.cluster.model_cache import ModelCache
 from flambeau.errors import PlacementFailed
 from flambeau.serving.cluster import agent_link
 from flambeau.serving.cluster.agent_link import AgentLink
+from flambeau.serving.cluster.placed_worker import process_state_of
 from flambeau.serving.cluster.worker_port import WorkerPort
-from flambeau.wire.control import RemoteFiles
+from flambeau.serving.workers.inspection import Stacks
+from flambeau.serving.workers.process_state import GONE, ProcessState, ThreadState
+from flambeau.wire.control import RemoteFiles, Start
 from flambeau.wire.model_files import digest_of
 from flambeau.wire.tls import WrongServer
 from support.file_server import serving_files
+
+WORKER = OwnWorker("w", 4, [], None, 0)
 
 
 class RemoteCache(ModelCache):
@@ -179,6 +184,20 @@ async def test_machine_that_cannot_store_a_model_says_why(tmp_path, model):
     async with linked(RemoteCache(tmp_path / "cache")) as link:
         with pytest.raises(PlacementFailed, match="could not be stored on h"):
             await link.prepare(model)
+
+
+async def test_agent_looks_at_a_worker_and_reads_its_stacks(tmp_path, monkeypatch):
+    state = ProcessState(activity="locked", user_s=1.5, num_events=7, threads=(ThreadState("main", "S", "202 0x7", 3),))
+    monkeypatch.setattr("flambeau.cluster.agent.read_process", lambda pid: state)
+    monkeypatch.setattr("flambeau.cluster.agent.take_stacks", lambda pid, after_s: Stacks(f"{pid} {after_s}", True))
+    monkeypatch.setattr(Agent, "_start", lambda agent, message: agent._workers.update({"w": WORKER}))
+    async with linked(ModelCache(tmp_path / "cache")) as link:
+        assert process_state_of(await link.look("w")) == GONE
+        assert (await link.take_stacks("w", 0.0)).text == ""
+        link.send(Start("w", "/", {}, ""))
+        assert process_state_of(await link.look("w")) == state
+        found = await link.take_stacks("w", 0.5)
+        assert (found.text, found.is_endless) == ("4 0.5", True)
 
 
 async def test_question_to_an_agent_that_is_gone_is_an_error(tmp_path):
