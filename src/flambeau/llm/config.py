@@ -8,6 +8,7 @@ from typing import Literal
 
 Quantization = Literal["int8", "int4", "fp8"]
 SpeculationKind = Literal["draft", "lookup"]
+ModelImpl = Literal["auto", "flambeau", "transformers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,9 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # size of the cache; None: computed from the free memory
     kv_cache_dtype: str = ""  # "fp8": twice as many tokens on a GPU; empty: the dtype that the network computes in
     prefix_cache: bool = True
+    kv_host_memory_mb: int | None = None  # host memory for prefixes that leave the cache; None: none
+    kv_disk_folder: str = ""  # where prefixes are kept beyond the end of the process; empty: nowhere
+    kv_disk_mb: int | None = None  # the size of that folder; None: 10 GiB
     compile: bool = True
     tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own
     quantization: Quantization | None = None  # applied on load
@@ -33,4 +37,7 @@ class EngineConfig:
     speculation: SpeculationKind | None = None  # None: "draft" if there is a draft
     speculate_k: int = 5  # tokens proposed ahead
     lora_adapters: Mapping[str, str] = field(default_factory=dict)  # names of adapters → their folders
+    image_cache_bytes: int = 256 << 20  # of the embeddings of images that were read before
+    model_impl: ModelImpl = "auto"  # whose network; "auto": transformers' where the engine's own does not fit
+    trust_remote_code: bool = False  # run Python code in the checkpoint's folder, with transformers' networks
     merge_lora: bool = False  # add the one adapter to the weights while they are loaded

@@ -12,7 +12,7 @@ from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
-from flambeau.llm.loader import load_network
+from flambeau.llm.loader import load_engine, load_network
 
 MODEL = Path(flambeau.examples.__file__).parent / "storyteller" / "draft"
 
@@ -37,6 +37,12 @@ def test_nothing_is_packed_if_compilation_is_off():
     config = EngineConfig(device="cpu", quantization="int8", num_blocks=4, compile=False)
     backend = load_network(MODEL, config, torch.device("cpu"), None).backend
     assert not any(isinstance(layer, PackedLinear) for layer in backend.model.modules())
+
+
+def test_a_store_of_prefixes_and_several_ranks_do_not_go_together(tmp_path):
+    for options in ({"kv_host_memory_mb": 1}, {"kv_disk_folder": str(tmp_path / "blocks")}):
+        with pytest.raises(LLMError, match="several ranks"):
+            load_engine(tmp_path, tensor_parallel_size=2, **options)
 
 
 @pytest.mark.parametrize("named", ["fp8", "int3"])

@@ -18,6 +18,7 @@ What is applied to the network while it is loaded:
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections import Counter
@@ -31,14 +32,14 @@ from torch import Tensor, nn
 from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
 from flambeau.llm.checkpoints.gguf_weights import open_gguf
 from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
-from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, map_weights
+from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, listed, map_weights
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.hugging_face import from_hugging_face, read_config, read_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.mistral_params import from_mistral, is_mistral
 from flambeau.llm.models.presets import from_meta, preset
@@ -81,6 +82,12 @@ def load_model(
             path,
             ", ".join(arch.unknown_keys),
         )
+    if arch.unused:
+        unused = [stored.name for file in files for stored in file if re.search(arch.unused, stored.name)]
+        if unused:
+            logger.warning(
+                "%s: %d tensors are left out, for example of pictures: %s", path, len(unused), listed(unused)
+            )
     with on_meta_device(dtype or embedding(files, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = map_weights(model, arch, files, shard)
@@ -122,6 +129,20 @@ def read_declared(path: Path, files: list[WeightFile] | None = None) -> Architec
     return preset(folder.resolve().name)
 
 
+def unsupported_reason(path: Path) -> str | None:
+    """Why the engine's own network cannot be that of a Hugging Face folder; None: it can, or it is no such folder."""
+    if not (path / "config.json").is_file() or gguf_path(path) is not None:
+        return None
+    check_kind(path)
+    try:
+        from_hugging_face(read_config(path))
+    except InvalidConfig:
+        return None
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
 def check_kind(folder: Path) -> None:
     """Raise for what looks like a model and is not one, or not in a known form."""
     adapter = folder / "adapter_config.json"
@@ -134,7 +155,7 @@ def check_kind(folder: Path) -> None:
 
 
 def fill(
-    model: Transformer,
+    model: nn.Module,
     placements: list[Placement],
     device: torch.device,
     progress: Progress | None,
@@ -167,7 +188,7 @@ def place(module: nn.Module, placement: Placement, device: torch.device) -> None
     setattr(module, leaf, nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value)
 
 
-def replace_module(model: Transformer, name: str, arrived: Arrived) -> None:
+def replace_module(model: nn.Module, name: str, arrived: Arrived) -> None:
     """Replace a complete module if `arrived` returns another."""
     other = arrived(name, model.get_submodule(name))
     if other is not None:

@@ -1,6 +1,7 @@
 """KVCache: the keys and values of every layer, in blocks; and how many blocks the memory allows.
 
-A contiguous cache is one whose blocks are as long as a sequence: there is no second kind.
+Where keys and values are computed from latents (MLA), the cache holds these as keys, and no values. A contiguous
+cache is one whose blocks are as long as a sequence: there is no second kind.
 
 Shapes: L layers · P blocks · K tokens of a block · G key-value heads · D head size · T tokens
 """
@@ -24,7 +25,10 @@ RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and ca
 
 
 class KVCache:
-    """Tensors [P, K, G, D] of keys and of values for each layer. Block 0 is for padding and belongs to no sequence."""
+    """Tensors [P, K, G, D] of keys and of values for each layer; of latents there are no values.
+
+    Block 0 is for padding and belongs to no sequence.
+    """
 
     def __init__(
         self,
@@ -38,12 +42,19 @@ class KVCache:
         self.num_blocks, self.block_size = num_blocks, block_size
         shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_size)
         self.keys = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
-        self.values = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
+        self.is_latent = arch.latent_size > 0
+        self.values = [] if self.is_latent else [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that a block holds; the first dimension of each tensor is the block."""
+        return [tensor for tensor in (*self.keys, *self.values) if len(tensor)]
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""
         store(self.keys[layer], slots_T, k_TGD)
-        store(self.values[layer], slots_T, v_TGD)
+        if not self.is_latent:
+            store(self.values[layer], slots_T, v_TGD)
 
 
 def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
@@ -72,7 +83,8 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
-    return 2 * arch.num_layers * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
+    num_tensors = (1 if arch.latent_size else 2) * arch.num_layers
+    return num_tensors * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
 
 
 def num_blocks_for(
@@ -89,12 +101,19 @@ def num_blocks_for(
     On a CPU the cache is no larger than `weight_bytes`, one sequence of full length or SMALL_BYTES, whichever is
     most: fewer sequences run at a time there, and the memory belongs to other processes as well.
     """
+    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
+    return num_blocks_of(size_bytes, arch, config, device, weight_bytes=weight_bytes)
+
+
+def num_blocks_of(
+    size_bytes: int, arch: Architecture, config: EngineConfig, device: torch.device, *, weight_bytes: int
+) -> int:
+    """`num_blocks_for` with blocks of this size."""
     if config.num_blocks is not None:
         return config.num_blocks + 1
     length = min(config.max_model_len or arch.max_length, arch.max_length)
     sequence_blocks = -(-length // config.block_size)
     wanted = config.max_num_seqs * sequence_blocks
-    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
     if device.type == "cpu" and config.kv_cache_bytes is None:
         wanted = min(wanted, max(sequence_blocks, max(weight_bytes, SMALL_BYTES) // size_bytes))
     affordable = available_bytes(arch, config, device) // size_bytes

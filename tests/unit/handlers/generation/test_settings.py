@@ -106,6 +106,12 @@ def test_our_own_settings_reach_the_engine(folder):
     assert (settings.resume, settings.tensor_parallel_size, settings.model_path) == (True, 2, folder)
 
 
+def test_a_folder_for_prefixes_leads_from_the_servers_folder(folder):
+    engine = read("handler: {kv_host_memory_mb: 64, kv_disk_folder: blocks, kv_disk_mb: 5}", folder).engine
+    assert (engine.kv_host_memory_mb, engine.kv_disk_mb) == (64, 5)
+    assert engine.kv_disk_folder == str(Path.cwd() / "blocks")
+
+
 def test_paths_lead_from_the_models_folder_and_then_from_the_servers(folder):
     Path("here").mkdir()
     assert read("handler: {model_path: here}", folder).model_path == Path.cwd() / "here"

@@ -36,6 +36,15 @@ def test_a_small_model_on_a_cpu_has_a_small_cache_although_memory_is_plenty():
     assert cache_bytes(weight_bytes=10 << 20, max_num_seqs=8) == 8 * 1024 // BLOCK_SIZE * BLOCK_BYTES < SMALL_BYTES
 
 
+def test_the_cache_of_latent_attention_has_one_latent_and_one_rotated_key_for_each_token():
+    """DeepSeek V3: 576 numbers for each token of a layer, instead of 128 heads with 192 + 128."""
+    arch = replace(SMALL, num_heads=128, num_kv_heads=1, head_size=512 + 64, latent_size=512, rotary_size=64)
+    assert block_bytes(arch, BLOCK_SIZE, torch.float32) == arch.num_layers * BLOCK_SIZE * 576 * 4
+    cache = KVCache(arch, 3, BLOCK_SIZE)
+    stored = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
+    assert stored == 3 * block_bytes(arch, BLOCK_SIZE, torch.float32)
+
+
 def test_its_draft_has_a_part_of_it():
     assert SMALL_BYTES - 2 * BLOCK_BYTES < cache_bytes(draft=replace(SMALL, num_layers=1)) <= SMALL_BYTES
 

@@ -18,10 +18,10 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute, can_pack_float32
+from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute, can_pack_float32, unknown_parts
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
@@ -60,6 +60,8 @@ class CpuBackend:
         self._has_kernels = can_compute(model, cache)
         if self._has_kernels:
             self._compiler.find("kernels", self._build_kernels)
+        elif parts := unknown_parts(model.arch):
+            log.info(UNKNOWN_PARTS, name, "CPU", ", ".join(parts))
 
     @property
     def greedy(self) -> Greedy | None:
@@ -78,7 +80,7 @@ class CpuBackend:
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        if self._network is not None:
+        if self._network is not None and inputs.images is None:  # of which the kernels know nothing
             return self._network.run(inputs, rows_N)
         return self._eager.prefill(inputs, rows_N)
 

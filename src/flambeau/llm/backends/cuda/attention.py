@@ -23,6 +23,7 @@ from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 from flambeau.llm.backends.eager import PagedAttention
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache, store
+from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_SPLITS = 32
@@ -266,16 +267,12 @@ class TritonAttention:
         *,
         scale: float,
         window: int | None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        has_alibi: bool = False,
+        changes: ScoreChanges = PLAIN_SCORES,
     ) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if softcap is not None or sinks is not None or has_alibi:  # which the kernel does not know
-            return PagedAttention(cache, inputs)(
-                layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks, has_alibi=has_alibi
-            )
+        if cache.is_latent or changes.softcap is not None or not changes.has_only_softcap:  # not known to the kernel
+            return PagedAttention(cache, inputs)(layer, q, k, v, scale=scale, window=window, changes=changes)
         torch.ops.flambeau.cache_kv(inputs.slots_T, k, v, cache.keys[layer], cache.values[layer])
         y: Tensor = torch.ops.flambeau.paged_decode(
             q,

@@ -24,11 +24,12 @@ from flambeau.llm.backends.cuda import prompt_graphs
 from flambeau.llm.backends.cuda.graphs import SIZES, CapturedStep, InputBuffers, TokenChooser, size_for
 from flambeau.llm.backends.cuda.prompt_graphs import CapturedPrompts
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy, StartedTokens
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy, StartedTokens
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode, summary
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.transformer import Attend, Transformer
+from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import argmax_tokens
 
@@ -126,8 +127,8 @@ class CudaBackend:
         self._compiler.close()
 
     def _needs_eager(self, inputs: StepInputs) -> bool:
-        """Whether tokens have adapters, which only plain PyTorch adds."""
-        return self._has_adapters and inputs.adapters_T is not None
+        """Whether tokens have adapters, which only plain PyTorch adds, or there are images."""
+        return inputs.images is not None or (self._has_adapters and inputs.adapters_T is not None)
 
     def _find(self, inputs: StepInputs) -> CapturedStep | None:
         """The graph for such a step; captured here if its step was compiled since the last call."""
@@ -200,7 +201,11 @@ class CudaBackend:
         """Compile the Triton kernels; if this GPU cannot use them, Inductor is used."""
         inductor.use_persistent_cache()
         try:
-            from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute  # Triton may not be installed
+            from flambeau.llm.backends.cuda.network import (
+                CudaNetwork,
+                can_compute,
+                unknown_parts,
+            )  # Triton may not be installed
 
             if can_compute(self.model, self.cache):
                 network = CudaNetwork(self.model, self.cache)
@@ -209,6 +214,8 @@ class CudaBackend:
                         prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
                         network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
                 self._network = network
+            elif parts := unknown_parts(self.model.arch):
+                log.info(UNKNOWN_PARTS, self._name, "GPU", ", ".join(parts))
         except ImportError as error:
             log.warning("decoding is slower without Triton: pip install triton (%s)", error)
         except Exception as error:

@@ -22,7 +22,9 @@ from flambeau.llm.backends.cuda.norm import normalize
 from flambeau.llm.backends.cuda.rope import rope
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.transformer import Attention, Transformer, is_unmodified
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
@@ -157,12 +159,17 @@ def tied_head(embedding: nn.Embedding) -> nn.Linear:
     return head
 
 
+def unknown_parts(arch: Architecture) -> list[str]:
+    """The parts of a network that the kernels do not compute."""
+    return [*arch.extras, *(["experts"] if arch.num_experts else [])]
+
+
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on an NVIDIA GPU; no experts, not sharded."""
     arch = model.arch
-    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or arch.num_experts or arch.extras:
+    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or unknown_parts(arch):
         return False
-    if arch.num_heads // arch.num_kv_heads > TILE_ROWS:
+    if arch.num_heads // arch.num_kv_heads > TILE_ROWS or not model.rotation.has_tables:
         return False
     dtype, cached = model.model.norm.weight.dtype, cache.keys[0].dtype
     if cached not in (dtype, torch.float8_e4m3fn):
